@@ -22,9 +22,9 @@ import numpy as np
 from octavo import _native
 from octavo.engine.core import Engine
 from octavo.kernels.contract import Ops
+from octavo.memory.demand import blocks_needed
 from octavo.memory.quota import TenantPolicy
 from octavo.model.spec import Model
-from octavo.retention.limits import blocks_needed
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.sequence import Sequence as Running
 from octavo.speculation.speculator import Speculation, Speculator

@@ -37,7 +37,7 @@ from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeigh
 from octavo.params import SamplerParams
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import ChatMessage
+from octavo.types import ChatMessage, Request
 
 _LETTERS = 26
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -195,7 +195,8 @@ class Chat:
         self.messages.append(ChatMessage("user", text))
         params = SamplerParams(max_tokens=self.output, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
-        taken = await self.llm.sessions.turn("", self.session_id, self.messages, params)
+        wanted = Request(params=params, session=self.session_id)
+        taken = await self.llm.sessions.turn(wanted, self.messages)
         first, cached, answer = 0.0, 0, ""
         async for delta in taken.stream:
             if delta.tokens and not first:

@@ -22,7 +22,7 @@ from octavo.errors import RequestFailed
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
 from octavo.scheduler.sequence import State
-from octavo.types import FinishReason
+from octavo.types import FinishReason, Request
 
 QUIET, FLOOD = "quiet", "flood"
 _PAUSE_S = 0.05
@@ -131,8 +131,9 @@ async def _flood(
 ) -> None:
     """One client that never rests."""
     while True:
+        prompt = tuple(_tokens(llm, scenario.prompt, generator))
         stream = await llm.submit(
-            _tokens(llm, scenario.prompt, generator), _params(scenario.flood_output), tenant=tenant
+            Request(prompt=prompt, params=_params(scenario.flood_output), tenant=tenant)
         )
         try:
             last = None
@@ -150,9 +151,9 @@ async def _quiet(
     llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: Found
 ) -> None:
     """One request of the quiet tenant."""
-    prompt = _tokens(llm, scenario.prompt, generator)
+    prompt = tuple(_tokens(llm, scenario.prompt, generator))
     submitted = time.perf_counter()
-    stream = await llm.submit(prompt, _params(scenario.quiet_output), tenant=tenant)
+    stream = await llm.submit(Request(prompt=prompt, params=_params(scenario.quiet_output), tenant=tenant))
     admission = asyncio.create_task(_steps_until_admitted(llm, stream.request_id))
     try:
         is_first = True

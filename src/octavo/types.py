@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
 # How the ids of stored responses begin. To all that keeps blocks they are sessions, which give way first.
-RESPONSE_PREFIX = "resp_"
 
 
 class Notice(str):
@@ -79,13 +78,17 @@ DEFAULT_CHAT = ChatOptions()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One submission: a prompt and what is wanted of it. Higher `priority` runs earlier."""
+    """What a client wants generated: a prompt and the parameters of its answer. The server's routes make one;
+    the engine's client numbers it and draws a missing seed, the scheduler checks it and resolves
+    `max_tokens`. Higher `priority` runs earlier."""
 
-    request_id: int
-    prompt: tuple[int, ...]
-    params: SamplerParams
-    max_tokens: int  # resolved: at least 1, and prompt + max_tokens fits the context and the pool
-    seed: int  # resolved: the client's, or drawn once at submission
+    request_id: int = 0  # 0: not submitted yet
+    prompt: tuple[int, ...] = ()
+    params: SamplerParams = field(default_factory=SamplerParams)
+    max_tokens: int = (
+        0  # 0: `params.max_tokens`, or as many as fit; prompt + max_tokens fits context and pool
+    )
+    seed: int = 0  # the client's, or drawn once at submission
     n: int = 1
     tenant: str = ""
     priority: int = 0

@@ -32,7 +32,7 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.params import SamplerParams
 from octavo.retention.transfers import Transfers
-from octavo.types import ChatMessage, FinishReason
+from octavo.types import ChatMessage, FinishReason, Request
 
 NEVER_POISON = {"logit_bias": ((POISON, -100.0),)}
 
@@ -373,13 +373,13 @@ def test_one_chat_is_answered_once(make_llm: Callable[..., LLM]) -> None:
 def test_params_may_be_left_out_and_are_vllms_defaults_then(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(TalkingTokenizer())
     asked: list[object] = []
-    make_request = octavo.api.driver.make_request
+    checked = octavo.api.driver.checked
 
-    def note(request_id: int, prompt: list[int], params: object, *rest: object, **more: object) -> object:
-        asked.append(params)
-        return make_request(request_id, prompt, params, *rest, **more)  # type: ignore[arg-type]
+    def note(request: Request, *rest: object) -> object:
+        asked.append(request.params)
+        return checked(request, *rest)  # type: ignore[arg-type]
 
-    with mock.patch.object(octavo.api.driver, "make_request", note):
+    with mock.patch.object(octavo.api.driver, "checked", note):
         llm.generate(["abc", "de"])
         llm.chat([ChatMessage("user", "abc")])
         llm.add_request("abc")

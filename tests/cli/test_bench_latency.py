@@ -41,9 +41,9 @@ def test_a_gap_while_the_prompt_is_computed_is_seen_and_not_before(monkeypatch):
     class SlowFirst(FakeModel):
         """The long prompt holds everybody up for 1,000 ticks."""
 
-        async def submit(self, prompt, params, **options):
-            stream = await super().submit(prompt, params, **options)
-            if len(prompt) == SCENARIO.prompt:
+        async def submit(self, request):
+            stream = await super().submit(request)
+            if len(request.prompt) == SCENARIO.prompt:
                 self.hold = asyncio.Event()
                 await turns(9)  # the streams stop here too
                 for _ in range(1000):

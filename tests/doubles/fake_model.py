@@ -48,9 +48,9 @@ from octavo.errors import (
     ResizeRefused,
     UnknownPin,
 )
-from octavo.params import NO_TIMEOUTS, Pooling, SamplerParams, Timeouts
+from octavo.params import Pooling, SamplerParams, Timeouts
 from octavo.server.prompts import too_long
-from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
+from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Request, Usage
 
 VOCAB_SIZE = 300
 FAKE_CARD = ModelCard(
@@ -155,16 +155,10 @@ class FakeModel:
 
     async def submit(
         self,
-        prompt: Sequence[int],
-        params: SamplerParams,
-        *,
-        n: int = 1,
-        priority: int = 0,
-        tenant: str = "",
-        timeouts: Timeouts = NO_TIMEOUTS,
-        cache_salt: str = "",
+        request: Request,
     ) -> FakeStream:
         """A stream of the answer."""
+        prompt, params = request.prompt, request.params
         if self.refusal is not None:
             raise self.refusal
         if self.drained:
@@ -173,7 +167,15 @@ class FakeModel:
         if len(prompt) + output > self._context_length:
             raise too_long(f"{len(prompt):,} tokens and max_tokens", "max_tokens", self._context_length)
         stream = FakeStream(
-            self, next(self._ids), tuple(prompt), params, n, priority, timeouts, tenant, cache_salt
+            self,
+            next(self._ids),
+            prompt,
+            params,
+            request.n,
+            request.priority,
+            request.timeouts,
+            request.tenant,
+            request.cache_salt,
         )
         self.submitted.append(stream)
         return stream

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from octavo.conversations.turns import Turn
 from octavo.engine.outputs import ChatMessage, StoredResponse
-from octavo.engine.stream import Turn
 from octavo.errors import UnknownSession
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.types import DEFAULT_CHAT, ChatOptions
+from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 if TYPE_CHECKING:
     from tests.doubles.fake_model import FakeModel
@@ -70,37 +69,23 @@ class FakeResponses:
         del self._stored[response_id]
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
         """A stream of the answer, to all messages."""
-        said = self.said(tenant, session_id)
-        turn = await self.go_on(tenant, said, messages, params, options, session_id)
-        self._said[session_id] = turn.prompt
+        said = self.said(request.tenant, request.session)
+        turn = await self.go_on(request, said, messages, options)
+        self._said[request.session] = turn.prompt
         return turn
 
     async def go_on(
-        self,
-        tenant: str,
-        said: tuple[int, ...],
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        options: ChatOptions,
-        session_id: str = "",
+        self, request: Request, said: tuple[int, ...], messages: Sequence[ChatMessage], options: ChatOptions
     ) -> Turn:
         """From what was said."""
-        prompt = tuple(await self._model.encode_chat(messages, options, tenant=tenant))
+        prompt = tuple(await self._model.encode_chat(messages, options, tenant=request.tenant))
         extends = prompt[: len(said)] == said
-        stream = await self._model.submit(prompt, params, tenant=tenant)
+        stream = await self._model.submit(replace(request, prompt=prompt))
         fallback = "" if extends else "the messages do not extend what was said"
-        return Turn(session_id, prompt, len(said) if extends else 0, fallback, stream)  # type: ignore[arg-type]
+        return Turn(request.session, prompt, len(said) if extends else 0, fallback, stream)  # type: ignore[arg-type]
 
 
 class FakeUnstored:
@@ -110,16 +95,8 @@ class FakeUnstored:
         self._responses = responses
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
         """From what was said in the response of that id."""
-        said = self._responses.said(tenant, session_id)
-        return await self._responses.go_on(tenant, said, messages, params, options)
+        said = self._responses.said(request.tenant, request.session)
+        return await self._responses.go_on(replace(request, session=""), said, messages, options)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from tests.doubles.fake_responses import FakeResponses
 
+from octavo.conversations.turns import Turn
 from octavo.engine.outputs import (
     ChatMessage,
     SessionBlocks,
     SessionState,
     SessionView,
 )
-from octavo.engine.stream import Turn
 from octavo.errors import InvalidRequest, UnknownSession, require_range
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.types import DEFAULT_CHAT, ChatOptions
+from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 if TYPE_CHECKING:
     from tests.doubles.fake_model import FakeModel
@@ -67,23 +66,15 @@ class FakeSessions:
         return view
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
         """A stream of the answer, to all messages."""
-        is_new = session_id == "new"
-        view = await (self.create(tenant, None) if is_new else self.find(tenant, session_id))
+        is_new, tenant = request.session == "new", request.tenant
+        view = await (self.create(tenant, None) if is_new else self.find(tenant, request.session))
         prompt = tuple(await self._model.encode_chat(messages, options, tenant=tenant))
         said = self.tokens(tenant, view.session_id)
         extends = prompt[: len(said)] == said
-        stream = await self._model.submit(prompt, params, priority=priority, timeouts=timeouts)
+        stream = await self._model.submit(replace(request, prompt=prompt, tenant=""))
         self._say(view, [*self._said[view.session_id], prompt])
         fallback = "" if extends else "the messages do not extend what was said"
         return Turn(view.session_id, prompt, len(said) if extends else 0, fallback, stream)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from tests.engine.peek import ask
+from tests.wanted import request_for
 
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.engine.client import EngineClient
@@ -155,12 +156,14 @@ async def _one(llm: EngineClient, generator: random.Random, shared: list[list[in
     timeouts = Timeouts(total=r.choice([0.05, 0.5])) if r.random() < 0.1 else Timeouts()
     try:
         stream = await llm.submit(
-            prompt,
-            params,
-            n=r.choice([1, 1, 1, 1, 3]),
-            priority=r.choice([0, 0, 0, 5, -5]),
-            tenant=r.choice(["", "a", "b"]),
-            timeouts=timeouts,
+            request_for(
+                prompt,
+                params,
+                n=r.choice([1, 1, 1, 1, 3]),
+                priority=r.choice([0, 0, 0, 5, -5]),
+                tenant=r.choice(["", "a", "b"]),
+                timeouts=timeouts,
+            )
         )
     except OctavoError:
         return

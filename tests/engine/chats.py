@@ -8,12 +8,14 @@ from pathlib import Path
 
 from tests.engine.served import FACTS, Told, read
 from tests.tiny import EOS, tiny_engine
+from tests.wanted import request_for
 
+from octavo.conversations.conversations import restore
+from octavo.conversations.sessions import SessionSupport
+from octavo.conversations.store import ConversationStore
+from octavo.conversations.turns import Turn
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
-from octavo.engine.session_store import SessionStore
-from octavo.engine.sessions import SessionSupport, restore
-from octavo.engine.stream import Turn
 from octavo.executor.disk import DiskStore
 from octavo.files import Files
 from octavo.kernels.contract import KvShape
@@ -76,7 +78,9 @@ class Chat:
         """The user says it; the answer is part of the chat from then on."""
         self.messages.append(ChatMessage("user", text))
         given = {"temperature": 1.0, "seed": 7, "logprobs": 2, "max_tokens": max_tokens, **params}
-        turn = await self.llm.sessions.turn("", self.session_id, self.messages, SamplerParams(**given))  # type: ignore[arg-type]
+        turn = await self.llm.sessions.turn(
+            request_for((), SamplerParams(**given), session=self.session_id), self.messages
+        )  # type: ignore[arg-type]
         [told] = await read(turn.stream)  # type: ignore[arg-type]
         self.messages.append(ChatMessage("assistant", told.text))
         self.session_id = turn.session_id
@@ -91,12 +95,12 @@ def open_chat(
 ) -> Chat:
     """A server over the tiny model; with a folder, what it remembers is there the next time."""
     store = sync = None
-    sessions = SessionStore()
+    sessions = ConversationStore()
     if folder is not None:
         files = files or Files()
         size = num_slots * (BLOCK_BYTES + 4096)
         store = DiskStore.open(folder, size, BLOCK_BYTES, b"f" * 32, files)
-        sessions = SessionStore.open(store.namespace / "sessions.sqlite", files)
+        sessions = ConversationStore.open(store.namespace / "sessions.sqlite", files)
     engine = tiny_engine(NativeOps(), store=store, **options)  # type: ignore[arg-type]
     if store is not None:
         sync = engine.executor._runner._transfers.sync  # type: ignore[attr-defined]

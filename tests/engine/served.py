@@ -19,14 +19,14 @@ from tests.waiting import LIMIT_S, turns, until
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
-from octavo.engine.port import Cancel
+from octavo.engine.port import Cancel, request_of
 from octavo.engine.requests import ModelFacts
 from octavo.engine.stream import DeltaStream
 from octavo.executor.executor import Executor
 from octavo.kernels.contract import Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.spec import Model
-from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
+from octavo.types import FinishReason, Request, SampledToken, StepPlan, StepResult
 
 POISON = VOCAB - 1  # see `poisoned_model`
 FACTS = ModelFacts("tiny", CONTEXT, VOCAB)
@@ -181,6 +181,18 @@ def step_for_each_glimpse(served: Served) -> None:
         return await served.turnstile.stepping(plain(*given))  # type: ignore[arg-type]
 
     control.glimpse = glimpse  # type: ignore[method-assign, assignment]
+
+
+async def sent(served: Served, request: Request) -> asyncio.Task[DeltaStream]:
+    """A submission whose command lies in the inbox, where a step that waits keeps it, or which is done."""
+    task = asyncio.ensure_future(served.llm.submit(request))
+
+    def is_unread() -> bool:
+        found = map(request_of, served.engine.inbox.unread())
+        return any(one is not None and one.prompt == request.prompt for one in found)
+
+    await until(lambda: task.done() or is_unread())
+    return task
 
 
 async def read(stream: DeltaStream, n: int = 1) -> list[Told]:

@@ -13,6 +13,7 @@ from tests.engine.served import POISON, poisoned_model, read, serve_tiny
 from tests.exactness import Preempter, Subject, essences, in_random
 from tests.tiers import cells, full
 from tests.tiny import EOS, random_prompt, request, run, tiny_engine
+from tests.wanted import request_for
 
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
@@ -145,10 +146,10 @@ def test_streams_of_clients_end_whatever_happens() -> None:
     params = SamplerParams(max_tokens=10, temperature=0.0, beams=BeamParams(4), ignore_eos=True)
 
     async def scenario() -> None:
-        whole = await read(await served.llm.submit([3, 4, 5], params, n=2), 2)
+        whole = await read(await served.llm.submit(request_for([3, 4, 5], params, n=2)), 2)
         assert [told.finishes for told in whole] == [[FinishReason.LENGTH]] * 2
         assert whole[0].answer.tokens != whole[1].answer.tokens
-        stream = await served.llm.submit([3, 4, 5], params, n=3)
+        stream = await served.llm.submit(request_for([3, 4, 5], params, n=3))
         stream.cancel()
         assert {f for told in await read(stream, 3) for f in told.finishes} <= {
             FinishReason.CANCELLED,
@@ -177,7 +178,7 @@ def test_a_search_without_max_tokens_fits_the_pool() -> None:
     params = SamplerParams(temperature=0.0, beams=BeamParams(4), ignore_eos=True)
 
     async def scenario() -> None:
-        (told,) = await read(await served.llm.submit([3] * 40, params))
+        (told,) = await read(await served.llm.submit(request_for([3] * 40, params)))
         assert 40 + len(told.answer.tokens) - 1 == (40 // 16 + (20 - 40 // 16) // 4) * 16
 
     try:

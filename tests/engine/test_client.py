@@ -12,9 +12,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from tests.engine.peek import stats_of
-from tests.engine.served import POISON, Served, alone, is_cancelled, poisoned_model, read, serve_tiny
+from tests.engine.served import POISON, Served, alone, is_cancelled, poisoned_model, read, sent, serve_tiny
 from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 from tests.waiting import turns, until, wait_until
+from tests.wanted import request_for
 
 from octavo.engine.port import Resize
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
@@ -50,7 +51,7 @@ def nothing_is_left(served: Served) -> None:
 
 def test_a_stream_tells_what_the_engine_made_bit_for_bit(served: Served) -> None:
     async def scenario() -> None:
-        streams = [await served.llm.submit(prompt_of(i), greedy(10 + i)) for i in range(6)]
+        streams = [await served.llm.submit(request_for(prompt_of(i), greedy(10 + i))) for i in range(6)]
         told = await asyncio.gather(*(read(stream) for stream in streams))
         for i, (one,) in enumerate(told):
             (wanted,) = alone(prompt_of(i), 10 + i, ignore_eos=True)
@@ -65,8 +66,8 @@ def test_a_stream_tells_what_the_engine_made_bit_for_bit(served: Served) -> None
 def test_cancelling_ends_one_stream_and_touches_no_other(served: Served) -> None:
     async def scenario() -> None:
         permits = served.turnstile.permits = threading.Semaphore(9)
-        doomed = await served.llm.submit(prompt_of(1), greedy(LONG))
-        other = await served.llm.submit(prompt_of(2), greedy(30))
+        doomed = await served.llm.submit(request_for(prompt_of(1), greedy(LONG)))
+        other = await served.llm.submit(request_for(prompt_of(2), greedy(30)))
         first = await anext(doomed)
         assert first.finish is None
         for _ in range(3):
@@ -84,10 +85,11 @@ def test_a_cancelled_request_frees_its_blocks_within_two_steps(served: Served) -
     async def scenario() -> None:
         plans, permits = served.turnstile.plans, threading.Semaphore(0)
         served.turnstile.permits = permits
-        doomed = await served.llm.submit(prompt_of(1, 100), greedy(LONG))
-        other = await served.llm.submit(prompt_of(2), greedy(LONG))
+        doomed = await served.llm.submit(request_for(prompt_of(1, 100), greedy(LONG)))
+        taken = await sent(served, request_for(prompt_of(2), greedy(LONG)))
         permits.release(9)
         await anext(doomed)
+        other = await taken
         await anext(other)
         await until(lambda: len(plans) == 10)
         assert len(plans[9].chunks) == 2, "a step is on its way, with both"
@@ -109,7 +111,7 @@ def test_stop_strings_end_choices_one_by_one(served: Served) -> None:
 
     async def texts(stops: tuple[str, ...]) -> list[tuple[str, FinishReason, str | int | None]]:
         asked = greedy(length, **params, stop=stops)
-        stream = await served.llm.submit(prompt, asked, n=n)
+        stream = await served.llm.submit(request_for(prompt, asked, n=n))
         told = await served.turnstile.stepping(read(stream, n))  # so the engine cannot run far ahead
         return [(one.text, one.finishes[0], one.stop) for one in told]
 
@@ -140,13 +142,14 @@ def test_the_queue_is_bounded_and_opens_again() -> None:
 
     async def scenario() -> None:
         served.turnstile.open.clear()
-        streams = [await served.llm.submit(prompt_of(i), greedy(4)) for i in range(3)]  # 2 rows, 1 waits
+        # 2 rows, 1 waits
+        streams = [await sent(served, request_for(prompt_of(i), greedy(4))) for i in range(3)]
         with pytest.raises(QueueFull, match="max_queue"):
-            await served.llm.submit(prompt_of(9), greedy(4))
+            await served.llm.submit(request_for(prompt_of(9), greedy(4)))
         served.turnstile.open.set()
         for stream in streams:
-            await read(stream)
-        assert (await read(await served.llm.submit(prompt_of(9), greedy(4))))[0].finishes
+            await read(await stream)
+        assert (await read(await served.llm.submit(request_for(prompt_of(9), greedy(4)))))[0].finishes
 
     asyncio.run(scenario())
     nothing_is_left(served)
@@ -169,7 +172,7 @@ def test_a_wrong_request_is_refused_before_the_queue(
 ) -> None:
     async def scenario() -> None:
         with pytest.raises(error):
-            await served.llm.submit(prompt, SamplerParams(**fields))  # type: ignore[arg-type]
+            await served.llm.submit(request_for(prompt, SamplerParams(**fields)))  # type: ignore[arg-type]
 
     asyncio.run(scenario())
     assert stats_of(served.llm).steps == 0
@@ -178,7 +181,7 @@ def test_a_wrong_request_is_refused_before_the_queue(
 
 def test_more_choices_than_rows_are_refused(served: Served) -> None:
     with pytest.raises(InvalidRequest, match="max_seqs"):
-        asyncio.run(served.llm.submit([5], greedy(4), n=17))
+        asyncio.run(served.llm.submit(request_for([5], greedy(4), n=17)))
 
 
 def test_text_longer_than_any_context_is_refused_before_it_is_tokenised(served: Served) -> None:
@@ -210,11 +213,11 @@ def test_several_prompts_are_encoded_up_to_the_first_that_is_too_long(
 def test_draining_lets_running_answers_end_and_takes_no_more(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        stream = await served.llm.submit(prompt_of(1), greedy(20))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(20)))
         draining = asyncio.create_task(served.llm.drain(20))
         await until(lambda: served.llm.submitter._closed)
         with pytest.raises(EngineStopped, match="shutting down"):
-            await served.llm.submit(prompt_of(2), greedy(4))
+            await served.llm.submit(request_for(prompt_of(2), greedy(4)))
         served.turnstile.open.set()
         assert await draining
         assert (await read(stream))[0].finishes == [FinishReason.LENGTH]
@@ -226,7 +229,7 @@ def test_draining_lets_running_answers_end_and_takes_no_more(served: Served) -> 
 def test_draining_cancels_what_does_not_end_in_time(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        stream = await served.llm.submit(prompt_of(1), greedy(LONG), n=2)
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(LONG), n=2))
         draining = asyncio.create_task(served.llm.drain(0.05))
         await until(lambda: is_cancelled(served.engine))
         served.turnstile.open.set()
@@ -240,20 +243,21 @@ def test_draining_cancels_what_does_not_end_in_time(served: Served) -> None:
 def test_closing_ends_open_streams_with_an_error(served: Served) -> None:
     async def scenario() -> None:
         permits = served.turnstile.permits = threading.Semaphore(3)
-        running = await served.llm.submit(prompt_of(1), greedy(LONG), n=2)
+        running = await served.llm.submit(request_for(prompt_of(1), greedy(LONG), n=2))
         await anext(running)
         await until(lambda: len(served.turnstile.plans) == 4)
-        unread = await served.llm.submit(prompt_of(2), greedy(4))  # in the inbox: the engine is in a step
+        unread = await sent(served, request_for(prompt_of(2), greedy(4)))
         closing = asyncio.create_task(asyncio.to_thread(served.llm.close))
         await until(lambda: served.llm.submitter._loop._stopping)
         permits.release()
-        for stream, n in ((running, 2), (unread, 1)):
-            for one in await read(stream, n):
-                assert one.finishes == [FinishReason.ERROR]
-                assert "stopped" in one.error
+        for one in await read(running, 2):
+            assert one.finishes == [FinishReason.ERROR]
+            assert "stopped" in one.error
+        with pytest.raises(EngineStopped):
+            await unread
         await closing
         with pytest.raises(EngineStopped):
-            await served.llm.submit(prompt_of(3), greedy(4))
+            await served.llm.submit(request_for(prompt_of(3), greedy(4)))
         with pytest.raises(EngineStopped):
             await served.llm.encode("abc")
 
@@ -264,7 +268,10 @@ def test_many_event_loops_in_many_threads_share_one_engine(served: Served) -> No
     wrong: list[str] = []
 
     async def ask(thread: int) -> None:
-        streams = {i: await served.llm.submit(prompt_of(i), greedy(16)) for i in range(thread, thread + 5)}
+        streams = {
+            i: await served.llm.submit(request_for(prompt_of(i), greedy(16)))
+            for i in range(thread, thread + 5)
+        }
         for i, stream in streams.items():
             if (await read(stream))[0].answer.essence != wanted[i].essence:
                 wrong.append(f"thread {thread}, prompt {i}")
@@ -283,14 +290,14 @@ def test_many_event_loops_in_many_threads_share_one_engine(served: Served) -> No
 def test_a_request_whose_event_loop_was_closed_is_cancelled(served: Served) -> None:
     async def submit_and_leave() -> None:
         served.turnstile.open.clear()
-        await served.llm.submit(prompt_of(1), greedy(LONG))
+        await served.llm.submit(request_for(prompt_of(1), greedy(LONG)))
         await asyncio.to_thread(served.turnstile.reached.wait)
 
     asyncio.run(submit_and_leave())  # the loop is closed now, and the first token not made yet
     served.turnstile.open.set()
     nothing_is_left(served)
     assert stats_of(served.llm).output_tokens <= 2
-    stream_of_another_loop = served.llm.submit(prompt_of(2), greedy(4))
+    stream_of_another_loop = served.llm.submit(request_for(prompt_of(2), greedy(4)))
 
     async def again() -> None:
         assert (await read(await stream_of_another_loop))[0].finishes == [FinishReason.LENGTH]
@@ -308,9 +315,13 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_are_not_found_again(depth
     neighbours = sound[1:7]
 
     async def scenario() -> None:
-        streams = [await served.llm.submit(prompt, greedy(24, **never)) for prompt in neighbours[:3]]
-        sick = await served.llm.submit(poisoned, greedy(24, **never), n=2)
-        streams += [await served.llm.submit(prompt, greedy(24, **never)) for prompt in neighbours[3:]]
+        streams = [
+            await served.llm.submit(request_for(prompt, greedy(24, **never))) for prompt in neighbours[:3]
+        ]
+        sick = await served.llm.submit(request_for(poisoned, greedy(24, **never), n=2))
+        streams += [
+            await served.llm.submit(request_for(prompt, greedy(24, **never))) for prompt in neighbours[3:]
+        ]
         for one in await read(sick, 2):
             assert one.finishes == [FinishReason.ERROR]
             assert one.error
@@ -319,7 +330,7 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_are_not_found_again(depth
             (told,) = await read(stream)
             assert told.answer.essence == alone(prompt, 24, ignore_eos=True, **never)[0].essence
         # The sound beginning of the poisoned prompt is computed again, not taken from the cache.
-        (again,) = await read(await served.llm.submit(sound[8], greedy(8, **never)))
+        (again,) = await read(await served.llm.submit(request_for(sound[8], greedy(8, **never))))
         assert again.answer.cached == 0
         assert again.answer.essence == alone(sound[8], 8, ignore_eos=True, **never)[0].essence
 
@@ -363,7 +374,7 @@ def test_masks_that_leave_no_first_token_are_refused_before_the_queue(
 ) -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidRequest, match=said):
-            await served.llm.submit(prompt_of(1), greedy(5, **fields))
+            await served.llm.submit(request_for(prompt_of(1), greedy(5, **fields)))
 
     asyncio.run(scenario())
     nothing_is_left(served)
@@ -373,10 +384,10 @@ def test_masks_that_could_forbid_every_token_are_refused_before_anything_is_sent
     async def scenario() -> None:
         masks = {"allowed_token_ids": (7,), "banned_sequences": ((7, 7, 7),)}
         with pytest.raises(InvalidRequest, match="each of them ends one of banned_sequences") as refused:
-            await served.llm.submit(prompt_of(1), greedy(5, **masks))
+            await served.llm.submit(request_for(prompt_of(1), greedy(5, **masks)))
         assert refused.value.param == "allowed_token_ids"
         masks["allowed_token_ids"] = (7, 8)
-        (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5, **masks)))
+        (told,) = await read(await served.llm.submit(request_for(prompt_of(1), greedy(5, **masks))))
         assert told.finishes == [FinishReason.LENGTH]
 
     asyncio.run(scenario())
@@ -386,10 +397,12 @@ def test_masks_that_could_forbid_every_token_are_refused_before_anything_is_sent
 def test_a_cache_salt_parts_requests_and_is_bounded(served: Served) -> None:
     async def scenario() -> None:
         for salt, cached in (("a", 0), ("b", 0), ("", 0), ("a", 32), ("", 32)):
-            (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5), cache_salt=salt))
+            (told,) = await read(
+                await served.llm.submit(request_for(prompt_of(1), greedy(5), cache_salt=salt))
+            )
             assert told.answer.cached == cached, salt
         with pytest.raises(InvalidRequest, match="length of cache_salt is 257; allowed: 0 to 256") as refused:
-            await served.llm.submit(prompt_of(1), greedy(5), cache_salt="x" * 257)
+            await served.llm.submit(request_for(prompt_of(1), greedy(5), cache_salt="x" * 257))
         assert refused.value.param == "cache_salt"
 
     asyncio.run(scenario())
@@ -400,7 +413,7 @@ def test_statistics_of_an_engine_that_has_stopped_are_its_last_and_no_error_is_l
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        await read(await served.llm.submit(prompt_of(1), greedy(3)))
+        await read(await served.llm.submit(request_for(prompt_of(1), greedy(3))))
         before = await served.llm.stats()
         served.llm.close()
         assert before.requests_finished == 1

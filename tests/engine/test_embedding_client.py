@@ -12,8 +12,9 @@ from tests.engine.served import POISON, Served, poisoned_model, serve_tiny
 from tests.engine.test_client import greedy, nothing_is_left, prompt_of
 from tests.tiny import CONTEXT, Answer, random_prompt, run, tiny_engine
 from tests.waiting import LIMIT_S
+from tests.wanted import request_for
 
-from octavo.engine.embedding import EmbeddingOrder, embed_all, normalised, vector_of
+from octavo.engine.embedding import EmbeddingOptions, embed_all, normalised, vector_of
 from octavo.engine.model_card import ModelCard
 from octavo.errors import InvalidRequest, QueueFull, RequestFailed, RequestTooLarge, TimedOut
 from octavo.kernels.native_ops import NativeOps
@@ -48,8 +49,8 @@ def test_a_long_list_comes_back_in_order_with_the_bits_of_each_alone(served: Ser
     prompts = [random_prompt(rng, int(rng.integers(1, 60))) for _ in range(150)]
 
     async def scenario() -> None:
-        stream = await served.llm.submit(prompt_of(1), greedy(60))
-        found = await embed_all(served.llm, prompts, EmbeddingOrder(Pooling.MEAN))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(60)))
+        found = await embed_all(served.llm, prompts, EmbeddingOptions(Pooling.MEAN))
         for prompt, one in list(zip(prompts, found, strict=True))[::10]:
             assert one.vector.tobytes() == alone(prompt, Pooling.MEAN).tobytes()
             assert one.usage.num_prompt == len(prompt)
@@ -64,8 +65,8 @@ def test_pooling_is_the_order_s_and_else_the_model_s(served: Served) -> None:
     with_card(served, Pooling.MEAN)
     prompt = prompt_of(2)
     for order, pooling in (
-        (EmbeddingOrder(), Pooling.MEAN),
-        (EmbeddingOrder(Pooling.LAST), Pooling.LAST),
+        (EmbeddingOptions(), Pooling.MEAN),
+        (EmbeddingOptions(Pooling.LAST), Pooling.LAST),
     ):
         (one,) = asyncio.run(embed_all(served.llm, [prompt], order))
         assert one.vector.tobytes() == alone(prompt, pooling).tobytes()
@@ -73,25 +74,25 @@ def test_pooling_is_the_order_s_and_else_the_model_s(served: Served) -> None:
 
 def test_dimensions_are_the_first_numbers_made_as_long_as_one(served: Served) -> None:
     prompt = prompt_of(3)
-    order = EmbeddingOrder(dimensions=16, normalize=False)
+    order = EmbeddingOptions(dimensions=16, normalize=False)
     (raw,) = asyncio.run(embed_all(served.llm, [prompt], order))
-    (short,) = asyncio.run(embed_all(served.llm, [prompt], EmbeddingOrder(dimensions=16)))
+    (short,) = asyncio.run(embed_all(served.llm, [prompt], EmbeddingOptions(dimensions=16)))
     assert raw.vector.shape == short.vector.shape == (16,)
     assert short.vector.tobytes() == normalised(raw.vector).tobytes()
     assert abs(float(np.linalg.norm(short.vector.astype(np.float64))) - 1.0) < 1e-6
     for wrong in (0, SIZE + 1):
         with pytest.raises(InvalidRequest, match="1 to 64"):
-            asyncio.run(embed_all(served.llm, [prompt], EmbeddingOrder(dimensions=wrong)))
+            asyncio.run(embed_all(served.llm, [prompt], EmbeddingOptions(dimensions=wrong)))
 
 
 def test_one_prompt_that_fails_takes_its_list_with_it_and_nothing_else() -> None:
     served = with_card(serve_tiny(model=poisoned_model()))
 
     async def scenario() -> None:
-        stream = await served.llm.submit([5, 6, 7], greedy(1))
+        stream = await served.llm.submit(request_for([5, 6, 7], greedy(1)))
         prompts = [[5, 6, 7] for _ in range(20)]
         with pytest.raises(RequestFailed, match="not finite"):
-            await embed_all(served.llm, [*prompts, [5, POISON, 7, 8], *prompts], EmbeddingOrder())
+            await embed_all(served.llm, [*prompts, [5, POISON, 7, 8], *prompts], EmbeddingOptions())
         assert [delta.finish async for delta in stream][-1] is not None
 
     asyncio.run(scenario())
@@ -101,10 +102,10 @@ def test_one_prompt_that_fails_takes_its_list_with_it_and_nothing_else() -> None
 
 def test_a_prompt_that_does_not_fit_is_refused_with_its_list(served: Served) -> None:
     whole = prompt_of(4, CONTEXT)
-    (one,) = asyncio.run(embed_all(served.llm, [whole], EmbeddingOrder()))
+    (one,) = asyncio.run(embed_all(served.llm, [whole], EmbeddingOptions()))
     assert one.vector.tobytes() == alone(whole).tobytes()
     with pytest.raises(RequestTooLarge, match="513 tokens; allowed: 512: this model's maximum context"):
-        asyncio.run(embed_all(served.llm, [prompt_of(5), [*whole, 5]], EmbeddingOrder()))
+        asyncio.run(embed_all(served.llm, [prompt_of(5), [*whole, 5]], EmbeddingOptions()))
     nothing_is_left(served)
 
 
@@ -112,7 +113,7 @@ def test_leaving_cancels_what_runs(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
         prompts = [prompt_of(i) for i in range(300)]
-        task = asyncio.create_task(embed_all(served.llm, prompts, EmbeddingOrder()))
+        task = asyncio.create_task(embed_all(served.llm, prompts, EmbeddingOptions()))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -129,7 +130,7 @@ def test_a_short_queue_holds_a_list_up_and_refuses_none_of_it(tenant: str) -> No
     if tenant:
         served.engine.scheduler.tenants.set_policies([TenantPolicy("alice", max_waiting=1)])
     prompts = [prompt_of(i, 1 + i % 30) for i in range(60)]
-    found = asyncio.run(embed_all(served.llm, prompts, EmbeddingOrder(tenant=tenant)))
+    found = asyncio.run(embed_all(served.llm, prompts, EmbeddingOptions(), Request(tenant=tenant)))
     assert [one.usage.num_prompt for one in found] == [len(prompt) for prompt in prompts]
     nothing_is_left(served)
     served.llm.close()
@@ -140,9 +141,9 @@ def test_a_queue_that_others_fill_refuses_a_list_at_once() -> None:
 
     async def scenario() -> None:
         served.turnstile.open.clear()
-        stream = await served.llm.submit(prompt_of(1), greedy(400))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(400)))
         with pytest.raises(QueueFull):
-            await embed_all(served.llm, [prompt_of(2), prompt_of(3)], EmbeddingOrder())
+            await embed_all(served.llm, [prompt_of(2), prompt_of(3)], EmbeddingOptions())
         stream.cancel()
         served.turnstile.open.set()
 
@@ -153,10 +154,10 @@ def test_a_queue_that_others_fill_refuses_a_list_at_once() -> None:
 
 def test_a_deadline_that_passes_is_told(served: Served) -> None:
     async def scenario() -> None:
-        stream = await served.llm.submit(prompt_of(1), greedy(300))
-        order = EmbeddingOrder(timeouts=Timeouts(total=1e-6))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(300)))
+        wanted = Request(timeouts=Timeouts(total=1e-6))
         with pytest.raises(TimedOut):
-            await embed_all(served.llm, [prompt_of(2, 300)], order)
+            await embed_all(served.llm, [prompt_of(2, 300)], EmbeddingOptions(), wanted)
         stream.cancel()
 
     asyncio.run(scenario())
@@ -168,7 +169,9 @@ def test_what_a_tenant_embeds_is_found_by_it_alone(served: Served) -> None:
     served.engine.scheduler.tenants.set_policies([TenantPolicy("alice"), TenantPolicy("bob")])
     cached = []
     for tenant, salt in (("alice", ""), ("alice", ""), ("bob", ""), ("alice", "s")):
-        (one,) = asyncio.run(embed_all(served.llm, [prompt], EmbeddingOrder(tenant=tenant, cache_salt=salt)))
+        (one,) = asyncio.run(
+            embed_all(served.llm, [prompt], EmbeddingOptions(), Request(tenant=tenant, cache_salt=salt))
+        )
         cached.append(one.usage.num_cached)
     assert cached == [0, 64, 0, 0]
 
@@ -202,6 +205,6 @@ def test_pooling_is_one_of_two_words_and_means_one_token() -> None:
 def test_two_choices_of_an_embedding_are_refused(served: Served) -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidRequest, match="n is 2; allowed with pooling: 1"):
-            await served.llm.submit([5, 6], SamplerParams(pooling=Pooling.LAST), n=2)
+            await served.llm.submit(request_for([5, 6], SamplerParams(pooling=Pooling.LAST), n=2))
 
     asyncio.run(scenario())

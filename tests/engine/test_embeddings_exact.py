@@ -23,7 +23,7 @@ from octavo.executor.runner import kv_shape
 from octavo.kernels.contract import Batch, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.params import Pooling, SamplerParams
-from octavo.retention.limits import check_fits
+from octavo.scheduler.limits import check_fits
 from octavo.scheduler.sequence import Sequence as Running
 from octavo.types import FinishReason, Request
 
@@ -254,7 +254,7 @@ def test_a_request_that_wants_an_embedding_is_one_plain_request(pooling: Pooling
     for changes in ({"n": 2}, {"session": "s"}, {"fills_pin": "p"}):
         odd = dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="pooling"):
-            check_fits(odd, engine.scheduler.config, engine.capacities.hard, 0, 16)
+            check_fits(odd, engine.scheduler.config, engine.scheduler.room.hard, 0, 16)
 
 
 def caught(requests: Sequence[Request], wanted: dict[int, bytes]) -> bool:

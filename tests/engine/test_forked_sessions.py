@@ -16,10 +16,11 @@ from tests.engine.peek import ask
 from tests.engine.served import Told, Turnstile, alone, read
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool, run
 from tests.waiting import wait_until
+from tests.wanted import request_for
 
+from octavo.conversations.store import SESSIONS_MAX, ConversationStore
+from octavo.conversations.turns import Turn
 from octavo.engine.outputs import SessionView
-from octavo.engine.session_store import SESSIONS_MAX, SessionStore
-from octavo.engine.stream import Turn
 from octavo.errors import (
     InvalidRequest,
     RequestFailed,
@@ -165,13 +166,17 @@ def test_a_fork_is_made_while_a_turn_runs_and_has_the_turns_before_it() -> None:
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=7, logprobs=2)
             gate.permits = threading.Semaphore(0)
-            running: Turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            running: Turn = await gate.stepping(
+                chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+            )
             other, view = await gate.stepping(fork(chat))
             assert (chat.llm.sessions.tokens("", other.session_id), view.num_turns) == (said, 1)
             with pytest.raises(InvalidRequest, match="turn is 2; allowed: 1 to 1"):
                 await gate.stepping(fork(chat, 2))
             with pytest.raises(SessionBusy):
-                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+                await gate.stepping(
+                    chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+                )
             gate.permits.release(1000)
             turn, told = await other.say("go on")
             plain(turn.prompt, told)
@@ -293,7 +298,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_made() -> None:
             for tenant, session_id in (("another", chat.session_id), ("", "nobody's")):
                 with pytest.raises(UnknownSession):
                     await sessions.fork(tenant, session_id)
-            with mock.patch("octavo.engine.session_store.SESSIONS_MAX", 1), pytest.raises(SessionRefused):
+            with mock.patch("octavo.conversations.store.SESSIONS_MAX", 1), pytest.raises(SessionRefused):
                 await sessions.fork("", chat.session_id)
             assert [view.session_id for view in await sessions.all(None)] == [chat.session_id]
             assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 1
@@ -309,7 +314,9 @@ def test_a_tenant_that_is_gone_gets_no_fork() -> None:
         sessions, hello = chat.llm.sessions, [ChatMessage("user", HELLO)]
         try:
             await chat.llm.control.set_tenants([TenantPolicy("bob")])
-            turn = await sessions.turn("bob", "new", hello, SamplerParams(max_tokens=5))
+            turn = await sessions.turn(
+                request_for((), SamplerParams(max_tokens=5), tenant="bob", session="new"), hello
+            )
             await read(turn.stream)
             assert (await sessions.fork("bob", turn.session_id)).tenant == "bob"
             await chat.llm.control.set_tenants([])
@@ -357,7 +364,7 @@ def test_a_session_that_a_broken_engine_forgot_is_forked_from_its_tokens() -> No
 
 
 def test_forks_count_as_sessions_of_their_tenant() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     record = store.create("one", 60.0)
     store.say(record.session_id, [1, 2])
     source = store.find("one", record.session_id)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from tests.engine.served import Turnstile
+from tests.wanted import request_for
 
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -30,7 +31,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
         params = SamplerParams(max_tokens=300, temperature=0.0, grammar=of_schema(schema, "response_format"))
         gate = llm.engine.executor = Turnstile(llm.engine.executor)
         gate.permits = threading.Semaphore(0)
-        stream = await llm.submit(await llm.encode("As JSON:"), params)
+        stream = await llm.submit(request_for(await llm.encode("As JSON:"), params))
         views = []
         for _ in range(3):
             await gate.stepping(anext(stream))
@@ -51,7 +52,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
         assert stats.grammar_seconds > 0.0
         for schema in ({"not": {}}, {"zzz": 1, "not": {}}, {"$ref": "#/nowhere"}):
             with pytest.raises(InvalidRequest):
-                await llm.submit([1], SamplerParams(grammar=of_schema(schema)))
+                await llm.submit(request_for([1], SamplerParams(grammar=of_schema(schema))))
         refusals = (await llm.stats()).grammar_refusals
         assert refusals["not"] >= 1
         assert set(refusals) == {"not", "$ref"}

@@ -11,6 +11,7 @@ from tests.engine.peek import stats_of
 from tests.engine.served import Served, read, serve_tiny
 from tests.engine.test_client import greedy, prompt_of
 from tests.waiting import LIMIT_S, until, wait_until
+from tests.wanted import request_for
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
 from octavo.params import Timeouts
@@ -32,7 +33,7 @@ def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
         pin = await served.llm.control.pin(PinOrder("one", tuple(prompt), 60.0))
         size = served.engine.scheduler.ledger.block_size
         assert (pin.num_blocks, pin.filling) == (40 // size, False)
-        stream = await served.llm.submit([*prompt, 5, 6], greedy(3))
+        stream = await served.llm.submit(request_for([*prompt, 5, 6], greedy(3)))
         (told,) = await read(stream)
         assert told.answer.cached == 40 // size * size
         kv = await served.llm.control.kv()
@@ -142,7 +143,8 @@ def test_a_waiting_request_says_why(served: Served) -> None:
     async def scenario() -> None:
         gate, rows = served.turnstile, served.engine.scheduler.config.max_rows
         gate.permits = threading.Semaphore(0)
-        streams = [await served.llm.submit(prompt_of(i), greedy(200)) for i in range(rows + 1)]
+        wanted = [request_for(prompt_of(i), greedy(200)) for i in range(rows + 1)]
+        streams = [await gate.stepping(served.llm.submit(request)) for request in wanted]
         await gate.stepping(anext(streams[0]))
         view = await gate.stepping(served.llm.control.request(streams[-1].request_id))
         gate.permits.release(10_000)
@@ -158,7 +160,9 @@ def test_a_waiting_request_says_why(served: Served) -> None:
 
 def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> None:
     async def scenario() -> None:
-        stream = await served.llm.submit(prompt_of(1), greedy(400), timeouts=Timeouts(total=0.001))
+        stream = await served.llm.submit(
+            request_for(prompt_of(1), greedy(400), timeouts=Timeouts(total=0.001))
+        )
         (told,) = await read(stream)
         assert told.finishes == [FinishReason.TIMEOUT]
 
@@ -169,7 +173,7 @@ def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> Non
 def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        stream = await served.llm.submit(prompt_of(1), greedy(30))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(30)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         questions = [asyncio.create_task(served.llm.control.kv()) for _ in range(3)]
         await until(lambda: len(served.engine.inbox.unread()) == 3)

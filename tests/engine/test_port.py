@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.tiny import request, settle, tiny_engine
 
 import octavo
+from octavo.conversations.responses import PreviousBusy
 from octavo.engine import codec, port
 from octavo.engine.codec import (
     AnyCommand,
@@ -31,8 +32,7 @@ from octavo.engine.codec import (
     reply_type,
 )
 from octavo.engine.core import Engine
-from octavo.engine.port import Command, StoredSession, View
-from octavo.engine.responses import PreviousBusy
+from octavo.engine.port import Command, View
 from octavo.errors import (
     InvalidRequest,
     OctavoError,
@@ -48,12 +48,8 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, Pooling, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
+from octavo.retention.session_table import StoredSession
 from octavo.types import TransferDone
-
-
-def replace_struct(value: StoredSession, **changes: object) -> StoredSession:
-    return msgspec.structs.replace(value, **changes)
-
 
 KINDS: tuple[type[Command[object]], ...] = get_args(AnyCommand)
 SAID = request(1, range(2, 40), 5)
@@ -82,10 +78,9 @@ FORK = StoredSession("s2", "", bytes(4 * 40), 60.0, 60.0)
 # In an order in which an engine answers each of them.
 EXAMPLES: tuple[Command[object], ...] = (
     *(port.Submit(one) for one in (SAID, replace(BEAMS, request_id=2), replace(POOLED, request_id=3))),
-    port.SubmitPin(replace(SAID, request_id=4, fills_pin="greeting"), ORDER),
-    port.SubmitTurn(
-        replace(SAID, request_id=5, session="s0", session_ttl=9.0), replace_struct(SESSION, session_id="s0")
-    ),
+    port.Submit(replace(SAID, request_id=4, fills_pin="greeting"), ORDER),
+    port.Submit(replace(SAID, request_id=5, session="s0", session_ttl=9.0), fallback="they differ"),
+    port.Fit(replace(SAID, request_id=6, max_tokens=0)),
     port.StopTurn("s0", 5, 40),
     port.ViewRequests(),
     port.ViewRequests("", 1),
@@ -102,7 +97,7 @@ EXAMPLES: tuple[Command[object], ...] = (
     port.Unpin("", "kept"),
     port.CheckTenant(""),
     port.RestoreSession(SESSION),
-    port.ForkSession(SESSION, FORK),
+    port.ForkSession("s1", FORK),
     port.ViewSessions(("s1", "s2", "none")),
     port.RenewSession("s1"),
     port.SuspendSession("", "s1"),
@@ -123,7 +118,7 @@ EXAMPLES: tuple[Command[object], ...] = (
 def engine_with_a_pin() -> Engine:
     engine = tiny_engine(NativeOps(), depth=0)
     kept = PinOrder("kept", tuple(range(2, 40)), 60.0)
-    engine.apply(port.SubmitPin(replace(SAID, request_id=90, max_tokens=1, fills_pin="kept"), kept))
+    engine.apply(port.Submit(replace(SAID, request_id=90, max_tokens=1, fills_pin="kept"), kept))
     while engine.has_work:
         engine.step()
     return engine

@@ -16,6 +16,7 @@ from tests.engine.test_client import greedy, prompt_of
 from tests.engine.test_sessions import HELLO
 from tests.tiny import CONTEXT, VOCAB, tiny_engine
 from tests.waiting import until, wait_until
+from tests.wanted import request_for
 
 from octavo.cli.replay import in_words
 from octavo.config import StartOptions
@@ -106,7 +107,9 @@ async def mixed_load(llm: EngineClient, count: int, seed: int) -> int:
                 params = greedy(output, temperature=1.0, seed=number, stop_token_ids=(POISON,))
             n = 3 if kind == 4 else params.beams.width if params.beams is not None else 1
             stream = await llm.submit(
-                prompt, params, n=n, tenant=tenant, priority=generator.randrange(3), timeouts=timeouts
+                request_for(
+                    prompt, params, n=n, tenant=tenant, priority=generator.randrange(3), timeouts=timeouts
+                )
             )
             async for delta in stream:
                 if kind == 5 and len(delta.tokens) and generator.random() < 0.2:
@@ -179,10 +182,10 @@ def test_what_broke_in_production_is_replayed_up_to_its_recovery_and_behind_it(t
     llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
-        await read(await llm.submit(prompt_of(1), greedy(9)))
+        await read(await llm.submit(request_for(prompt_of(1), greedy(9))))
         gate.failures = 1
-        await read(await llm.submit(prompt_of(1), greedy(9)))
-        await read(await llm.submit(prompt_of(2), greedy(9)))
+        await read(await llm.submit(request_for(prompt_of(1), greedy(9))))
+        await read(await llm.submit(request_for(prompt_of(2), greedy(9))))
 
     try:
         asyncio.run(work())
@@ -214,7 +217,7 @@ def test_an_engine_that_sleeps_has_written_all_that_it_did(tmp_path: Path) -> No
     llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
-        await read(await llm.submit(prompt_of(1), greedy(9)))
+        await read(await llm.submit(request_for(prompt_of(1), greedy(9))))
         await until(lambda: engine.idle)
 
     try:
@@ -302,7 +305,7 @@ def test_what_has_no_encoding_ends_the_recording_and_nothing_else(
     llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
-        stream = await llm.submit(prompt_of(1), greedy(3), cache_salt="\ud800")
+        stream = await llm.submit(request_for(prompt_of(1), greedy(3), cache_salt="\ud800"))
         assert (await read(stream))[0].finishes == [FinishReason.LENGTH]
 
     try:
@@ -371,7 +374,9 @@ def test_a_server_is_recorded_from_its_start(tmp_path: Path) -> None:
         llm = start(folder, record=tmp_path / "recording", record_tenants=True)
 
         async def work(llm: EngineClient = llm) -> None:
-            turn = await llm.sessions.turn("", "new", [ChatMessage("user", "hello " * 20)], greedy(20))
+            turn = await llm.sessions.turn(
+                request_for((), greedy(20), session="new"), [ChatMessage("user", "hello " * 20)]
+            )
             await read(turn.stream)
             await llm.sessions.suspend("", turn.session_id)
             await llm.sessions.fork("", turn.session_id)

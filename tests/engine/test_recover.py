@@ -17,10 +17,11 @@ import httpx
 import pytest
 from tests.doubles.fake_model import FakeModel
 from tests.engine.peek import ask, stats_of
-from tests.engine.served import Served, alone, read, serve_tiny
+from tests.engine.served import Served, alone, read, sent, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.processes import running, url_told
 from tests.waiting import LIMIT_S, until, wait_until
+from tests.wanted import request_for
 
 import octavo.engine.loop
 from octavo.engine.outputs import Delta
@@ -63,7 +64,7 @@ class BreaksLater:
 
 async def works(served: Served, seed: int = 50) -> None:
     """The next request is answered, with the bits it always has, and nothing from a doubtful cache."""
-    (told,) = await read(await served.llm.submit(prompt_of(seed), greedy(12)))
+    (told,) = await read(await served.llm.submit(request_for(prompt_of(seed), greedy(12))))
     assert told.answer.essence == alone(prompt_of(seed), 12, ignore_eos=True)[0].essence
     assert told.answer.cached == 0
 
@@ -83,8 +84,11 @@ def test_every_live_request_fails_with_a_clear_error_and_the_next_works(
     async def scenario() -> None:
         choices = [1, 3, 1, 2, 1]  # 8 sequences for 4 rows: some wait
         permits = served.turnstile.permits = threading.Semaphore(0)
-        streams = [await served.llm.submit(prompt_of(i), greedy(LONG), n=n) for i, n in enumerate(choices)]
+        taken = [
+            await sent(served, request_for(prompt_of(i), greedy(LONG), n=n)) for i, n in enumerate(choices)
+        ]
         permits.release(3)  # the second step takes what the first has left in the inbox, and the fourth waits
+        streams = [await stream for stream in taken]
         await anext(streams[0])
         how(served)
         permits.release(1000)
@@ -106,13 +110,13 @@ def test_every_live_request_fails_with_a_clear_error_and_the_next_works(
 def test_a_request_that_still_lies_in_the_inbox_is_served(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        broken = await served.llm.submit(prompt_of(1), greedy(LONG))
+        broken = await served.llm.submit(request_for(prompt_of(1), greedy(LONG)))
         await asyncio.to_thread(served.turnstile.reached.wait)
-        unread = await served.llm.submit(prompt_of(2), greedy(9))
+        unread = await sent(served, request_for(prompt_of(2), greedy(9)))
         served.turnstile.failures = 1
         served.turnstile.open.set()
         assert (await read(broken))[0].finishes == [FinishReason.ERROR]
-        (told,) = await read(unread)
+        (told,) = await read(await unread)
         assert told.answer.essence == alone(prompt_of(2), 9, ignore_eos=True)[0].essence
 
     asyncio.run(scenario())
@@ -134,7 +138,7 @@ def test_a_request_that_the_broken_step_had_just_ended_is_told_too(
     monkeypatch.setattr(served.engine.scheduler, "commit", commit_and_break)
 
     async def scenario() -> None:
-        stream = await served.llm.submit(prompt_of(1), greedy(3))
+        stream = await served.llm.submit(request_for(prompt_of(1), greedy(3)))
         (told,) = await read(stream)
         assert told.finishes == [FinishReason.ERROR]
         assert "a broken invariant" in told.error
@@ -153,14 +157,15 @@ def test_a_request_that_the_broken_step_was_just_taking_is_told_too(
 
     async def scenario() -> None:
         served.turnstile.open.clear()
-        running = await served.llm.submit(prompt_of(1), greedy(2))
+        running = await served.llm.submit(request_for(prompt_of(1), greedy(2)))
         await asyncio.to_thread(served.turnstile.reached.wait)
-        streams = [await served.llm.submit(prompt_of(i), greedy(4)) for i in (2, 3)]
+        broken, unread = [await sent(served, request_for(prompt_of(i), greedy(4))) for i in (2, 3)]
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
-        for stream in (running, streams[0]):
-            assert (await read(stream))[0].finishes == [FinishReason.ERROR]
-        assert (await read(streams[1]))[0].finishes == [FinishReason.LENGTH]
+        assert (await read(running))[0].finishes == [FinishReason.ERROR]
+        with pytest.raises(RequestFailed, match="a broken invariant"):
+            await broken
+        assert (await read(await unread))[0].finishes == [FinishReason.LENGTH]
         await works(served)
 
     asyncio.run(scenario())
@@ -174,7 +179,7 @@ def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served
     async def scenario() -> None:
         llm = served.llm
         served.turnstile.open.clear()
-        running = await llm.submit(prompt_of(1), greedy(2))
+        running = await llm.submit(request_for(prompt_of(1), greedy(2)))
         await asyncio.to_thread(served.turnstile.reached.wait)
         asked = [
             ask(llm, lambda s, now: 1),
@@ -184,7 +189,7 @@ def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served
         ]
         tasks = [asyncio.ensure_future(question) for question in asked]
         await until(lambda: len(served.engine.inbox.unread()) == 4)
-        stream = await llm.submit(prompt_of(2), greedy(3))
+        stream = await sent(served, request_for(prompt_of(2), greedy(3)))
         tasks.append(asyncio.ensure_future(ask(llm, lambda s, now: 3)))
         await until(lambda: len(served.engine.inbox.unread()) == 6)
         served.turnstile.open.set()
@@ -192,7 +197,7 @@ def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served
         assert [answers[i] for i in (0, 2, 4)] == [1, 2, 3]
         assert all(isinstance(answers[i], RequestFailed) for i in (1, 3))
         assert (await read(running))[0].finishes == [FinishReason.ERROR]
-        assert (await read(stream))[0].finishes == [FinishReason.LENGTH]
+        assert (await read(await stream))[0].finishes == [FinishReason.LENGTH]
 
     asyncio.run(scenario())
 
@@ -204,7 +209,7 @@ def test_whoever_waits_behind_the_failure_that_was_one_too_many_is_told_so(serve
     async def scenario() -> None:
         llm = served.llm
         served.turnstile.open.clear()
-        await llm.submit(prompt_of(1), greedy(2))
+        await llm.submit(request_for(prompt_of(1), greedy(2)))
         await asyncio.to_thread(served.turnstile.reached.wait)
         asked = [*(ask(llm, break_it) for _ in range(3)), ask(llm, lambda s, now: 2)]
         tasks = [asyncio.ensure_future(question) for question in asked]
@@ -224,7 +229,9 @@ def break_three_times(served: Served) -> list[str]:
         errors = []
         for i in range(3):
             served.turnstile.failures = 1
-            errors.append((await read(await served.llm.submit(prompt_of(i), greedy(4))))[0].error)
+            errors.append(
+                (await read(await served.llm.submit(request_for(prompt_of(i), greedy(4)))))[0].error
+            )
         return errors
 
     return asyncio.run(scenario())
@@ -240,7 +247,7 @@ def test_three_failures_within_a_minute_end_the_engine(served: Served) -> None:
 
     async def too_late() -> None:
         with pytest.raises(EngineStopped, match="repeated failures"):
-            await served.llm.submit(prompt_of(1), greedy(4))
+            await served.llm.submit(request_for(prompt_of(1), greedy(4)))
         assert await served.llm.drain(5)
 
     asyncio.run(too_late())
@@ -262,7 +269,7 @@ def test_a_lost_device_ends_the_engine_at_once_and_says_so(
 
 
 async def read_one(served: Served) -> list[Delta]:
-    return await read(await served.llm.submit(prompt_of(1), greedy(4)))
+    return await read(await served.llm.submit(request_for(prompt_of(1), greedy(4))))
 
 
 def test_three_failures_in_longer_than_a_minute_do_not(
@@ -286,7 +293,7 @@ def test_an_engine_that_cannot_be_made_afresh_gives_up_at_once(
     served.turnstile.failures = 1
 
     async def scenario() -> None:
-        (told,) = await read(await served.llm.submit(prompt_of(1), greedy(4)))
+        (told,) = await read(await served.llm.submit(request_for(prompt_of(1), greedy(4))))
         assert told.finishes == [FinishReason.ERROR]
         assert "no memory" in told.error
 

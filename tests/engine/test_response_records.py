@@ -17,9 +17,11 @@ from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
 from tests.waiting import turns
+from tests.wanted import request_for
 
-from octavo.engine.responses import new_response_id
-from octavo.engine.session_store import NewResponse, SessionStore
+from octavo.conversations.record import Kind
+from octavo.conversations.responses import new_response_id
+from octavo.conversations.store import ConversationStore, NewResponse
 from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
 from octavo.files import Files
 from octavo.params import SamplerParams
@@ -27,35 +29,35 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage
 
 T = TypeVar("T")
-BOUNDS = "octavo.engine.session_store.{}"
+BOUNDS = "octavo.conversations.store.{}"
 
 
-def stored(store: SessionStore, size: int = 10, tenant: str = "") -> str:
+def stored(store: ConversationStore, size: int = 10, tenant: str = "") -> str:
     response = NewResponse(new_response_id(), b"x" * size)
     store.make_room(tenant, response)
     return store.create(tenant, 60.0, response).session_id
 
 
-def ids(store: SessionStore, tenant: str = "") -> set[str]:
-    return {r.session_id for r in store.records() if r.tenant == tenant and r.is_response}
+def ids(store: ConversationStore, tenant: str = "") -> set[str]:
+    return {r.session_id for r in store.records() if r.tenant == tenant and r.kind is Kind.RESPONSE}
 
 
 def test_a_response_is_no_session_and_a_session_no_response() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     session_id, response_id = store.create("", 60.0).session_id, stored(store)
     assert [r.session_id for r in store.all()] == [r.session_id for r in store.latest("", 9)] == [session_id]
-    assert store.find_response("", response_id).document == b"x" * 10
+    assert store.find("", response_id, Kind.RESPONSE).document == b"x" * 10
     with pytest.raises(UnknownSession, match="there is no session"):
         store.find("", response_id)
     for tenant, other in (("", session_id), ("two", response_id), ("", "resp_")):
         with pytest.raises(UnknownSession, match="there is no response") as caught:
-            store.find_response(tenant, other)
+            store.find(tenant, other, Kind.RESPONSE)
         assert caught.value.code == "response_not_found"
 
 
 def test_the_response_used_longest_ago_gives_way_and_never_one_that_runs_or_is_needed() -> None:
     clock = Clock()
-    store, made = SessionStore(clock), []
+    store, made = ConversationStore(clock), []
     with mock.patch(BOUNDS.format("RESPONSES_MAX"), 3):
         for _ in range(3):
             made.append(stored(store))
@@ -79,7 +81,7 @@ def test_the_response_used_longest_ago_gives_way_and_never_one_that_runs_or_is_n
 
 
 def test_documents_of_a_tenant_are_bounded_together_and_sessions_count_apart() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     with mock.patch(BOUNDS.format("DOCUMENTS_BYTES_MAX"), 100), mock.patch(BOUNDS.format("SESSIONS_MAX"), 1):
         first, second = stored(store, 40), stored(store, 40)
         other = stored(store, 100, "two")
@@ -104,15 +106,15 @@ def test_documents_of_a_tenant_are_bounded_together_and_sessions_count_apart() -
 
 def test_a_response_lives_its_ttl_after_it_was_last_gone_on_from() -> None:
     clock = Clock()
-    store = SessionStore(clock)
+    store = ConversationStore(clock)
     response_id = stored(store)
     clock.now += 59.0
     store.use(response_id)
     clock.now += 59.0
-    assert store.find_response("", response_id)
+    assert store.find("", response_id, Kind.RESPONSE)
     clock.now += 2.0
     with pytest.raises(UnknownSession):
-        store.find_response("", response_id)
+        store.find("", response_id, Kind.RESPONSE)
 
 
 def test_a_file_keeps_documents_and_one_of_before_them_is_written_on(tmp_path: Path) -> None:
@@ -125,19 +127,19 @@ def test_a_file_keeps_documents_and_one_of_before_them_is_written_on(tmp_path: P
         row = ("old", "t", array("I", [5]).tobytes(), 60_000, now, now, 0, 0, b"")
         database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     database.close()
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     assert [r.session_id for r in store.all("t")] == ["old"]
     response_id = stored(store, tenant="t")
     store.say(response_id, [5, 6])
     assert store.attach(NewResponse(response_id, b"the last"))
     store.close()
-    again = SessionStore.open(path)
-    found = again.find_response("t", response_id)
+    again = ConversationStore.open(path)
+    found = again.find("t", response_id, Kind.RESPONSE)
     assert (list(found.tokens), found.document) == ([5, 6], b"the last")
     assert [r.session_id for r in again.all("t")] == ["old"]
-    again.delete("t", response_id)
+    again.delete(again.find("t", response_id, Kind.RESPONSE))
     again.close()
-    last = SessionStore.open(path)
+    last = ConversationStore.open(path)
     assert [r.session_id for r in last.records()] == ["old"]
     last.close()
 
@@ -150,7 +152,7 @@ async def turn(
     chat.messages.append(ChatMessage("user", text))
     await responses.create("", response_id, b"begun", previous)
     params = SamplerParams(temperature=1.0, seed=7, max_tokens=max_tokens)
-    taken = await responses.turn("", response_id, chat.messages, params)
+    taken = await responses.turn(request_for((), params, session=response_id), chat.messages)
     [told] = await read(taken.stream)  # type: ignore[arg-type]
     chat.messages.append(ChatMessage("assistant", told.text))
     responses.attach("", response_id, b"ended")
@@ -193,7 +195,9 @@ def test_one_that_is_gone_on_from_holds_its_blocks_for_its_whole_ttl_again() -> 
         forked = await expires(first)
         assert forked > before
         said = [*chat.messages[:2], ChatMessage("user", "go on")]
-        taken = await chat.llm.sessions.responses.unstored.turn("", first, said, SamplerParams(max_tokens=2))
+        taken = await chat.llm.sessions.responses.unstored.turn(
+            request_for((), SamplerParams(max_tokens=2), session=first), said
+        )
         await read(taken.stream)  # type: ignore[arg-type]
         assert await expires(first) > forked
 
@@ -224,7 +228,7 @@ def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
         said = [ChatMessage("user", "hi")]
         for lost in (
             responses.create("", "resp_a", b"x", "resp_none"),  # it has expired since it was looked up
-            responses.unstored.turn("", "resp_none", said, SamplerParams()),
+            responses.unstored.turn(request_for((), SamplerParams(), session="resp_none"), said),
         ):
             with pytest.raises(UnknownSession) as caught:
                 await lost
@@ -239,7 +243,9 @@ def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
             await left
         await responses.create("", "resp_c", b"x")
         with pytest.raises((InvalidRequest, RequestTooLarge)):
-            await responses.turn("", "resp_c", [ChatMessage("user", "A" * 600)], SamplerParams())
+            await responses.turn(
+                request_for((), SamplerParams(), session="resp_c"), [ChatMessage("user", "A" * 600)]
+            )
         responses.drop("", "resp_c")
         responses.drop("", "resp_c")
         assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
@@ -257,21 +263,21 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         params = SamplerParams(max_tokens=400, ignore_eos=True)
         await responses.create("", "resp_a", b"x")
         gate.permits = threading.Semaphore(0)
-        running = await gate.stepping(responses.turn("", "resp_a", said, params))
+        running = await gate.stepping(responses.turn(request_for((), params, session="resp_a"), said))
         store = chat.llm.sessions._store
-        assert store.is_active(store.find_response("", "resp_a"))
+        assert store.is_active(store.find("", "resp_a", Kind.RESPONSE))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
             await gate.stepping(responses.create("", "resp_b", b"x", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
-            await responses.unstored.turn("", "resp_a", said, SamplerParams())
+            await responses.unstored.turn(request_for((), SamplerParams(), session="resp_a"), said)
         with pytest.raises(SessionBusy):
-            await gate.stepping(responses.turn("", "resp_a", said, SamplerParams()))
+            await gate.stepping(responses.turn(request_for((), SamplerParams(), session="resp_a"), said))
         running.stream.cancel()
         await gate.stepping(read(running.stream))  # type: ignore[arg-type]
         gate.permits.release(1000)
-        assert not store.is_active(store.find_response("", "resp_a"))
+        assert not store.is_active(store.find("", "resp_a", Kind.RESPONSE))
         await responses.create("", "resp_b", b"x", "resp_a")  # nothing was said in it: it begins afresh
-        assert not store.find_response("", "resp_b").tokens
+        assert not store.find("", "resp_b", Kind.RESPONSE).tokens
 
     run_with(chat, work())
 
@@ -284,7 +290,9 @@ def test_a_response_that_is_deleted_while_it_runs_leaves_nothing_behind(tmp_path
         responses, said = chat.llm.sessions.responses, [ChatMessage("user", "tell me of the blocks")]
         await responses.create("", "resp_a", b"x")
         gate.permits = threading.Semaphore(0)
-        running = await gate.stepping(responses.turn("", "resp_a", said, SamplerParams(max_tokens=40)))
+        running = await gate.stepping(
+            responses.turn(request_for((), SamplerParams(max_tokens=40), session="resp_a"), said)
+        )
         await gate.stepping(responses.delete("", "resp_a"))
         gate.permits.release(1000)
         await read(running.stream)  # type: ignore[arg-type]
@@ -335,7 +343,7 @@ class WatchedFiles(Files):
 
 def test_a_touch_writes_the_time_alone_unless_the_row_was_never_written(tmp_path: Path) -> None:
     path, clock, files = tmp_path / "sessions.sqlite", Clock(), WatchedFiles()
-    store = SessionStore.open(path, files, clock)
+    store = ConversationStore.open(path, files, clock)
     first = stored(store)
     assert store.sync(first).result()
     files.fails = "INSERT"
@@ -346,11 +354,11 @@ def test_a_touch_writes_the_time_alone_unless_the_row_was_never_written(tmp_path
         files.said.clear()
         clock.now += 7.0
         store.use(response_id)
-        store.delete("", stored(store, tenant="")).result()  # behind it
+        store.delete(store.find("", stored(store, tenant=""), Kind.RESPONSE)).result()  # behind it
         assert next(word for word in files.said if word in ("UPDATE", "INSERT")) == verb
     wanted = {r.session_id: (r.used, r.document) for r in store.records()}
     store.close()
-    again = SessionStore.open(path, clock=clock)
+    again = ConversationStore.open(path, clock=clock)
     assert {r.session_id: (r.used, r.document) for r in again.records()} == wanted
     assert set(wanted) == {first, second}
     again.close()

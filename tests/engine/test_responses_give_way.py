@@ -9,8 +9,9 @@ import pytest
 from tests.engine.chats import Chat, open_chat
 from tests.engine.peek import ask
 from tests.engine.served import read
+from tests.wanted import request_for
 
-from octavo.engine.responses import new_response_id
+from octavo.conversations.responses import new_response_id
 from octavo.params import SamplerParams
 from octavo.types import ChatMessage
 
@@ -23,7 +24,7 @@ async def respond(chat: Chat, text: str) -> str:
     responses, response_id = chat.llm.sessions.responses, new_response_id()
     await responses.create("", response_id, b"{}")
     params = SamplerParams(max_tokens=20, temperature=0.0)
-    turn = await responses.turn("", response_id, [ChatMessage("user", text)], params)
+    turn = await responses.turn(request_for((), params, session=response_id), [ChatMessage("user", text)])
     await read(turn.stream)  # type: ignore[arg-type]
     await ask(chat.llm, lambda scheduler, now: None)  # behind its end
     return response_id

@@ -18,9 +18,9 @@ from tests.engine.peek import ask, tell
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 from tests.waiting import until
 
+from octavo.conversations.store import ConversationStore
 from octavo.database import SqlValue
 from octavo.engine.outputs import SessionView
-from octavo.engine.session_store import SessionStore
 from octavo.errors import OctavoError, RequestFailed
 from octavo.files import Files
 from octavo.retention.transfers import Transfers
@@ -116,11 +116,11 @@ class _WatchedFiles(Files):
 
 def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> None:
     files = _WatchedFiles()
-    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
+    store = ConversationStore.open(tmp_path / "sessions.sqlite", files)
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)
     store.use(record.session_id)  # not waited for: this one need not be synced
-    assert store.delete("", record.session_id).result(10)
+    assert store.delete(record).result(10)
     assert files.told[-4:] == [
         "PRAGMA synchronous=FULL",
         "BEGIN IMMEDIATE",
@@ -131,7 +131,7 @@ def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> No
     (tmp_path / "copy").mkdir()
     for path in tmp_path.glob("sessions.sqlite*"):  # as a process that dies now leaves them
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
-    again = SessionStore.open(tmp_path / "copy" / "sessions.sqlite")
+    again = ConversationStore.open(tmp_path / "copy" / "sessions.sqlite")
     assert (again.opened_afresh, again.all()) == ("", [])
     again.close()
     store.close()
@@ -219,13 +219,13 @@ def test_a_row_that_could_not_be_deleted_goes_at_the_end(tmp_path: Path) -> None
     armed = False
     faults = seeded(1, 1.0, [FaultKind.ENOSPC])
     files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
-    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
+    store = ConversationStore.open(tmp_path / "sessions.sqlite", files)
     records = [store.create("", 60.0) for _ in range(2)]
     assert store.sync(records[1].session_id).result(10)
     armed = True
-    assert not store.delete("", records[0].session_id).result(10)
+    assert not store.delete(records[0]).result(10)
     armed = False
     store.close()
-    again = SessionStore.open(tmp_path / "sessions.sqlite")
+    again = ConversationStore.open(tmp_path / "sessions.sqlite")
     assert [record.session_id for record in again.all()] == [records[1].session_id]
     again.close()

@@ -19,13 +19,14 @@ from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
 from tests.engine.test_sessions import HELLO, run
+from tests.wanted import request_for
 
 from octavo.config import StartOptions
+from octavo.conversations.file import SESSIONS_FILE, longest_ttl
+from octavo.conversations.record import TTL_S_MAX
+from octavo.conversations.store import ConversationStore, needed_s
 from octavo.engine.offload import open_disk
 from octavo.engine.port import Port, inspector_of
-from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
-from octavo.engine.session_record import TTL_S_MAX
-from octavo.engine.session_store import SessionStore
 from octavo.engine.steady_clock import Seen, Sources, SteadyClock
 from octavo.errors import (
     InvalidRequest,
@@ -50,7 +51,7 @@ def test_a_turn_in_beams_is_refused_and_the_session_stays_usable() -> None:
             with pytest.raises(
                 InvalidRequest, match="allowed with a session: use_beam_search false"
             ) as error:
-                await chat.llm.sessions.turn("", chat.session_id, more, beams)
+                await chat.llm.sessions.turn(request_for((), beams, session=chat.session_id), more)
             assert error.value.param == "use_beam_search"
             turn, told = await chat.say("more")
             plain(turn.prompt, told)
@@ -68,12 +69,16 @@ def test_a_turn_without_max_tokens_gets_what_its_tenant_has_room_for() -> None:
         try:
             policies = [TenantPolicy("bob", maximum=7)]
             await chat.llm.control.set_tenants(policies)
-            first = await sessions.turn("bob", "new", messages, replace(params, max_tokens=3))
+            first = await sessions.turn(
+                request_for((), replace(params, max_tokens=3), tenant="bob", session="new"), messages
+            )
             [told] = await read(first.stream)
             view = await sessions.find("bob", first.session_id)
             assert view.blocks.held > 2  # of its maximum; they are its own
             messages += [ChatMessage("assistant", told.text), ChatMessage("user", "go on")]
-            turn = await sessions.turn("bob", first.session_id, messages, params)
+            turn = await sessions.turn(
+                request_for((), params, tenant="bob", session=first.session_id), messages
+            )
             [told] = await read(turn.stream)
             assert told.finishes == [FinishReason.LENGTH]
             assert len(turn.prompt) + len(told.answer.tokens) == 7 * 16 + 1
@@ -94,7 +99,7 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
-            turn = partial(sessions.turn, messages=more, params=SamplerParams(max_tokens=5))
+            wanted = request_for((), SamplerParams(max_tokens=5), session=chat.session_id)
             record = find("", chat.session_id)
             await sessions.delete("", chat.session_id)
             # As if it had been deleted just after it was looked up.
@@ -102,7 +107,9 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
                 mock.patch.object(sessions._store, "find", side_effect=[record, UnknownSession("gone")]),
                 pytest.raises(UnknownSession),
             ):
-                await (turn if act == "turn" else sessions.suspend)("", chat.session_id)
+                await (
+                    sessions.turn(wanted, more) if act == "turn" else sessions.suspend("", chat.session_id)
+                )
             assert await ask(chat.llm, lambda s, now: (len(s.session_table), s.live.live_requests())) == (
                 0,
                 [],
@@ -117,7 +124,7 @@ def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache_and_a_clock
     tmp_path: Path,
 ) -> None:
     day = 86_400.0
-    store = SessionStore.open(tmp_path / SESSIONS_FILE, clock=lambda: 1000.0)
+    store = ConversationStore.open(tmp_path / SESSIONS_FILE, clock=lambda: 1000.0)
     store.create("", 3 * day)
     store.create("", 5 * day)
     store.close()
@@ -143,7 +150,7 @@ def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache_and_a_clock
                 partial(float, began + days * day), partial(float, passed * day), partial(str, "boot")
             )
             clock = SteadyClock(Seen("boot", 0.0, began), sources)
-            store = open_disk(options, BLOCK_BYTES, b"f" * 32, day, clock)
+            store = open_disk(options, BLOCK_BYTES, b"f" * 32, day, clock, needed_s)
             assert store is not None
             assert len(store.entries()) == left
             store.close()
@@ -167,7 +174,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
                 busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
                 with (
                     mock.patch.object(Port, "_suspend", return_value=busy),
-                    mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
+                    mock.patch("octavo.conversations.sessions.asyncio.sleep", pause),
                     pytest.raises(UnknownSession),
                 ):
                     await sessions.suspend("", chat.session_id)
@@ -218,7 +225,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
 
             with (
                 mock.patch.object(Port, "_suspend", suspend),
-                mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
+                mock.patch("octavo.conversations.sessions.asyncio.sleep", pause),
             ):
                 suspending = asyncio.ensure_future(chat.llm.sessions.suspend("", chat.session_id))
                 await slept.wait()
@@ -246,7 +253,7 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
             raise asyncio.CancelledError
 
         say = [ChatMessage("user", HELLO)]
-        turn = partial(sessions.turn, "", "new", say, SamplerParams(max_tokens=5))
+        turn = partial(sessions.turn, request_for((), SamplerParams(max_tokens=5), session="new"), say)
         try:
             if act == "fork":
                 await chat.say(HELLO)
@@ -277,7 +284,7 @@ def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() 
         say = store.say
 
         def lose_and_say(session_id: str, said: Sequence[int], num_shared: int) -> bool:
-            store.delete("", session_id)
+            store.delete(store.find("", session_id))
             return say(session_id, said, num_shared)
 
         try:
@@ -304,7 +311,9 @@ def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
             message = [ChatMessage("user", HELLO)]
             params = SamplerParams(max_tokens=300, ignore_eos=True, temperature=0.0)
             gate.permits = threading.Semaphore(0)
-            turn = await gate.stepping(sessions.turn("", view.session_id, message, params))
+            turn = await gate.stepping(
+                sessions.turn(request_for((), params, session=view.session_id), message)
+            )
             assert (await gate.stepping(sessions.find("", view.session_id))).seconds_left == 10.0
             clock.now += 50.0
             await gate.stepping(sessions.create("somebody", 10.0))  # whoever has expired is forgotten now
@@ -333,9 +342,13 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=300, ignore_eos=True)
             gate.permits = threading.Semaphore(0)
-            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            turn = await gate.stepping(
+                chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+            )
             with pytest.raises(SessionBusy):
-                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+                await gate.stepping(
+                    chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+                )
             assert list(store._turns.values()) == [chat.session_id]
             turn.stream.cancel()
             gate.permits.release(1000)

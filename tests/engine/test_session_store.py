@@ -14,11 +14,11 @@ import pytest
 from tests.doubles.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import open_chat
 
+from octavo.conversations.conversations import restore
+from octavo.conversations.store import SESSIONS_MAX, ConversationStore
+from octavo.conversations.turn_ends import TurnEnds
 from octavo.engine.port import Port
-from octavo.engine.session_store import SESSIONS_MAX, SessionStore
-from octavo.engine.sessions import restore
 from octavo.engine.start import open_sessions
-from octavo.engine.turn_ends import TurnEnds
 from octavo.errors import (
     ConfigError,
     InvalidRequest,
@@ -49,7 +49,7 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
     tier = OffloadTier(4, [(name, slot) for slot, name in enumerate(names)])  # of which three may be kept
     scheduler = Scheduler(Ledger(20, 4), SchedulerConfig(pin_blocks=10), lambda tenant: root, tier)
     clock = Clock()
-    store = SessionStore(clock)
+    store = ConversationStore(clock)
     first, second = store.create("", 60.0).session_id, store.create("", 60.0).session_id
     store.say(second, suspended)
     store.record_suspended(store.find("", second), 2)
@@ -61,7 +61,7 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
 
 
 def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     session_id = store.create("", 60.0).session_id
     store.say(session_id, [5, 6])
     suspended = store.find("", session_id)
@@ -81,7 +81,7 @@ def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
 
 def test_the_store_forgets_whom_nobody_used_for_its_ttl() -> None:
     clock = Clock()
-    store = SessionStore(clock)
+    store = ConversationStore(clock)
     first, second = store.create("", 10.0), store.create("", 20.0)
     clock.now += 9.0
     store.say(first.session_id, [1, 2])
@@ -95,7 +95,7 @@ def test_the_store_forgets_whom_nobody_used_for_its_ttl() -> None:
 
 
 def test_the_store_bounds_the_sessions_of_a_tenant() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     for _ in range(SESSIONS_MAX):
         store.create("one", 60.0)
     with pytest.raises(SessionRefused, match="there are 1,024 sessions; allowed: 1,024"):
@@ -107,14 +107,14 @@ def test_the_store_bounds_the_sessions_of_a_tenant() -> None:
 
 def test_the_store_finds_again_what_was_said_and_not_what_was_deleted(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     kept, gone = store.create("t", 60.0), store.create("t", 60.0)
     store.say(kept.session_id, [5, 6, 70_000], 2)
     store.record_suspended(store.find("t", kept.session_id), 3)
-    store.delete("t", gone.session_id)
+    store.delete(gone)
     assert store.sync(kept.session_id).result(10)
     store.close()
-    again = SessionStore.open(path)
+    again = ConversationStore.open(path)
     [found] = again.all()
     assert (found.session_id, list(found.tokens), found.ttl_s) == (kept.session_id, [5, 6, 70_000], 60.0)
     assert (found.num_shared, found.num_suspended) == (2, 3)
@@ -145,7 +145,7 @@ def test_a_file_of_an_earlier_version_is_read_and_written_on(
         database.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)
     database.close()
     for wanted, ends in (((sum(numbers), 0), (2,)), ((2, 1), (2, 3))):
-        store = SessionStore.open(path)
+        store = ConversationStore.open(path)
         [found] = store.all()
         assert (store.opened_afresh, list(found.tokens[:2])) == ("", [5, 6])
         assert (found.num_shared, found.num_suspended) == wanted
@@ -156,7 +156,7 @@ def test_a_file_of_an_earlier_version_is_read_and_written_on(
 
 
 def test_what_was_said_takes_four_bytes_a_token() -> None:
-    store = SessionStore()
+    store = ConversationStore()
     record = store.create("", 60.0)
     store.say(record.session_id, list(range(100_000)))
     assert sys.getsizeof(store.find("", record.session_id).tokens) < 4.2 * 100_000
@@ -171,46 +171,46 @@ def test_a_damaged_file_is_begun_afresh(tmp_path: Path, damage: str) -> None:
         database.close()
     else:
         path.write_bytes(b"no database at all" * 100 if damage == "garbage" else b"")
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     assert store.opened_afresh.startswith("its file was damaged")
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)
     store.close()
-    again = SessionStore.open(path)
+    again = ConversationStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]
     again.close()
 
 
 def test_a_file_that_another_process_has_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     record = store.create("", 60.0)
     store.close()
     other = sqlite3.connect(path)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):
-        SessionStore.open(path)
+        ConversationStore.open(path)
     with pytest.raises(ConfigError, match="cannot be used: database is locked"):
         open_sessions(tmp_path)
     other.close()
-    again = SessionStore.open(path)
+    again = ConversationStore.open(path)
     assert (again.opened_afresh, again.all()[0].session_id) == ("", record.session_id)
     again.close()
 
 
 def test_a_disk_that_fails_at_start_costs_no_session(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     record = store.create("", 60.0)
     store.close()
     refused = 0
     for point in range(6):
         files = FaultyFiles(Files(), scripted({point: Fault(FaultKind.EIO)}))
         try:
-            SessionStore.open(path, files).close()
+            ConversationStore.open(path, files).close()
         except (OSError, sqlite3.OperationalError):
             refused += 1
-        again = SessionStore.open(path)
+        again = ConversationStore.open(path)
         assert [r.session_id for r in again.all()] == [record.session_id]
         again.close()
     assert refused > 2
@@ -223,7 +223,7 @@ def test_the_last_words_are_in_the_file_before_the_disk_is_let_go(tmp_path: Path
     found: list[tuple[int, ...]] = []
 
     def close() -> None:
-        other = SessionStore.open(path)
+        other = ConversationStore.open(path)
         found.extend(tuple(record.tokens) for record in other.all())
         other.close()
         let_go()
@@ -237,7 +237,7 @@ def test_the_last_words_are_in_the_file_before_the_disk_is_let_go(tmp_path: Path
 
 def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     record = store.create("", 60.0)
     store.close()
     with sqlite3.connect(path) as database:
@@ -254,20 +254,20 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
         ):
             database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     database.close()
-    again = SessionStore.open(path)
+    again = ConversationStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]
     again.close()
 
 
 def test_the_store_finds_again_where_turns_ended_and_forks_there(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     session_id = store.create("t", 60.0).session_id
     for said in ([5, 6], [5, 6, 7, 8], [5, 6, 7, 8, 9]):
         store.say(session_id, said, 1)
     fork = store.fork(store.find("t", session_id), 2)
     store.close()
-    again = SessionStore.open(path)
+    again = ConversationStore.open(path)
     assert again.find("t", session_id).turn_ends == TurnEnds(0, (2, 4, 5))
     found = again.find("t", fork.session_id)
     assert (list(found.tokens), found.turn_ends, found.num_shared) == ([5, 6, 7, 8], TurnEnds(0, (2, 4)), 1)
@@ -280,7 +280,7 @@ def test_the_store_finds_again_where_turns_ended_and_forks_there(tmp_path: Path)
 
 def test_a_damaged_list_of_turns_costs_the_turns_and_not_the_session(tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
+    store = ConversationStore.open(path)
     session_id = store.create("", 60.0).session_id
     for said in ([5, 6], [5, 6, 7]):
         store.say(session_id, said)
@@ -289,7 +289,7 @@ def test_a_damaged_list_of_turns_costs_the_turns_and_not_the_session(tmp_path: P
         with sqlite3.connect(path) as database:
             database.execute("UPDATE sessions SET turn_ends = ?", (damaged,))
         database.close()
-        again = SessionStore.open(path)
+        again = ConversationStore.open(path)
         found = again.find("", session_id)
         assert (list(found.tokens), found.turn_ends) == ([5, 6, 7], TurnEnds(0, (3,)))
         with pytest.raises(InvalidRequest, match="turn is 2; allowed: 1 to 1"):
@@ -301,7 +301,7 @@ def test_a_write_that_fails_is_told_and_counted(tmp_path: Path) -> None:
     armed = False
     faults = seeded(1, 1.0, [FaultKind.ENOSPC])
     files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
-    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
+    store = ConversationStore.open(tmp_path / "sessions.sqlite", files)
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)
     armed = True

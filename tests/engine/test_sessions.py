@@ -18,9 +18,9 @@ from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.peek import ask, tell
 from tests.engine.served import Turnstile
 from tests.waiting import wait_until
+from tests.wanted import request_for
 
 from octavo.engine.requests import render_chat
-from octavo.engine.turns import compose
 from octavo.errors import (
     InvalidRequest,
     PinRefused,
@@ -36,6 +36,7 @@ from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
+from octavo.text.continuation import compose
 from octavo.types import ChatMessage, FinishReason
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"
@@ -211,7 +212,7 @@ def test_messages_that_do_not_extend_what_was_said_fall_back_and_say_so() -> Non
             plain(turn.prompt, told)
             assert turn.reused_tokens == 0
             assert "they differ after" in turn.fallback
-            assert turn.told()["fallback"] == turn.fallback
+            assert turn.to_json()["fallback"] == turn.fallback
             events = (await chat.llm.control.kv()).events
             assert any("tokenised as a whole" in event.text for event in events)
             turn, _ = await chat.say("and now")  # what was said is the new history
@@ -258,9 +259,13 @@ def test_a_turn_that_is_cancelled_changes_nothing_and_one_at_a_time_runs() -> No
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=300, ignore_eos=True)
             gate.permits = threading.Semaphore(0)
-            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            turn = await gate.stepping(
+                chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+            )
             with pytest.raises(SessionBusy):
-                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+                await gate.stepping(
+                    chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+                )
             with pytest.raises(SessionBusy):
                 await gate.stepping(chat.llm.sessions.resume("", chat.session_id))
             turn.stream.cancel()
@@ -290,7 +295,7 @@ def test_sessions_are_a_tenants_own_and_a_refused_first_turn_leaves_none() -> No
                     await act("two", view.session_id)
             message = [ChatMessage("user", "x" * 600)]
             with pytest.raises(InvalidRequest):
-                await sessions.turn("two", "new", message, SamplerParams())
+                await sessions.turn(request_for((), SamplerParams(), tenant="two", session="new"), message)
             assert await sessions.all("two") == []
             await sessions.delete("one", view.session_id)
             with pytest.raises(UnknownSession):

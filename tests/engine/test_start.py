@@ -18,6 +18,7 @@ from tests.engine.served import read
 from tests.engine.test_sessions import HELLO
 from tests.model.checkpoints import save_checkpoint
 from tests.tiny import tiny_model
+from tests.wanted import request_for
 
 from octavo.cli import serve
 from octavo.config import StartOptions
@@ -65,7 +66,9 @@ def start(folder: Path, *policies: TenantPolicy, is_shared: bool = False, **give
 async def chat(llm: EngineClient, text: str) -> str:
     """A session of tenant "t", whose turn has ended and which is suspended."""
     params = SamplerParams(max_tokens=3, temperature=0.0, ignore_eos=True)
-    turn = await llm.sessions.turn("t", "new", [ChatMessage("user", text)], params)
+    turn = await llm.sessions.turn(
+        request_for((), params, tenant="t", session="new"), [ChatMessage("user", text)]
+    )
     await read(turn.stream)
     view = await llm.sessions.suspend("t", turn.session_id)
     assert view.blocks.kept == 4
@@ -210,7 +213,7 @@ def test_the_first_request_of_a_tenant_is_sized_by_its_bounds_before_any_step() 
     options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8, memory_reserve_bytes=0)
     bounds = TenantPolicy("t", request_maximum=3)
     engine = engine_over(loaded, host_backend(ops), options, lambda size: [bounds]).engine
-    assert engine.capacities.hard.room("t") == 3
+    assert engine.scheduler.room.hard.room("t") == 3
 
 
 @pytest.mark.parametrize("fails", ["bounds", "sessions", "restore"])

@@ -12,8 +12,8 @@ from tests.executor.store import BLOCK, SLOT, name_of
 from tests.executor.store import bytes_of as bytes_of_block
 
 from octavo.config import StartOptions
+from octavo.conversations.store import GRACE_S, ConversationStore
 from octavo.engine.offload import open_clock, open_disk
-from octavo.engine.session_store import GRACE_S, SessionStore
 from octavo.engine.steady_clock import CLOCK_FILE, Seen, Sources, SteadyClock
 from octavo.errors import UnknownSession
 from octavo.executor.disk import DiskStore, namespace_of
@@ -69,7 +69,7 @@ def test_while_it_runs_no_change_of_the_wall_clock_moves_it_and_each_is_told_onc
 
 
 def test_a_clock_ahead_for_one_listing_forgets_no_session(machine: Machine) -> None:
-    store = SessionStore(SteadyClock(None, machine.sources()))
+    store = ConversationStore(SteadyClock(None, machine.sources()))
     session_id = store.create("", HOUR).session_id
     machine.wall += 2 * DAY
     assert [record.session_id for record in store.all()] == [session_id]
@@ -157,11 +157,11 @@ def test_a_session_that_seems_to_have_expired_is_kept_a_while_longer(
     ttl: float, more: float, machine: Machine, tmp_path: Path
 ) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path, clock=SteadyClock(None, machine.sources()))
+    store = ConversationStore.open(path, clock=SteadyClock(None, machine.sources()))
     session_id = store.create("", ttl).session_id
     store.close()
     machine.passes(20 * DAY)
-    store = SessionStore.open(path, clock=SteadyClock(None, machine.sources()))
+    store = ConversationStore.open(path, clock=SteadyClock(None, machine.sources()))
     assert store.num_graced == 1
     machine.passes(more - 1)
     assert store.seconds_left(store.find("", session_id)) == pytest.approx(1.0)
@@ -170,17 +170,17 @@ def test_a_session_that_seems_to_have_expired_is_kept_a_while_longer(
         store.find("", session_id)
     assert store.all() == []
     store.close()
-    store = SessionStore.open(path, clock=SteadyClock(None, machine.sources()))
+    store = ConversationStore.open(path, clock=SteadyClock(None, machine.sources()))
     assert (store.num_graced, store.all()) == (0, [])
     store.close()
 
 
 def test_a_session_of_a_time_to_come_lives_its_ttl_from_now(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path, clock=lambda: NOON + 300 * DAY)
+    store = ConversationStore.open(path, clock=lambda: NOON + 300 * DAY)
     session_id = store.create("", HOUR).session_id
     store.close()
-    store = SessionStore.open(path, clock=SteadyClock(None, machine.sources()))
+    store = ConversationStore.open(path, clock=SteadyClock(None, machine.sources()))
     assert store.seconds_left(store.find("", session_id)) == HOUR
     store.close()
 

@@ -12,9 +12,9 @@ from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
 from tests.waiting import LIMIT_S, until
+from tests.wanted import request_for
 
-from octavo.engine.port import SetTenants, Submit, ViewKv
-from octavo.engine.requests import make_request
+from octavo.engine.port import Fit, SetTenants, Submit, ViewKv
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
     EngineStopped,
@@ -26,6 +26,7 @@ from octavo.errors import (
 )
 from octavo.inspect.inspector import Inspector
 from octavo.memory.quota import TenantPolicy
+from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.types import ChatMessage, FinishReason
@@ -40,7 +41,9 @@ def served() -> Iterator[Served]:
 
 
 def submit(served: Served, seed: int, max_tokens: int) -> asyncio.Task[DeltaStream]:
-    return asyncio.ensure_future(served.llm.submit(prompt_of(seed), greedy(max_tokens), tenant="alice"))
+    return asyncio.ensure_future(
+        served.llm.submit(request_for(prompt_of(seed), greedy(max_tokens), tenant="alice"))
+    )
 
 
 async def hold(served: Served) -> DeltaStream:
@@ -92,12 +95,12 @@ def test_a_tenant_within_its_share_is_asked_for_although_others_have_as_many_ope
         with pytest.raises(QueueFull, match=r"too many .* allowed: 8 \(settings max_queue and max_seqs\)"):
             await submit(served, 9, 4)
         late = [
-            asyncio.ensure_future(served.llm.submit(prompt_of(seed), greedy(4), tenant="bob"))
+            asyncio.ensure_future(served.llm.submit(request_for(prompt_of(seed), greedy(4), tenant="bob")))
             for seed in (10, 11)
         ]
         await until(lambda: num_asked() == 9)
         with pytest.raises(QueueFull):
-            await served.llm.submit(prompt_of(12), greedy(4), tenant="bob")
+            await served.llm.submit(request_for(prompt_of(12), greedy(4), tenant="bob"))
         running.cancel()
         served.turnstile.open.set()
         for stream in [*streams, *late]:
@@ -165,7 +168,7 @@ def test_bounds_outlive_a_broken_step(served: Served) -> None:
         served.turnstile.open.set()
         assert (await read(broken))[0].finishes == [FinishReason.ERROR]
         with pytest.raises(RequestTooLarge, match="allowed: 30"):
-            await served.llm.submit([5] * 100, greedy(410), tenant="alice")
+            await served.llm.submit(request_for([5] * 100, greedy(410), tenant="alice"))
         found = {policy.name: policy for policy in served.engine.scheduler.ledger.quotas.policies()}
         assert (found["alice"], found["bob"]) == bounds
 
@@ -208,7 +211,7 @@ def test_a_tenant_that_is_gone_when_its_request_arrives_gets_nothing_in(served: 
         for breaks in (False, True):
             if breaks:
                 served.turnstile.failures = 1
-                await read(await llm.submit(prompt_of(2), greedy(4), tenant="bob"))
+                await read(await llm.submit(request_for(prompt_of(2), greedy(4), tenant="bob")))
             with pytest.raises(UnknownTenant):
                 await submit(served, 3, 4)
             with pytest.raises(UnknownTenant):
@@ -226,17 +229,23 @@ def test_a_turn_of_a_tenant_that_is_gone_leaves_its_session_as_it_was() -> None:
         llm, messages = chat.llm, [ChatMessage("user", HELLO)]
         try:
             await llm.control.set_tenants((TenantPolicy("alice"),))
-            turn = await llm.sessions.turn("alice", "new", messages, greedy(5))
+            turn = await llm.sessions.turn(
+                request_for((), greedy(5), tenant="alice", session="new"), messages
+            )
             [told] = await read(turn.stream)
             await llm.control.set_tenants(())
             messages += [ChatMessage("assistant", told.text), ChatMessage("user", "more")]
             for session in ("new", turn.session_id):
                 with pytest.raises(UnknownTenant):
-                    await llm.sessions.turn("alice", session, messages, greedy(5))
+                    await llm.sessions.turn(
+                        request_for((), greedy(5), tenant="alice", session=session), messages
+                    )
             [left] = await llm.sessions.all("alice")
             assert (left.session_id, left.blocks.state) == (turn.session_id, SessionState.IDLE)
             await llm.control.set_tenants((TenantPolicy("alice"),))
-            turn = await llm.sessions.turn("alice", turn.session_id, messages, greedy(5))
+            turn = await llm.sessions.turn(
+                request_for((), greedy(5), tenant="alice", session=turn.session_id), messages
+            )
             assert (await read(turn.stream))[0].finishes == [FinishReason.LENGTH]
         finally:
             chat.close()
@@ -244,32 +253,15 @@ def test_a_turn_of_a_tenant_that_is_gone_leaves_its_session_as_it_was() -> None:
     asyncio.run(scenario())
 
 
-def test_checking_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that_the_engine_owns() -> None:
+def test_fitting_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that_the_engine_owns() -> None:
     served = serve_tiny()
     try:
         quotas = served.llm.engine.scheduler.ledger.quotas
         before = (len(quotas.policies()), list(quotas._pool.weights))
-        request = make_request(
-            1, prompt_of(1), greedy(4), served.llm.engine, served.llm.facts, tenant="never seen"
-        )
-        assert request.tenant == "never seen"
+        wanted = request_for(prompt_of(1), SamplerParams(), tenant="never seen")
+        fitted = served.llm.engine.inbox.send(Fit(wanted)).result(60)
+        assert (fitted.tenant, fitted.max_tokens) == ("never seen", 512 - len(wanted.prompt))
         assert (len(quotas.policies()), list(quotas._pool.weights)) == before
-    finally:
-        served.turnstile.open.set()
-        served.llm.close()
-
-
-def test_what_an_answer_has_changed_is_what_the_next_request_is_checked_against() -> None:
-    served = serve_tiny()
-    try:
-        engine = served.llm.engine
-        assert engine.capacities.hard.policy("a").maximum is None
-        bounds = TenantPolicy("a", maximum=3)
-        answer = engine.inbox.send(SetTenants((bounds,)))
-        seen: list[int | None] = []
-        answer.add_done_callback(lambda _: seen.append(engine.capacities.hard.policy("a").maximum))
-        answer.result(60)
-        assert seen == [3]
     finally:
         served.turnstile.open.set()
         served.llm.close()

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from octavo.engine.turn_ends import TurnEnds
+from octavo.conversations.turn_ends import TurnEnds
 from octavo.errors import InvalidRequest
 
 

@@ -13,10 +13,11 @@ from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_sessions import HELLO, run
 from tests.waiting import LIMIT_S, until, wait_until
+from tests.wanted import request_for
 
+from octavo.conversations.turns import TurnRecorder
 from octavo.engine.outputs import Delta
-from octavo.engine.port import SubmitPin, SubmitTurn
-from octavo.engine.turns import TurnRecorder
+from octavo.engine.port import Submit
 from octavo.errors import (
     SessionBusy,
 )
@@ -43,7 +44,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
             turn, _ = await chat.say(HELLO)
             gate.open.clear()
             gate.reached.clear()
-            await llm.submit(turn.prompt, SamplerParams(max_tokens=40, ignore_eos=True))
+            await llm.submit(request_for(turn.prompt, SamplerParams(max_tokens=40, ignore_eos=True)))
             assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)
 
             def open_and_break(*given, **more):  # type: ignore[no-untyped-def]
@@ -80,16 +81,17 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
         try:
             prompt = await llm.encode_chat([ChatMessage("user", HELLO)])
             gate.open.clear()
-            stream = await llm.submit(prompt, params)
+            stream = await llm.submit(request_for(prompt, params))
             assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)  # a step waits, which will break
             messages = [ChatMessage("user", "hello")]
             if kind == "turn":
-                asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
+                asked = asyncio.ensure_future(
+                    llm.sessions.turn(request_for((), params, session="new"), messages)
+                )
             else:
                 asked = asyncio.ensure_future(llm.control.pin(PinOrder("a", tuple(prompt), 60.0)))
             unread = chat.engine.inbox.unread
-            kinds = SubmitTurn | SubmitPin
-            await until(lambda: any(isinstance(command, kinds) for command in unread()))
+            await until(lambda: any(isinstance(command, Submit) for command in unread()))
             gate.failures = 1
             gate.open.set()
             [told] = await read(stream)
@@ -127,7 +129,9 @@ def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
             await chat.say(HELLO)
             late = [*chat.messages, ChatMessage("user", "late")]
             with mock.patch.object(llm.encoder, "compose", compose_slowly):
-                slow = asyncio.ensure_future(llm.sessions.turn("", chat.session_id, late, params))
+                slow = asyncio.ensure_future(
+                    llm.sessions.turn(request_for((), params, session=chat.session_id), late)
+                )
                 await prepared.wait()
             await chat.say("in between")
             said = llm.sessions.tokens("", chat.session_id)
@@ -152,17 +156,19 @@ def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
         llm, params = chat.llm, SamplerParams(max_tokens=5, temperature=0.0, ignore_eos=True)
         try:
             taken: list[tuple[TurnRecorder, Delta]] = []
-            with mock.patch.object(TurnRecorder, "take", lambda self, delta: taken.append((self, delta))):
-                turn = await llm.sessions.turn("", "new", [ChatMessage("user", HELLO)], params)
+            with mock.patch.object(TurnRecorder, "take", lambda self, _, delta: taken.append((self, delta))):
+                turn = await llm.sessions.turn(
+                    request_for((), params, session="new"), [ChatMessage("user", HELLO)]
+                )
                 [told] = await read(turn.stream)  # as if the loop had not come to it yet
             more = [ChatMessage("user", HELLO), ChatMessage("assistant", told.text), ChatMessage("user", "b")]
             with pytest.raises(SessionBusy, match="is active"):
-                await llm.sessions.turn("", turn.session_id, more, params)
+                await llm.sessions.turn(request_for((), params, session=turn.session_id), more)
             for recorder, delta in taken:
-                recorder.take(delta)
+                recorder.take(turn.stream, delta)
             said = llm.sessions.tokens("", turn.session_id)
             assert len(said) == len(turn.prompt) + 5
-            after = await llm.sessions.turn("", turn.session_id, more, params)
+            after = await llm.sessions.turn(request_for((), params, session=turn.session_id), more)
             assert after.prompt[: len(said)] == said
             await read(after.stream)
         finally:
@@ -176,11 +182,15 @@ def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> No
     params = SamplerParams(max_tokens=400, temperature=0.0, ignore_eos=True)
     messages = [ChatMessage("user", HELLO)]
     try:
-        turn = asyncio.run(chat.llm.sessions.turn("", "new", messages, params))
+        turn = asyncio.run(chat.llm.sessions.turn(request_for((), params, session="new"), messages))
         wait_until(lambda: not chat.llm.sessions._store._turns)
 
         async def again() -> None:
-            await read((await chat.llm.sessions.turn("", turn.session_id, messages, params)).stream)
+            await read(
+                (
+                    await chat.llm.sessions.turn(request_for((), params, session=turn.session_id), messages)
+                ).stream
+            )
 
         run(again())
     finally:
@@ -196,7 +206,9 @@ def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
             gate.permits = threading.Semaphore(0)
-            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            turn = await gate.stepping(
+                chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+            )
             await gate.stepping(chat.llm.sessions.delete("", chat.session_id))
             gate.permits.release(1000)
             [told] = await read(turn.stream)

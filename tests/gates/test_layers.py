@@ -62,6 +62,18 @@ ALLOWED: dict[str, set[str]] = {
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | LEDGER,
+    # What puts an engine together stands above the conversations that it serves.
+    **dict.fromkeys(
+        ("octavo.engine.client", "octavo.engine.start", "octavo.engine.fit", "octavo.engine.embedding"),
+        VALUES
+        | LEDGER
+        | BYTES
+        | {"octavo.engine", "octavo.conversations", "octavo._native"}
+        | {"octavo.config", "octavo.database", "octavo.files", "octavo.tenants"},
+    ),
+    "octavo.conversations": VALUES
+    | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
+    | {"octavo.retention"},
     "octavo.engine": VALUES
     | LEDGER
     | BYTES
@@ -69,9 +81,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
-    | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.text", "octavo.tools"},
+    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.setting", "octavo.text"}
+    | {"octavo.tools"},
     "octavo.server": VALUES
-    | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.tenants", "octavo.tools", "octavo.files"}
+    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.setting", "octavo.tenants"}
+    | {"octavo.tools", "octavo.files"}
     | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
     "octavo.bench": VALUES
     | LEDGER

@@ -40,4 +40,4 @@ def test_a_sleep_is_found_however_it_is_written() -> None:
     assert sleeps_in("async def f():\n    await asyncio.sleep(0)") == [2]
     assert sleeps_in("from time import monotonic, sleep") == [1]
     assert sleeps_in("SERVE = 'import time; time.sleep(1)'") == [1]
-    assert sleeps_in("self._sleep(1)\nmock.patch('octavo.engine.sessions.asyncio.sleep', pause)") == []
+    assert sleeps_in("self._sleep(1)\nmock.patch('octavo.conversations.sessions.asyncio.sleep', pause)") == []

@@ -8,7 +8,8 @@ import pytest
 from tests.real.test_default_model import NEAR_TIE, TEXT
 
 from octavo import LLM, BeamParams, SamplingParams
-from octavo.engine.requests import encode_rendered, render_chat
+from octavo.engine.requests import render_chat
+from octavo.text.continuation import encode_rendered
 from octavo.types import ChatMessage
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.wanted import request_for
 
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta
@@ -43,15 +44,15 @@ def test_a_turn_after_a_resume_is_the_same_as_its_prompt_alone(tmp_path: Path, l
 
     async def run() -> None:
         said = [ChatMessage("user", "Anna lives in Rome, a large city. Where does she live? As JSON.")]
-        first = await llm.sessions.turn("", "new", said, params)
+        first = await llm.sessions.turn(request_for((), params, session="new"), said)
         _, text = await told(first.stream)
         said += [ChatMessage("assistant", text), ChatMessage("user", "And Bob, who lives in Oslo? As JSON.")]
         await llm.sessions.suspend("", first.session_id)
         await llm.sessions.resume("", first.session_id)
-        second = await llm.sessions.turn("", first.session_id, said, params)
+        second = await llm.sessions.turn(request_for((), params, session=first.session_id), said)
         assert second.reused_tokens > len(first.prompt)
         resumed = await told(second.stream)
-        assert resumed == await told(await llm.submit(second.prompt, params))
+        assert resumed == await told(await llm.submit(request_for(second.prompt, params)))
         assert resumed[1].startswith('{"city_of_residence": "')
 
     try:

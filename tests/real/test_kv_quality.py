@@ -35,5 +35,5 @@ def test_an_engine_holds_kv_as_asked_and_names_it(kv: str, bytes_per_block: int)
     assert first.outputs[0].text == second.outputs[0].text
     assert second.num_cached_tokens >= 32
     tokens = array("I", range(16))
-    chains = [one.engine.scheduler.naming.of_session("", "", tokens) for one in (llm, plain)]
+    chains = [one.engine.scheduler.namer.chain("", tokens) for one in (llm, plain)]
     assert chains[0].names != chains[1].names

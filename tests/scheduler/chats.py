@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from tests.scheduler.served import Served, State
 from tests.scheduler.test_transfers import finish, turn
 
@@ -10,6 +13,7 @@ from octavo.memory.holders import Holder, HolderKind
 from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
+from octavo.retention.session_table import Session, StoredSession
 from octavo.types import Request
 
 PROMPT = tuple(range(100, 122))  # 5 blocks of 4, and two tokens
@@ -50,6 +54,13 @@ class Chats(Served):
 
     def blocks(self, session: str = "a"):  # type: ignore[no-untyped-def]
         return inspector_of(self.scheduler).session(session)
+
+    def restore(self, session: str, tokens: Sequence[int], left_s: float = 60.0, **stored: int) -> Session:
+        """As a scheduler that is new is given it."""
+        said = array("I", tokens).tobytes()
+        return self.scheduler.session_holds.restore(
+            StoredSession(session, "", said, 60.0, left_s, **stored), 0.0
+        )
 
     def evict_all(self) -> None:
         table = self.memory.open(Holder(HolderKind.SEQUENCE))

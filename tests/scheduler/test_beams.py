@@ -6,10 +6,10 @@ import pytest
 from tests.simulator.beams import plain_search
 
 from octavo.errors import InvalidRequest, RequestTooLarge
+from octavo.memory.demand import blocks_needed, tokens_that_fit
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.params import BeamParams, SamplerParams, Timeouts
-from octavo.retention.limits import blocks_needed, tokens_that_fit
 from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_length, steps_of
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State

@@ -127,9 +127,7 @@ def test_of_restored_sessions_those_that_were_suspended_stay_below(chats: Chats)
     chat(chats, "a", "b")
     for session, num_suspended in (("a", 5), ("b", 0)):
         chats.scheduler.session_holds.delete("", session)
-        chats.scheduler.session_holds.restore(
-            session, "", prompt_of(session), 60.0, 0.0, 5.0, 0, num_suspended
-        )
+        chats.restore(session, prompt_of(session), 5.0, num_suspended=num_suspended)
     assert kept(chats, "a", "b") == [5, 5]
     chat(chats, "c")
     suspend(chats, "c")
@@ -141,6 +139,6 @@ def test_what_a_warm_pin_lets_go_is_evicted_tail_first() -> None:
     chats = Chats(blocks=60, slots=50)
     prompt = tuple(range(100, 120))
     pin(chats, "rules", prompt)
-    chain = chats.scheduler.naming.of_session("", "", array("I", prompt)).names
+    chain = chats.scheduler.namer.chain("", array("I", prompt)).names
     line = [chats.memory.pool.name_of[block] for block in chats.memory.pool.line()]
     assert [chain.index(name) for name in line if name is not None] == [4, 3, 2, 1, 0]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+
 from tests.scheduler.chats import PROMPT, Chats
 from tests.scheduler.test_session_shared import share
 from tests.scheduler.test_transfers import finish, turn
 
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.retention.session_table import Session, SessionState
+from octavo.retention.session_table import Session, SessionState, StoredSession
 from octavo.step.events import EventKind
 
 
 def fork(chats: Chats, said: tuple[int, ...] = PROMPT, *, tenant: str = "") -> Session:
     """Of session a, in which these were the tokens when a turn had ended: session b."""
     source = chats.scheduler.session_table.find(tenant, "a")
-    made = chats.scheduler.session_holds.fork("b", source, said, 60.0, 0.0, source.num_shared)
+    stored = StoredSession("b", source.tenant, array("I", said).tobytes(), 60.0, 60.0, source.num_shared)
+    made = chats.scheduler.session_holds.fork(stored, source, 0.0)
     chats.scheduler.check()
     return made
 
@@ -227,7 +230,9 @@ def test_a_forks_time_is_its_own() -> None:
     chats = Chats(blocks=30)
     chats.whole_turn("a", PROMPT)
     source = chats.scheduler.session_table.find("", "a")
-    chats.scheduler.session_holds.fork("b", source, PROMPT, 90.0, 0.0, 0)
+    chats.scheduler.session_holds.fork(
+        StoredSession("b", source.tenant, array("I", PROMPT).tobytes(), 90.0, 90.0), source, 0.0
+    )
     chats.scheduler.expire(60.0)
     chats.scheduler.check()
     assert [session.session_id for session in chats.scheduler.session_table] == ["b"]

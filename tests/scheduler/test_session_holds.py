@@ -308,7 +308,7 @@ def test_a_restored_session_keeps_what_is_still_below() -> None:
     chats.whole_turn("a", PROMPT)
     chats.settle()
     chats.scheduler.session_holds.delete("", "a")
-    session = chats.scheduler.session_holds.restore("b", "", (*PROMPT, 1, 2, 3, 4), 60.0, 0.0, 5.0)
+    session = chats.restore("b", (*PROMPT, 1, 2, 3, 4), 5.0)
     chats.scheduler.check()
     assert (chats.blocks("b").num_blocks, chats.blocks("b").kept) == (6, 5)
     assert chats.blocks("b").state is SessionState.SUSPENDED
@@ -377,7 +377,7 @@ def test_a_restored_session_whose_last_token_filled_a_block_can_be_suspended_wit
     chats.settle()
     chats.scheduler.session_holds.delete("", "a")
     said = (*PROMPT, 900, 901)  # six blocks' tokens; the K and V of the last one were never computed
-    chats.scheduler.session_holds.restore("a", "", said, 60.0, 0.0)
+    chats.restore("a", said)
     for _ in range(2):
         chats.scheduler.session_holds.suspend("", "a")
         chats.settle()

@@ -173,7 +173,7 @@ def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_
     chats.scheduler.session_holds.delete("", "a")
     chats.scheduler.client_pins.release(SHARED, "rules")
     chats.settle()
-    chats.scheduler.session_holds.restore("a", "", PROMPT, 60.0, 0.0, 5.0, num_shared)
+    chats.restore("a", PROMPT, 5.0, num_shared=num_shared)
     chats.scheduler.check()
     assert (chats.blocks().num_blocks, chats.blocks().kept) == (5, 5)
     chats.evict_all()

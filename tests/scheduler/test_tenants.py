@@ -276,7 +276,7 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
     tier = served.scheduler.transfers.tier
     assert tier is not None
     for prompt in prompts:  # all of it is below, and nothing in the pool
-        chain = served.scheduler.naming._of_tenant("b", array("I", prompt))
+        chain = served.scheduler.namer.chain("b", array("I", prompt))
         for name in chain.names:
             tier.begin_store(name)
             tier.end_store(name, ok=True)

@@ -112,5 +112,5 @@ def test_of_a_prefix_that_was_loaded_the_tail_is_forgotten_before_the_head() -> 
     finish(served, turn(served))
     tier = served.scheduler.transfers.tier
     assert tier is not None
-    chain = served.scheduler.naming.of_session("", "", array("I", PROMPT)).names
+    chain = served.scheduler.namer.chain("", array("I", PROMPT)).names
     assert [chain.index(name) for name in tier.names() if name in chain][-8:] == [7, 6, 5, 4, 3, 2, 1, 0]

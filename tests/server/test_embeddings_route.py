@@ -14,7 +14,7 @@ from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import ALICE, BOB, TENANTS, by
 from tests.waiting import LIMIT_S, turns, until
 
-from octavo.engine.embedding import IN_FLIGHT_MAX, EmbeddingOrder, embed_all, vector_of
+from octavo.engine.embedding import IN_FLIGHT_MAX, EmbeddingOptions, embed_all, vector_of
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
 from octavo.params import Pooling
 from octavo.server.run import base_url, bind, build_server
@@ -329,26 +329,26 @@ class Narrow(FakeModel):
         super().__init__()
         self.room, self.most, self.hold = room, 0, FewTurns()
 
-    async def submit(self, prompt, params, **options):
+    async def submit(self, request):
         await turns()
         running = sum(not one.ended for one in self.submitted)
         if running >= self.room:
             raise QueueFull("full")
         self.most = max(self.most, running + 1)
-        return await super().submit(prompt, params, **options)
+        return await super().submit(request)
 
 
 def test_a_full_queue_holds_a_list_up_and_refuses_it_only_where_none_of_it_runs():
     model = Narrow(room=3)
     prompts = [[65 + place % 20] for place in range(50)]
-    found = asyncio.run(embed_all(model, prompts, EmbeddingOrder()))
+    found = asyncio.run(embed_all(model, prompts, EmbeddingOptions()))
     assert [one.vector.tolist() for one in found] == [expected(chr(prompt[0])) for prompt in prompts]
     assert model.most == 3
     with pytest.raises(QueueFull):
-        asyncio.run(embed_all(Narrow(room=0), prompts, EmbeddingOrder()))
+        asyncio.run(embed_all(Narrow(room=0), prompts, EmbeddingOptions()))
 
 
 def test_dimensions_are_checked_before_anything_is_submitted(model):
     with pytest.raises(InvalidRequest, match="1 to 576"):
-        asyncio.run(embed_all(model, [[5]], EmbeddingOrder(dimensions=SIZE + 1)))
+        asyncio.run(embed_all(model, [[5]], EmbeddingOptions(dimensions=SIZE + 1)))
     assert model.submitted == []

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.wanted import request_for
 
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession, UnknownTenant
@@ -199,7 +200,11 @@ def test_what_tenants_left_is_unknown_to_a_server_without_tenants(edge, model):
     assert named.status_code == 400
     assert "tenant is given; allowed: none, this server has no tenants" in named.json()["error"]["message"]
     with pytest.raises(UnknownSession):
-        asyncio.run(model.sessions.turn("", view.session_id, [ChatMessage("user", "x")], SamplerParams()))
+        asyncio.run(
+            model.sessions.turn(
+                request_for((), SamplerParams(), session=view.session_id), [ChatMessage("user", "x")]
+            )
+        )
 
 
 def test_so_many_sessions_are_listed_as_are_asked_for(edge):

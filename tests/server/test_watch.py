@@ -13,6 +13,7 @@ from tests.engine.served import serve_tiny, step_for_each_glimpse
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS
 from tests.server.viewers import Viewer, watching
 from tests.waiting import turns, until, wait_until
+from tests.wanted import request_for
 
 from octavo.errors import EngineStopped
 from octavo.params import SamplerParams
@@ -362,7 +363,7 @@ def test_a_real_engines_pool_is_seen_as_it_fills_and_empties(served):
         app = create_app(served.llm, ServerSettings())
         async with watching(app) as [viewer], taking_turns(served):
             assert (len(viewer.reader.cells), viewer.reader.holdings) == (200, {})
-            stream = await served.llm.submit(PROMPT, PARAMS)
+            stream = await served.llm.submit(request_for(PROMPT, PARAMS))
             reader = await viewer.until(lambda one: one.reader.holdings and one.reader.cells.any())
             [holding], [request] = reader.holdings.values(), reader.requests.values()
             assert holding.row["kind"] == "sequence"
@@ -383,7 +384,7 @@ def test_a_tenant_sees_its_own_blocks_and_not_one_of_anothers(served, roster):
         app = create_app(served.llm, ServerSettings(roster=roster))
         async with watching(app, ALICE, BOB, BOSS) as [alice, bob, boss], taking_turns(served):
             before = bob.reader.parts | {"now": 0}
-            await served.llm.submit(PROMPT, PARAMS, tenant="alice")
+            await served.llm.submit(request_for(PROMPT, PARAMS, tenant="alice"))
             for viewer in (alice, boss):
                 await viewer.until(lambda one: one.reader.holdings and one.reader.cells.any())
                 [own] = viewer.reader.holdings.values()
@@ -427,7 +428,7 @@ def test_without_a_viewer_the_engine_is_asked_nothing(served, monkeypatch):
             pass
         count = len(asked)
         assert count
-        stream = await served.llm.submit([2, 3], SamplerParams(max_tokens=9, ignore_eos=True))
+        stream = await served.llm.submit(request_for([2, 3], SamplerParams(max_tokens=9, ignore_eos=True)))
         async for _ in stream:
             pass
         assert len(asked) == count

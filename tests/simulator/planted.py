@@ -18,7 +18,7 @@ from tests.simulator.planting import PlantedBug
 
 from octavo.inspect import glimpse, own_views
 from octavo.inspect.views import MapView, RequestView, view_map, view_request
-from octavo.memory import backing
+from octavo.memory import backing, block_namer
 from octavo.memory import names as names_module
 from octavo.memory.capacity import Capacity
 from octavo.memory.holders import Holder
@@ -27,11 +27,10 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import OffloadTier
-from octavo.retention import limits, naming
 from octavo.retention.client_pins import ClientPins
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.transfers import Transfers, _Moving
-from octavo.scheduler import beam_rows, beams
+from octavo.scheduler import beam_rows, beams, limits
 from octavo.scheduler import scheduler as scheduler_module
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
@@ -313,7 +312,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("copy-on-write whose copy is forgotten", Ledger, "reserve", _reserve_without_copies),
     PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
     PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
-    PlantedBug("cache salt dropped from the names", naming, "salted_root", lambda root, salt: root),
+    PlantedBug("cache salt dropped from the names", block_namer, "salted_root", lambda root, salt: root),
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Ledger, "close", _close_leaking),

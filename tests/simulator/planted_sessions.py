@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from tests.simulator.planting import PlantedBug
 
@@ -11,7 +12,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.pins import Pin
 from octavo.retention.room import Room
 from octavo.retention.session_holds import SessionHolds
-from octavo.retention.session_table import Session
+from octavo.retention.session_table import Session, StoredSession
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
@@ -50,35 +51,15 @@ def _delete_leaving_its_pins(self: SessionHolds, tenant: str, session_id: str) -
     return self._table._sessions.pop(session_id)
 
 
-def _restore_without_keeping(
-    self: SessionHolds,
-    session_id: str,
-    tenant: str,
-    tokens: Many[int],
-    ttl_s: float,
-    now: float,
-    left_s: float = 0.0,
-    num_shared: int = 0,
-    num_suspended: int = 0,
-) -> Session:
-    session = _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s, num_shared, num_suspended)
+def _restore_without_keeping(self: SessionHolds, stored: StoredSession, now: float) -> Session:
+    session = _RESTORE(self, stored, now)
     for pin in session.pins:
         self._warm_pins.remove(pin)
     return session
 
 
-def _restore_by_own_names(
-    self: SessionHolds,
-    session_id: str,
-    tenant: str,
-    tokens: Many[int],
-    ttl_s: float,
-    now: float,
-    left_s: float = 0.0,
-    num_shared: int = 0,
-    num_suspended: int = 0,
-) -> Session:
-    return _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s, 0, num_suspended)
+def _restore_by_own_names(self: SessionHolds, stored: StoredSession, now: float) -> Session:
+    return _RESTORE(self, replace(stored, num_shared=0), now)
 
 
 def _suspend_what_was_resumed(self: SessionHolds, tenant: str, session_id: str) -> Session:

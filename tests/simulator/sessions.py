@@ -10,6 +10,7 @@ session does not outlive its time.
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBu
 from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
-from octavo.retention.session_table import Session, SessionState
+from octavo.retention.session_table import Session, SessionState, StoredSession
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import FinishReason, Request
@@ -146,16 +147,16 @@ class SessionLives:
         for session_id, life in self._lives.items():
             life.turn = None
             before = kept[session_id]
-            session = scheduler.session_holds.restore(
+            stored = StoredSession(
                 session_id,
                 str(life.tenant),
-                life.tokens,
+                array("I", life.tokens).tobytes(),
                 life.ttl_s,
-                clock,
                 100_000.0,
                 before.num_shared,
                 before.num_suspended,
             )
+            session = scheduler.session_holds.restore(stored, clock)
             found = {name for _, name in scheduler.session_holds.slots(session.session_id)}
             size = self._simulation.block_size
             still_said = before.names[: len(life.tokens) // size]  # its client may have stopped a turn early
@@ -246,9 +247,9 @@ class SessionLives:
         self._num_made += 1
         made = f"s{self._num_made}"
         self._lives[made] = _Life(life.tenant, life.ttl_s, tokens)
-        simulation.scheduler.session_holds.fork(
-            made, source, tokens, life.ttl_s, simulation.clock, source.num_shared
-        )
+        said = array("I", tokens).tobytes()
+        stored = StoredSession(made, source.tenant, said, life.ttl_s, life.ttl_s, source.num_shared)
+        simulation.scheduler.session_holds.fork(stored, source, simulation.clock)
         simulation.scheduler.check()
         after = pool.by_name, [list(pin.holder.blocks) for pin in source.pins]
         assert after == before, "a fork took a block, or changed what its session holds"

@@ -18,10 +18,10 @@ from tests.text.vocabularies import (
 )
 from tokenizers import AddedToken, normalizers
 
-from octavo.engine.requests import encode_rendered, render_chat
-from octavo.engine.turns import compose
+from octavo.engine.requests import render_chat
 from octavo.errors import InvalidRequest
 from octavo.text.chat import ChatTemplate
+from octavo.text.continuation import compose, encode_rendered
 from octavo.text.control import ControlTokens, Rendered, new_mark
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions

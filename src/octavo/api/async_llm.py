@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self, Unpack
 
 from octavo.api.engine_args import EngineArgs
@@ -29,16 +29,16 @@ from octavo.api.prompts import Chat, Prompt, ReadPrompt, chat_options, listed_ch
 from octavo.api.settings import Settings, resolve_settings
 from octavo.api.tokenizer import TokenizerView
 from octavo.config import StartOptions
+from octavo.conversations.sessions import Sessions
 from octavo.engine.client import EngineClient
 from octavo.engine.control import Control
-from octavo.engine.embedding import EmbeddingOrder, embed_all
+from octavo.engine.embedding import EmbeddingOptions, embed_all
 from octavo.engine.outputs import Delta, EngineStats
-from octavo.engine.sessions import Sessions
 from octavo.engine.start import start_engine
 from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, shown
 from octavo.params import Pooling
-from octavo.types import FinishReason
+from octavo.types import FinishReason, Request
 
 
 @dataclass(slots=True)
@@ -182,14 +182,10 @@ class AsyncLLM:
         params = pooling_params or PoolingParams()
         params.check()
         (rank,) = each_priority(priority, 1)
-        order = EmbeddingOrder(
-            None if params.pooling is None else Pooling(params.pooling),
-            params.dimensions,
-            params.normalize,
-            priority=-rank,
-        )
+        pooling = None if params.pooling is None else Pooling(params.pooling)
+        options = EmbeddingOptions(pooling, params.dimensions, params.normalize)
         with self._registered(request_id) as running:
-            work = asyncio.ensure_future(self._embedded(running.name, prompt, order))
+            work = asyncio.ensure_future(self._embedded(running.name, prompt, options, -rank))
             running.started(work.cancel)
             try:
                 await asyncio.wait([work])
@@ -201,10 +197,12 @@ class AsyncLLM:
                 raise RequestFailed(f"the request {shown(running.name)} was aborted")
             return work.result()
 
-    async def _embedded(self, name: str, prompt: Prompt, order: EmbeddingOrder) -> EmbeddingRequestOutput:
+    async def _embedded(
+        self, name: str, prompt: Prompt, options: EmbeddingOptions, priority: int
+    ) -> EmbeddingRequestOutput:
         read = await asyncio.to_thread(read_prompt, prompt, self._client.tokenizer)
-        order = replace(order, cache_salt=read.cache_salt)
-        (found,) = await embed_all(self._client, [read.tokens], order)
+        wanted = Request(priority=priority, cache_salt=read.cache_salt)
+        (found,) = await embed_all(self._client, [read.tokens], options, wanted)
         vector = EmbeddingOutput(found.vector.tolist())
         return EmbeddingRequestOutput(
             name, vector, list(read.tokens), num_cached_tokens=found.usage.num_cached
@@ -247,7 +245,13 @@ class AsyncLLM:
             )
             fitted = order.params_for(len(prompt.tokens), self._client.context_length)
             stream = await self._client.submit(
-                prompt.tokens, fitted, n=order.n, priority=-rank, cache_salt=prompt.cache_salt
+                Request(
+                    prompt=tuple(prompt.tokens),
+                    params=fitted,
+                    n=order.n,
+                    priority=-rank,
+                    cache_salt=prompt.cache_salt,
+                )
             )
             running.started(stream.cancel)
             gathered = Gathered(running.name, prompt.text, prompt.tokens, order, arrival)

@@ -16,8 +16,8 @@ from octavo.api.prompts import ReadPrompt
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
-from octavo.engine.port import Cancel, Submit
-from octavo.engine.requests import ModelFacts, compile_grammar, make_request
+from octavo.engine.port import Cancel, Fit, Submit
+from octavo.engine.requests import ModelFacts, checked, compile_grammar
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import FinishReason, Request, Update
@@ -52,16 +52,16 @@ class Driver:
         """A checked request, not yet queued; lower priorities run earlier. Raises InvalidRequest or
         RequestTooLarge."""
         params = order.params_for(len(prompt.tokens), self._facts.context_length)
-        request = make_request(
+        asked = Request(
             next(self._ids),
-            prompt.tokens,
+            tuple(prompt.tokens),
             params,
-            self.engine,
-            self._facts,
             n=order.n,
             priority=-priority,
+            arrival=self.engine.clock(),
             cache_salt=prompt.cache_salt,
         )
+        request = self.engine.apply(Fit(checked(asked, self._facts, self.engine.config.stop_ids)))
         compile_grammar(params, self._facts)  # refused here, and ready when it is queued
         return request
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from octavo.bench.text import sample_text
 from octavo.engine.client import EngineClient
-from octavo.engine.embedding import EmbeddingOrder, embed_all
+from octavo.engine.embedding import EmbeddingOptions, embed_all
 from octavo.errors import ConfigError
 from octavo.params import Pooling
 
@@ -83,7 +83,7 @@ async def _measure(
             tell(f"round {number} of {rounds}: {pooling} ...")
             begun = time.perf_counter()
             prompts = [await llm.encode(text) for text in texts]
-            await embed_all(llm, prompts, EmbeddingOrder(pooling))
+            await embed_all(llm, prompts, EmbeddingOptions(pooling))
             seconds[pooling].append(time.perf_counter() - begun)
     lengths = [len(prompt) for prompt in prompts]
     return [_result(pooling, lengths, seconds[pooling][1:]) for pooling in poolings]

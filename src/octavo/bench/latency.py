@@ -25,7 +25,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.stream import DeltaStream
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
-from octavo.types import FinishReason
+from octavo.types import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ class _Reader:
 
 async def warm_up(model: EngineClient) -> None:
     """One short request, so that first touches of memory are not measured."""
-    stream = await model.submit(
-        [FIRST_TOKEN + i for i in range(32)], SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    )
+    params = SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    stream = await model.submit(Request(prompt=tuple(FIRST_TOKEN + i for i in range(32)), params=params))
     async for delta in stream:
         if delta.finish is FinishReason.ERROR:
             raise RequestFailed(delta.error)
@@ -116,7 +115,9 @@ async def measure(model: EngineClient, scenario: Latency, configuration: str, ro
 
     params = SamplerParams(temperature=0.0, ignore_eos=True)  # up to the end of the context
     readers = [
-        _Reader(await model.submit(tokens(scenario.own), params), scenario.before)
+        _Reader(
+            await model.submit(Request(prompt=tuple(tokens(scenario.own)), params=params)), scenario.before
+        )
         for _ in range(scenario.streams)
     ]
     tasks = [asyncio.create_task(reader.read()) for reader in readers]
@@ -157,7 +158,8 @@ def summarise(runs: Sequence[Run]) -> Summary:
 
 async def _first_token(model: EngineClient, prompt: Sequence[int]) -> float:
     """When the first token after a prompt came."""
-    stream = await model.submit(prompt, SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    params = SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    stream = await model.submit(Request(prompt=tuple(prompt), params=params))
     try:
         async for delta in stream:
             if delta.finish is FinishReason.ERROR:

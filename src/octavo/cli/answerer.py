@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import RequestFailed
-from octavo.types import ChatMessage, FinishReason, Usage
+from octavo.types import ChatMessage, FinishReason, Request, Usage
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
@@ -90,7 +90,7 @@ class EngineAnswerer:
         )
 
     async def _answer(self, prompt: Awaitable[list[int]]) -> AsyncGenerator[Piece, None]:
-        stream = await self._model.submit(await prompt, self._params)
+        stream = await self._model.submit(Request(prompt=tuple(await prompt), params=self._params))
         try:
             async for delta in stream:
                 if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):

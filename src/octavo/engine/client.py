@@ -6,6 +6,7 @@ control     the pool, views and pins               sessions    conversations who
 
 from __future__ import annotations
 
+from octavo.conversations.sessions import Sessions, SessionSupport
 from octavo.engine.answers import Answers
 from octavo.engine.assemble import Vocabulary
 from octavo.engine.compilers import Compilers
@@ -13,7 +14,6 @@ from octavo.engine.control import Control
 from octavo.engine.core import Engine
 from octavo.engine.encoder import Encoder
 from octavo.engine.requests import ModelFacts
-from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.submitter import Submitter
 from octavo.text.tokenizer import Tokenizer
 

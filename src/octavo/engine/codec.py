@@ -24,8 +24,7 @@ REPLY_BYTES_MAX = 256 << 20  # a glimpse of the largest pool
 
 AnyCommand = (
     port.Submit
-    | port.SubmitPin
-    | port.SubmitTurn
+    | port.Fit
     | port.StopTurn
     | port.Cancel
     | port.SetTenants

@@ -36,7 +36,7 @@ class Compilers:
         InvalidRequest and QueueFull."""
         facts = self._facts
         if params.grammar is None or facts.grammars is None:
-            return None  # `make_request` refuses what cannot be led
+            return None  # `checked` refuses what cannot be led
         known = facts.grammars.known(params.grammar.of_tenant(tenant))
         if known is not None:
             return known

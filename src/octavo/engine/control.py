@@ -29,8 +29,11 @@ from octavo.inspect.glimpse import Glimpse
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.views import KvView, MapView, PinView, RequestView
 from octavo.memory.quota import TenantPolicy
+from octavo.params import SamplerParams
 from octavo.retention.client_pins import NOT_FILLED, PREEMPTED_LATE, PinOrder
+from octavo.types import Request
 
+FILLING = SamplerParams(max_tokens=1, temperature=0.0)
 _FILL_ATTEMPTS = 3
 _BLOCKS_MAX = 2**40
 _RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
@@ -101,7 +104,10 @@ class Control:
         """
         reason = ""
         for _ in range(_FILL_ATTEMPTS):
-            stream = await self._submitter.submit_pin(order)
+            fills = Request(
+                prompt=order.tokens, params=FILLING, tenant=order.tenant, fills_pin=order.pin_name
+            )
+            stream = await self._submitter.submit(fills, pin=order)
             try:
                 async for delta in stream:
                     reason = delta.error

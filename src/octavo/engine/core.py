@@ -16,14 +16,13 @@ from typing import cast
 
 from octavo.engine.inbox import Envelope, Inbox
 from octavo.engine.memory_watch import MemoryWatch
-from octavo.engine.port import Cancel, Command, Port, ReplyT, Submit, View, ViewStats
+from octavo.engine.port import Cancel, Command, Port, ReplyT, View, ViewStats
 from octavo.engine.recording import Recorder
 from octavo.errors import OctavoError, RequestFailed
 from octavo.executor.executor import Executor, PendingResult
 from octavo.inspect.stats import EngineCounters, EngineStats
-from octavo.memory.capacity import Capacities
 from octavo.scheduler.scheduler import Scheduler
-from octavo.types import FinishReason, Request, StepPlan, Update, Usage
+from octavo.types import StepPlan, Update
 
 log = logging.getLogger("octavo.engine")
 
@@ -53,6 +52,7 @@ class Engine:
         self._watch = watch
         self._recorder = recorder
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
+        self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
         self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = EngineCounters()
         self._begin(new_scheduler())
@@ -65,7 +65,7 @@ class Engine:
 
     def _publish(self) -> None:
         # Replaced after every step and command, never changed: any thread may read it.
-        self.capacities: Capacities = self.scheduler.capacities
+        self.num_tenants = self.scheduler.num_tenants
 
     def step(self) -> list[Update]:
         """Apply the inbox's commands, plan, run, commit. Returns what clients must learn; empty when there is
@@ -154,7 +154,8 @@ class Engine:
         return self.scheduler.request_ids
 
     def recover(self, error: BaseException) -> list[Update]:
-        """Fail every live request with the error, and start again with an empty ledger and no names."""
+        """Fail every live request with the error, and start again with an empty ledger and no names. Sessions
+        are known to the new scheduler before any other command reaches it."""
         while self._in_flight:
             _, future = self._in_flight.popleft()
             future.exception()  # wait; the result is of a state that is given up
@@ -169,6 +170,7 @@ class Engine:
         new.continue_from(old)
         self._stalled = False
         self._begin(new)
+        self.restore_sessions()
         return updates
 
     def before_sleep(self) -> None:
@@ -207,7 +209,7 @@ class Engine:
             answer = self.apply(command)
         except OctavoError as error:
             envelope.fail(error)
-            return _refused(command.request, error) if reply is None and isinstance(command, Submit) else []
+            return []
         except Exception as error:
             if isinstance(command, View):
                 log.exception("%s failed", type(command).__name__)
@@ -228,12 +230,3 @@ def describe(error: BaseException) -> str:
 def broken(error: BaseException) -> str:
     """What a client reads of a bug that cost the engine its state."""
     return f"the engine found its own state broken and started afresh: {describe(error)}"
-
-
-def _refused(request: Request, error: Exception) -> list[Update]:
-    """Rare: the client checks a request before it submits it."""
-    usage = Usage(len(request.prompt), 0, 0, 0)
-    return [
-        Update(request.request_id, choice, (), usage, FinishReason.ERROR, error=str(error))
-        for choice in range(request.n)
-    ]

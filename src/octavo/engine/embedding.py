@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,23 +18,20 @@ from octavo.engine.outputs import Delta
 from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, TimedOut, require_range
 from octavo.kernels.contract import Floats
-from octavo.params import NO_TIMEOUTS, Pooling, SamplerParams, Timeouts
-from octavo.types import FinishReason, Usage
+from octavo.params import Pooling, SamplerParams
+from octavo.types import FinishReason, Request, Usage
 
 IN_FLIGHT_MAX = 128
+PLAIN = Request()
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingOrder:
-    """How prompts become vectors, for whom, and on which terms."""
+class EmbeddingOptions:
+    """How prompts become vectors."""
 
     pooling: Pooling | None = None  # None: as the model is served
     dimensions: int | None = None  # None: all that the model has
     normalize: bool = True
-    tenant: str = ""
-    priority: int = 0
-    timeouts: Timeouts = NO_TIMEOUTS
-    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +64,34 @@ def normalised(vector: Floats) -> Floats:
 async def embed_all(
     model: EngineClient,
     prompts: Sequence[Sequence[int]],
-    order: EmbeddingOrder,
+    options: EmbeddingOptions,
+    wanted: Request = PLAIN,
     seen: Callable[[int, Delta], None] = lambda index, delta: None,
 ) -> list[Embedded]:
-    """The prompts' vectors, in their order; `seen` is told every delta with its prompt's index.
+    """The prompts' vectors, in their order; `seen` gets every delta with its prompt's index. `wanted`: the
+    tenant, priority, timeouts and salt of each prompt's request.
 
     One that fails takes all with it. Raises what `submit` raises, InvalidRequest for `dimensions`, TimedOut,
     RequestFailed and EngineStopped; then, and when it is cancelled, nothing of it runs any more.
     """
-    if order.dimensions is not None:
+    if options.dimensions is not None:
         most = model.card.hidden_size
-        require_range("dimensions", order.dimensions, 1, most, whole=True, hint="the model's hidden size")
-    return await _Batch(model, order, seen).run(prompts)
+        require_range("dimensions", options.dimensions, 1, most, whole=True, hint="the model's hidden size")
+    params = pooling_params(options.pooling or model.card.pooling)
+    return await _Batch(model, options, replace(wanted, params=params), seen).run(prompts)
 
 
 class _Batch:
     """The requests of one call."""
 
     def __init__(
-        self, model: EngineClient, order: EmbeddingOrder, seen: Callable[[int, Delta], None]
+        self,
+        model: EngineClient,
+        options: EmbeddingOptions,
+        wanted: Request,
+        seen: Callable[[int, Delta], None],
     ) -> None:
-        self._model, self._order, self._seen = model, order, seen
-        self._params = pooling_params(order.pooling or model.card.pooling)
+        self._model, self._options, self._wanted, self._seen = model, options, wanted, seen
         self._num_open = 0  # requests that the engine has taken, or is asked to take, and has not ended
         self._num_ended = 0
         self._ended = asyncio.Event()  # one has ended
@@ -141,15 +144,7 @@ class _Batch:
             self._ended.set()
 
     async def _submit(self, prompt: Sequence[int]) -> DeltaStream:
-        order = self._order
-        return await self._model.submit(
-            prompt,
-            self._params,
-            priority=order.priority,
-            tenant=order.tenant,
-            timeouts=order.timeouts,
-            cache_salt=order.cache_salt,
-        )
+        return await self._model.submit(replace(self._wanted, prompt=tuple(prompt)))
 
     def _embedded(self, delta: Delta) -> Embedded:
         if delta.finish is FinishReason.TIMEOUT:
@@ -158,6 +153,6 @@ class _Batch:
             raise EngineStopped("the request was cancelled because the server is stopping")
         if delta.finish is FinishReason.ERROR or not delta.embedding:
             raise RequestFailed(delta.error or "the request failed")
-        order = self._order
-        vector = vector_of(delta.embedding, order.dimensions, normalize=order.normalize)
+        options = self._options
+        vector = vector_of(delta.embedding, options.dimensions, normalize=options.normalize)
         return Embedded(vector, delta.usage)

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.fair_threads import FairThreads
-from octavo.engine.requests import check_context, encode_rendered, render_chat
-from octavo.engine.turns import Composed, compose
+from octavo.engine.requests import check_context, render_chat
 from octavo.errors import RequestTooLarge
+from octavo.text.continuation import Composed, compose, encode_rendered
 from octavo.text.control import Rendered
 from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer

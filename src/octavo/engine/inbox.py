@@ -47,7 +47,7 @@ class Inbox:
         return reply
 
     def post(self, command: Command[ReplyT]) -> None:
-        """Append, and wait for nothing. A refusal is lost, but that of a `Submit`: see `Engine.step`."""
+        """Append, and wait for nothing. A refusal is lost."""
         self._put(Envelope(command, None))
 
     def finish_transfer(self, done: TransferDone) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import TierSetup
-from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
-from octavo.engine.session_store import GRACE_S
 from octavo.engine.steady_clock import CLOCK_FILE, SteadyClock
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore, namespace_of
@@ -21,6 +20,14 @@ from octavo.executor.transfers import BlockStore
 from octavo.units import format_age, format_bytes
 
 log = logging.getLogger("octavo.below")
+
+# For how many seconds from a moment on the blocks in a namespace are needed.
+NeededSeconds = Callable[[Path, float], float]
+
+
+def not_needed(namespace: Path, now: float) -> float:
+    """Where nothing refers to blocks on disk."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,13 @@ class Below:
         return TierSetup(self.store.num_slots, self.num_host, max_age_s, self.store.entries())
 
 
-def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> Below | None:
+def open_below(
+    options: StartOptions, block_bytes: int, fingerprint: bytes, needed_s: NeededSeconds = not_needed
+) -> Below | None:
     """Host memory, disk, both or nothing. Raises ConfigError."""
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
     clock = open_clock(options, fingerprint)
-    disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock)
+    disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s)
     if not options.host_cache_bytes:
         return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock)
     try:
@@ -66,7 +75,12 @@ def open_clock(options: StartOptions, fingerprint: bytes) -> SteadyClock:
 
 
 def open_disk(
-    options: StartOptions, block_bytes: int, fingerprint: bytes, max_age_s: float, clock: SteadyClock
+    options: StartOptions,
+    block_bytes: int,
+    fingerprint: bytes,
+    max_age_s: float,
+    clock: SteadyClock,
+    needed_s: NeededSeconds = not_needed,
 ) -> DiskStore | None:
     """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
     left in its folder is told, and removed where no server has used it for too long; nothing where `clock` is
@@ -86,7 +100,7 @@ def open_disk(
         block_bytes,
         fingerprint,
         max_age_s=max_age_s,
-        needed_s=lambda namespace: longest_ttl(namespace / SESSIONS_FILE, clock() - GRACE_S) + GRACE_S,
+        needed_s=lambda namespace: needed_s(namespace, clock()),
         clock=clock,
     )
     clock.keep(store.namespace / CLOCK_FILE)

@@ -10,7 +10,6 @@ This is the one file of the engine that reads or changes the scheduler's parts.
 
 from __future__ import annotations
 
-from array import array
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -24,7 +23,7 @@ from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import KvView, MapView, PinView, RequestView, view_pin
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.retention.client_pins import PinOrder
-from octavo.retention.session_table import SessionState
+from octavo.retention.session_table import SessionState, StoredSession
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
@@ -41,41 +40,27 @@ class View(Command[ReplyT], Generic[ReplyT], frozen=True, tag=True):
     """Changes nothing: where it fails, only its reply is lost."""
 
 
-class StoredSession(msgspec.Struct, frozen=True):
-    """A session as the client stores it, for an engine that may not know it (any more)."""
-
-    session_id: str
-    tenant: str
-    tokens: bytes  # uint32 in the machine's order: all that was said
-    ttl_s: float
-    left_s: float  # until it expires
-    num_shared: int = 0  # of its blocks, the leading ones under names of all tenants
-    num_suspended: int = 0  # of its blocks, the leading ones that a client suspended
-
-
 # -- requests
 
 
-class Submit(Command[None], frozen=True, tag=True):
-    """Queue a request. Raises as `Scheduler.submit`."""
+class Submit(Command[int], frozen=True, tag=True):
+    """Queue a request; replies how many of its leading blocks have names of all tenants. Raises as
+    `Scheduler.submit`.
+
+    `pin`: open it too, which the request fills: both, or neither and an error. `fallback`: why the prompt of
+    a session's turn does not go on from the session's tokens; "" if it does.
+    """
 
     request: Request
-
-
-class SubmitPin(Command[None], frozen=True, tag=True):
-    """Open a pin and queue the request that fills it: both, or neither and an error."""
-
-    request: Request
-    order: PinOrder
-
-
-class SubmitTurn(Command[int], frozen=True, tag=True):
-    """Queue a session's turn; replies how many of its leading blocks have names of all tenants. `fallback`:
-    why the turn's prompt does not go on from the session's tokens; "" if it does."""
-
-    request: Request
-    session: StoredSession
+    pin: PinOrder | None = None
     fallback: str = ""
+
+
+class Fit(View[Request], frozen=True, tag=True):
+    """The request as `Submit` would queue it now, with its max_tokens; raises as it would, but for what waits
+    and what runs."""
+
+    request: Request
 
 
 class StopTurn(Command[None], frozen=True, tag=True):
@@ -162,16 +147,17 @@ class CheckTenant(Command[None], frozen=True, tag=True):
 
 
 class RestoreSession(Command[None], frozen=True, tag=True):
-    """Make the session known, if it is not: it counts as suspended, with what an offload tier has of it."""
+    """Make the session known, if it is not: it counts as suspended, with what an offload tier has of it. Sent
+    when a conversation is made that is no session's first turn, and to a scheduler that is new."""
 
     session: StoredSession
 
 
 class ForkSession(Command[int], frozen=True, tag=True):
-    """Make `fork` known, which holds blocks of `source`; replies how many a client had suspended. Raises
-    UnknownTenant."""
+    """Make `fork` known, which holds blocks of the session `source_id`; replies how many a client had
+    suspended. Raises UnknownTenant."""
 
-    source: StoredSession
+    source_id: str
     fork: StoredSession
 
 
@@ -288,12 +274,10 @@ class Port:
         """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
         s, look = self._scheduler, self._inspector
         match cast(object, command):
-            case Submit(request):
-                s.submit(request)
-            case SubmitPin(request, order):
-                self._submit_pin(request, order, now)
-            case SubmitTurn(request, session, fallback):
-                return self._submit_turn(request, session, fallback, now)
+            case Submit(request, pin, fallback):
+                return self._submit(request, pin, fallback, now)
+            case Fit(request):
+                return s.fitted(request)
             case StopTurn(session_id, request_id, num_tokens):
                 s.session_holds.stop_turn(session_id, request_id, num_tokens)
             case Cancel(request_id, choice):
@@ -318,8 +302,8 @@ class Port:
                 s.tenants.check_known(tenant)
             case RestoreSession(session):
                 self._restore(session, now)
-            case ForkSession(source, fork):
-                return self._fork(source, fork, now)
+            case ForkSession(source_id, fork):
+                return self._fork(source_id, fork, now)
             case ForgetSession(tenant, session_id):
                 self._forget(tenant, session_id)
             case RenewSession(session_id):
@@ -368,15 +352,20 @@ class Port:
 
     # -- requests and pins
 
-    def _submit_pin(self, request: Request, order: PinOrder, now: float) -> None:
+    def _submit(self, request: Request, pin: PinOrder | None, fallback: str, now: float) -> int:
         s = self._scheduler
-        s.tenants.check_known(order.tenant)  # first: a pin takes blocks of idle sessions
-        s.client_pins.open(order, request.request_id, now)
+        s.tenants.check_known(request.tenant)  # first: a pin takes blocks of idle sessions
+        if pin is not None:
+            s.client_pins.open(pin, request.request_id, now)
         try:
             s.submit(request)
         except BaseException:
             s.client_pins.give_up(request)
             raise
+        if fallback:
+            text = f"session {request.session}: {fallback}; its prompt was tokenised as a whole"
+            s.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, request.tenant))
+        return s.live.sequences_of(request.request_id)[0].chain.num_shared
 
     def _find_pin(self, order: PinOrder, filler: int, now: float) -> PinView | None:
         pin = self._scheduler.client_pins.of_order(order)
@@ -389,18 +378,6 @@ class Port:
         self._scheduler.client_pins.release(tenant, name)
         return view
 
-    def _submit_turn(self, request: Request, session: StoredSession, fallback: str, now: float) -> int:
-        s = self._scheduler
-        if request.params.max_tokens is None:  # only here it is known which blocks are the session's own
-            request = s.session_holds.fitted(request)
-        if session.tokens:
-            self._restore(session, now)
-        s.submit(request)
-        if fallback:
-            text = f"session {session.session_id}: {fallback}; its prompt was tokenised as a whole"
-            s.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, session.tenant))
-        return s.live.sequences_of(request.request_id)[0].chain.num_shared
-
     def _read_memory(self, available: int | None, now: float) -> None:
         assert self._pressure is not None
         self._pressure.act(self._scheduler.resizing, now, available, self._scheduler.has_work)
@@ -409,24 +386,16 @@ class Port:
 
     def _restore(self, stored: StoredSession, now: float) -> None:
         """O(tokens) where it is not known."""
-        if self._scheduler.session_table.get(stored.session_id) is None:
-            self._scheduler.session_holds.restore(
-                stored.session_id,
-                stored.tenant,
-                array("I", stored.tokens),
-                stored.ttl_s,
-                now,
-                stored.left_s,
-                stored.num_shared,
-                stored.num_suspended,
-            )
+        if stored.session_id not in self._scheduler.session_table:
+            self._scheduler.session_holds.restore(stored, now)
 
-    def _fork(self, source: StoredSession, fork: StoredSession, now: float) -> int:
-        s, tokens = self._scheduler, array("I", fork.tokens)
+    def _fork(self, source_id: str, fork: StoredSession, now: float) -> int:
+        s = self._scheduler
         s.tenants.check_known(fork.tenant)
-        self._restore(source, now)
-        known = s.session_table.find(source.tenant, source.session_id)
-        made = s.session_holds.fork(fork.session_id, known, tokens, fork.ttl_s, now, fork.num_shared)
+        self._forget(fork.tenant, fork.session_id)  # a scheduler that is new has read it from the store
+        source = s.session_table.get(source_id)
+        holds = s.session_holds
+        made = holds.restore(fork, now) if source is None else holds.fork(fork, source, now)
         return made.num_suspended if made.is_promised else 0
 
     def _forget(self, tenant: str, session_id: str) -> None:
@@ -471,17 +440,17 @@ def inspector_of(scheduler: Scheduler) -> Inspector:
 
 def request_of(command: Command[ReplyT]) -> Request | None:
     """The request that the command queues."""
-    return command.request if isinstance(command, Submit | SubmitPin | SubmitTurn) else None
+    return command.request if isinstance(command, Submit) else None
 
 
 def names_tenant(command: Command[ReplyT]) -> bool:
     """Whether it is a tenant's, or of tenants."""
     match cast(object, command):
-        case Submit(request) | SubmitPin(request) | SubmitTurn(request):
+        case Submit(request) | Fit(request):
             return bool(request.tenant)
         case SetTenants(policies):
             return any(policy.name != SHARED for policy in policies)
-        case RestoreSession(session) | ForkSession(session):
+        case RestoreSession(session) | ForkSession(_, session):
             return bool(session.tenant)
     return bool(getattr(command, "tenant", ""))
 

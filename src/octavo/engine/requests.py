@@ -1,4 +1,5 @@
-"""From what a client asks to a checked Request: everything that can be refused is refused here."""
+"""What the model says about a request: its prompt is encoded here, and checked against vocabulary, context
+and grammars. Nothing here knows the pool."""
 
 from __future__ import annotations
 
@@ -9,14 +10,11 @@ from itertools import chain
 from threading import Event
 
 from octavo.engine.answers import TAIL_TOKENS
-from octavo.engine.core import Engine
 from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
-from octavo.memory.capacity import Capacity
-from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.retention.limits import check_fits, tokens_that_fit
+from octavo.params import CACHE_SALT_CHARS_MAX, SamplerParams
 from octavo.sampling.grammars import CompiledGrammar, Grammars
 from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
@@ -48,74 +46,26 @@ def render_chat(
     return tokenizer.chat_template.render(messages, options)
 
 
-def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
-    """Its token ids; the template writes its own begin token."""
-    if rendered.parts is not None:
-        return tokenizer.encode_parts(rendered.parts)
-    return tokenizer.encode(rendered.text, add_bos=False)
-
-
-def make_request(
-    request_id: int,
-    prompt: Sequence[int],
-    params: SamplerParams,
-    engine: Engine,
-    facts: ModelFacts,
-    *,
-    n: int = 1,
-    priority: int = 0,
-    tenant: str = "",
-    timeouts: Timeouts = NO_TIMEOUTS,
-    fills_pin: str = "",
-    session: str = "",
-    session_ttl: float = 0.0,
-    cache_salt: str = "",
-) -> Request:
-    """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
+def checked(request: Request, facts: ModelFacts, stop_ids: frozenset[int]) -> Request:
+    """The request, checked against the model: token ids in the vocabulary, an output that can follow what it
+    must; with a seed, drawn where the client gives none, and the state of thinking that its prompt leaves.
+    Raises InvalidRequest or RequestTooLarge. Whether it fits the pool, the scheduler checks."""
+    params, prompt, vocab_size = request.params, request.prompt, facts.vocab_size
     check_context(len(prompt), facts.context_length, params)  # first: looking at many tokens takes a while
-    config, block_size = engine.config, engine.block_size
-    capacities = engine.capacities  # read once: the engine's thread replaces it
-    hard, everything = capacities.hard, capacities.everything
-    if fills_pin or session:
-        # It may take the blocks that are kept for it, or are its own; the engine checks that again.
-        hard = everything = Capacity(hard.num_blocks, {}, {})
-    # What is kept of idle sessions gives way to what was asked for, and to the prompt, but not to a guess.
-    fits = tokens_that_fit(len(prompt), params, everything.room(tenant), block_size)
-    if fits < 1:
-        fits = tokens_that_fit(len(prompt), params, hard.room(tenant), block_size)
-    left = facts.context_length - len(prompt)
-    is_bounded = params.max_tokens is not None and params.max_tokens <= left  # more is a bound, not a demand
-    max_tokens = params.max_tokens if is_bounded and params.max_tokens else max(1, min(left, fits))
-    check_tokens("prompt", prompt, facts.vocab_size)
-    check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
-    check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
-    check_masks(params, facts.vocab_size, config.stop_ids)
+    check_tokens("prompt", prompt, vocab_size)
+    check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    check_masks(params, vocab_size, stop_ids)
     check_guide(params, facts)
+    salt = request.cache_salt
+    require_range("length of cache_salt", len(salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
+    if params.beams is not None:
+        require_range("beam_width", params.beams.width, 1, vocab_size, hint="the vocabulary")
     params = _with_state(params, prompt, facts)
     if params.grammar is not None:
-        params = replace(params, grammar=params.grammar.of_tenant(tenant))
-    require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
-    if params.beams is not None:
-        require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
+        params = replace(params, grammar=params.grammar.of_tenant(request.tenant))
     seed = params.seed if params.seed is not None else secrets.randbits(63)
-    request = Request(
-        request_id,
-        tuple(prompt),
-        params,
-        max_tokens,
-        seed,
-        n,
-        tenant,
-        priority,
-        engine.clock(),
-        timeouts,
-        fills_pin,
-        session,
-        session_ttl,
-        cache_salt,
-    )
-    check_fits(request, config, hard, 0, block_size)
-    return request
+    return replace(request, params=params, seed=seed)
 
 
 def check_guide(params: SamplerParams, facts: ModelFacts) -> None:

@@ -15,6 +15,10 @@ from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
+from octavo.conversations.conversations import restore
+from octavo.conversations.file import SESSIONS_FILE
+from octavo.conversations.sessions import SessionSupport
+from octavo.conversations.store import GRACE_S, ConversationStore, needed_s
 from octavo.engine.available import available_cores, available_memory, default_reserve
 from octavo.engine.backends import choose_backend
 from octavo.engine.client import EngineClient
@@ -25,11 +29,8 @@ from octavo.engine.model_card import ModelCard
 from octavo.engine.offload import open_below
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
-from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
+from octavo.engine.requests import ModelFacts, render_chat
 from octavo.engine.scheduler_setup import SchedulerSetup
-from octavo.engine.session_file import SESSIONS_FILE
-from octavo.engine.session_store import GRACE_S, SessionStore
-from octavo.engine.sessions import SessionSupport, restore
 from octavo.engine.steady_clock import SteadyClock
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
@@ -51,6 +52,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation
 from octavo.step.config import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT
+from octavo.text.continuation import encode_rendered
 from octavo.text.named_templates import load_template
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.formats import FORMAT_NAMES
@@ -235,7 +237,7 @@ def _engine_over(
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
-    inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
+    inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint, needed_s)
     worker = None
     if below is not None:
         undo.callback(below.store.close)
@@ -278,7 +280,8 @@ def _engine_over(
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
-    restore(engine, sessions.store)
+    engine.restore_sessions = partial(restore, engine, store)
+    engine.restore_sessions()
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
 
 
@@ -333,13 +336,13 @@ def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
     )
 
 
-def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> SessionStore:
+def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> ConversationStore:
     """The sessions beside the blocks on disk; without a disk cache they end with the process."""
     if namespace is None:
-        return SessionStore(clock)
+        return ConversationStore(clock)
     path = namespace / SESSIONS_FILE
     try:
-        sessions = SessionStore.open(path, clock=clock)
+        sessions = ConversationStore.open(path, clock=clock)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
     if sessions.opened_afresh:
@@ -354,7 +357,7 @@ def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> S
     return sessions
 
 
-def _recorder(options: StartOptions, store: SessionStore) -> Recorder:
+def _recorder(options: StartOptions, store: ConversationStore) -> Recorder:
     """Raises ConfigError where it would hold what tenants said before."""
     assert options.record is not None
     if not options.record_tenants and any(record.tenant for record in store.records()):

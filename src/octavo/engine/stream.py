@@ -12,14 +12,25 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol
 
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
-from octavo.engine.turns import TurnRecorder
 from octavo.types import FinishReason, Update, Usage
 
 WAITING_MAX = 256  # deltas; more where there are very many choices
+
+
+class Follower(Protocol):
+    """Sees the deltas of a request before its client does."""
+
+    def take(self, stream: DeltaStream, delta: Delta) -> None:
+        """The next delta, before it can be read."""
+
+    def end(self) -> None:
+        """There will be no more deltas. May come again."""
 
 
 class DeltaStream:
@@ -39,11 +50,19 @@ class DeltaStream:
         self.loop = loop
         self.assembler = assembler
         self.tenant = ""  # whose request it is
-        self.recorder: TurnRecorder | None = None  # of a session's turn
+        self.follower: Follower | None = None
+        self.accepted: Future[int] | None = (
+            None  # the engine's reply to `Submit`, done before the first delta
+        )
         self._waiting: deque[Delta] = deque()
         self._waiting_max = max(WAITING_MAX, 4 * assembler.num_choices)
         self._came = asyncio.Event()  # something waits, or has ended
         self._has_ended = False
+
+    @property
+    def num_shared(self) -> int:
+        """Of the prompt's blocks, the leading ones under names that all tenants share."""
+        return 0 if self.accepted is None else self.accepted.result()
 
     @property
     def request_id(self) -> int:
@@ -66,9 +85,9 @@ class DeltaStream:
         self._cancel(self._request_id, None)
 
     def abandon(self) -> None:
-        """Its event loop was closed, so nothing will feed it: a session's turn has ended without a word."""
-        if self.recorder is not None:
-            self.recorder.end()
+        """Its event loop was closed, so nothing will feed it."""
+        if self.follower is not None:
+            self.follower.end()
 
     def feed(self, updates: list[Update]) -> None:
         """Updates of one step, on the stream's event loop."""
@@ -76,8 +95,10 @@ class DeltaStream:
             delta = self.assembler.take(update)
             if delta is None:
                 continue
-            if self.recorder is not None:
-                self.recorder.take(delta)  # first: a client that has read the end may begin the next turn
+            if self.follower is not None:
+                self.follower.take(
+                    self, delta
+                )  # first: a client that has read the end may begin the next turn
             self._put(delta)
             if delta.finish is not None and update.finish is None:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
@@ -111,22 +132,6 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
             embedding=first.embedding or delta.embedding,
         )
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn of a session that was taken."""
-
-    session_id: str
-    prompt: tuple[int, ...]
-    reused_tokens: int  # of the prompt: they were said before, and were not tokenised again
-    fallback: str  # why there are none, though something was said before
-    stream: DeltaStream
-
-    def told(self) -> dict[str, object]:
-        """As the client is told."""
-        told: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
-        return told | ({"fallback": self.fallback} if self.fallback else {})
 
 
 def end_all(streams: dict[int, DeltaStream], reason: str) -> None:

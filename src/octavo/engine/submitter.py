@@ -3,7 +3,8 @@ thread on the other.
 
     submit(...) -> inbox -> engine's thread -> one callback per step -> call_soon_threadsafe -> stream
 
-Whatever can be refused is refused before the inbox: limits, context, pool, queue.
+What the model refuses (context, vocabulary, grammars) is refused here, before the inbox; what the pool, a
+quota or the queue refuses, by the scheduler, whose reply the client awaits.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import itertools
 import threading
 import time
 from asyncio import wrap_future
-from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import cast
+from dataclasses import replace
 
 from octavo.engine.answers import with_grammars
 from octavo.engine.assemble import Assembler, Vocabulary
@@ -25,24 +25,17 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.port import (
     Command,
     ReplyT,
-    StopTurn,
-    StoredSession,
     Submit,
-    SubmitPin,
-    SubmitTurn,
     ViewStats,
     request_of,
 )
-from octavo.engine.requests import ModelFacts, make_request
-from octavo.engine.stream import DeltaStream, call_soon, end_all
-from octavo.engine.turns import Composed, TurnRecorder
+from octavo.engine.requests import ModelFacts, checked
+from octavo.engine.stream import DeltaStream, Follower, call_soon, end_all
 from octavo.errors import DeviceLost, EngineStopped, QueueFull
 from octavo.inspect.stats import EngineStats
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
+from octavo.memory.quota import share_of
 from octavo.retention.client_pins import PinOrder
-from octavo.retention.limits import share_of
-from octavo.sampling.grammars import CompiledGrammar
-from octavo.types import Update
+from octavo.types import Request, Update
 
 REPLY_TIMEOUT_S = 60.0  # a step takes less
 STATS_TIMEOUT_S = 2.0  # who scrapes waits for no step that takes longer
@@ -118,121 +111,43 @@ class Submitter:
 
     async def submit(
         self,
-        prompt: Sequence[int],
-        params: SamplerParams,
+        request: Request,
         *,
-        n: int = 1,
-        priority: int = 0,
-        tenant: str = "",
-        timeouts: Timeouts = NO_TIMEOUTS,
-        cache_salt: str = "",
+        pin: PinOrder | None = None,
+        fallback: str = "",
+        follower: Follower | None = None,
     ) -> DeltaStream:
-        """Queue a request. `cache_salt`, of up to 256 characters: it shares prefix blocks with the tenant's
-        requests of the same salt alone, and with nothing that is pinned. Raises InvalidRequest,
-        RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
-        compiled = await self.compilers.compiled(params, tenant)
-        request = make_request(
-            next(self._ids),
-            prompt,
-            params,
-            self.engine,
-            self._facts,
-            n=n,
-            priority=priority,
-            tenant=tenant,
-            timeouts=timeouts,
-            cache_salt=cache_salt,
-        )
-        # Only the engine's thread can check a tenant's own bounds.
-        return await self._queue(Submit(request), compiled=compiled, waits=bool(tenant))
+        """Queue a request, and wait until the engine has taken it. Where its grammar is compiled already, it
+        is in the inbox before this waits for anything.
 
-    async def submit_pin(self, order: PinOrder) -> DeltaStream:
-        """Keep a pin's budget and queue the request that fills it: both, or neither and an error as `submit`
-        raises, or PinRefused."""
-        params = SamplerParams(max_tokens=1, temperature=0.0)
-        request = make_request(
-            next(self._ids),
-            order.tokens,
-            params,
-            self.engine,
-            self._facts,
-            tenant=order.tenant,
-            fills_pin=order.pin_name,
-        )
-        return await self._queue(SubmitPin(request, order))
-
-    async def submit_turn(
-        self,
-        session: StoredSession,
-        composed: Composed,
-        params: SamplerParams,
-        recorder: TurnRecorder,
-        compiled: CompiledGrammar | None,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-    ) -> DeltaStream:
-        """Queue the turn of a session, which `recorder` follows: it is in the inbox before this waits for
-        anything. Raises as `submit`, or SessionBusy."""
-        request = make_request(
-            next(self._ids),
-            composed.tokens,
-            params,
-            self.engine,
-            self._facts,
-            priority=priority,
-            tenant=session.tenant,
-            timeouts=timeouts,
-            session=session.session_id,
-            session_ttl=session.ttl_s,
-        )
-        recorder.stop = lambda num_tokens: self.post(
-            StopTurn(session.session_id, request.request_id, num_tokens)
-        )
-        return await self._queue(SubmitTurn(request, session, composed.fallback), recorder, compiled)
-
-    async def _queue(
-        self,
-        command: Submit | SubmitPin | SubmitTurn,
-        recorder: TurnRecorder | None = None,
-        compiled: CompiledGrammar | None = None,
-        *,
-        waits: bool = True,
-    ) -> DeltaStream:
-        """The stream of the request that `command` queues. `waits`: until the engine has taken it; else a
-        refusal is the request's end."""
-        stream, reply = self._open(command, recorder, compiled, waits=waits)
-        if reply is None:
-            return stream
+        `cache_salt` of the request, of up to 256 characters: it shares prefix blocks with its tenant's
+        requests of the same salt alone, and with nothing that is pinned. `pin`, `fallback`: as in `Submit`.
+        Raises InvalidRequest, RequestTooLarge, QueueFull, SessionBusy, PinRefused or EngineStopped; then
+        nothing was queued, and no pin opened.
+        """
+        compiled = await self.compilers.compiled(request.params, request.tenant)
+        request = checked(request, self._facts, self.engine.config.stop_ids)
+        request = replace(request, request_id=next(self._ids), arrival=self.engine.clock())
+        assembler = Assembler(request, self._vocabulary, compiled)
+        stream = DeltaStream(request.request_id, asyncio.get_running_loop(), assembler, self._cancel)
+        stream.tenant, stream.follower = request.tenant, follower
+        reply = self._open(stream, Submit(request, pin, fallback))
         try:
-            await self._reply_to(cast("Future[object]", reply))
+            await self._reply_to(reply)
         except BaseException:
-            self._forget(stream.request_id)
-            self._loop.cancel(stream.request_id)  # should it have been queued, and we not have waited
+            self._forget(request.request_id)
+            self._loop.cancel(request.request_id)  # should it have been queued, and we not have waited
             raise
         return stream
 
-    def _open(
-        self,
-        command: Submit | SubmitPin | SubmitTurn,
-        recorder: TurnRecorder | None,
-        compiled: CompiledGrammar | None,
-        *,
-        waits: bool,
-    ) -> tuple[DeltaStream, Future[None] | Future[int] | None]:
-        """The stream of a request, and what is done when the engine has taken it. Raises QueueFull or
-        EngineStopped."""
-        request, loop = command.request, asyncio.get_running_loop()
-        stream = DeltaStream(
-            request.request_id, loop, Assembler(request, self._vocabulary, compiled), self._cancel
-        )
-        stream.tenant, stream.recorder = request.tenant, recorder
-        reply: Future[None] | Future[int] | None = None
+    def _open(self, stream: DeltaStream, command: Submit) -> Future[int]:
+        """Register the stream and send the command. Raises QueueFull or EngineStopped."""
+        request = command.request
         with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
             if self._closed is not None:
                 raise EngineStopped(self._closed)
             own = (other.tenant == request.tenant for other in self._streams.values())
-            share = share_of(self._max_open, self.engine.capacities.num_tenants)
+            share = share_of(self._max_open, self.engine.num_tenants)
             if len(self._streams) >= self._max_open and sum(own) >= share:
                 raise QueueFull(
                     f"too many requests are waiting or running; allowed: {self._max_open:,} "
@@ -240,14 +155,8 @@ class Submitter:
                 )
             self._streams[request.request_id] = stream
             self._left[request.request_id] = request.n
-            if isinstance(command, SubmitTurn):
-                assert recorder is not None
-                reply = recorder.taken = self.engine.inbox.send(command)
-            elif waits:
-                reply = self.engine.inbox.send(command)
-            else:
-                self.engine.inbox.post(command)
-        return stream, reply
+            stream.accepted = reply = self.engine.inbox.send(command)
+        return reply
 
     def _forget(self, request_id: int) -> None:
         """A request that was never queued."""

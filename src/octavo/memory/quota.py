@@ -21,6 +21,12 @@ SHARED = "shared"  # the tenant to whom prefixes belong that the operator shares
 ONCE_SHARED = "once shared"  # no tenant's name: for those that the operator does not share now; no bounds
 
 
+def share_of(bound: int, num_tenants: int) -> int:
+    """What each of so many tenants may always have of what all together have a `bound` for: half of it is
+    shared out, the other half is for those that come first. 0 where there is no other tenant."""
+    return max(1, bound // (2 * num_tenants)) if num_tenants > 1 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """One tenant's part of the house. None: no bound of its own."""

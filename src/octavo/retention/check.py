@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from octavo.memory.demand import blocks_needed
 from octavo.memory.ledger import Ledger
 from octavo.retention.arena import StagingArena
-from octavo.retention.limits import blocks_needed
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room, TakenRequests
 from octavo.retention.session_table import SessionTable

@@ -22,10 +22,9 @@ from array import array
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
+from octavo.memory.block_namer import BlockNamer
 from octavo.memory.names import NameChain
-from octavo.memory.quota import SHARED
-from octavo.retention.limits import share_of
-from octavo.retention.naming import Naming
+from octavo.memory.quota import SHARED, share_of
 from octavo.retention.pins import Pin, Pins, Strength
 from octavo.retention.room import Room
 from octavo.retention.session_table import SessionTable
@@ -81,7 +80,7 @@ class ClientPins:
     _context: Context
     _pins: Pins
     _sessions: SessionTable
-    _naming: Naming
+    _namer: BlockNamer
     _room: Room
     _warm_pins: WarmPins
     _soft_holds: SoftHolds
@@ -103,7 +102,8 @@ class ClientPins:
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
             )
         session_id = order.name if order.is_resumed_session else ""
-        chain = self._naming.of_session(order.tenant, session_id, array("I", order.tokens))
+        said = self._sessions.names_of(order.tenant, session_id)
+        chain = self._namer.chain(order.tenant, array("I", order.tokens), *said)
         if not chain.names:
             raise InvalidRequest(
                 f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "

@@ -170,7 +170,10 @@ class Pins:
             del self._filling[pin.filler]
             return
         if pin.tenant == SHARED:
-            self.shared_names = +(self.shared_names - Counter(pin.names))
+            for name in pin.names:
+                self.shared_names[name] -= 1
+                if self.shared_names[name] <= 0:
+                    del self.shared_names[name]
             self._cease_to_share(pin.table)
         self._ledger.close(pin.table)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.memory.capacity import Capacities, Capacity
+from octavo.memory.demand import blocks_needed
 from octavo.memory.quota import SHARED
-from octavo.retention.limits import blocks_needed
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
 from octavo.step.context import Context
@@ -98,6 +98,12 @@ class Room:
         if session is None:
             return filled
         return filled + self.blocks_of_turn(request, session.shared, hard_only=hard_only)
+
+    def own_of_new(self, request: Request, names: Many[bytes], *, hard_only: bool) -> int:
+        """The same of a request that is not queued yet, whose blocks have these names. O(blocks)."""
+        if request.session:
+            return self.blocks_of_turn(request, names, hard_only=hard_only)
+        return self.own_blocks(request, hard_only=hard_only)
 
     def blocks_of_turn(self, request: Request, names: Many[bytes], *, hard_only: bool = False) -> int:
         """Blocks of the pins' budget that this turn, whose tokens have these names, finds and shares: it

@@ -11,25 +11,24 @@
 A session holds nothing by itself: it owns a warm pin, and a hot one after it was resumed, so budgets, checks
 and resizes know of pins alone. A turn that fails or is cancelled changes nothing. A session whose blocks find
 no room in the pins' budget is kept by best effort, and says why. It does not know tokens, only their names;
-the sessions' clients, and what a disk has synced, are `octavo.engine.sessions`' business.
+what was said, and what a disk has synced, `octavo.conversations` knows.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, PinRefused, SessionRefused
+from octavo.memory.block_namer import BlockNamer
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.client_pins import BEYOND_MAXIMUM
-from octavo.retention.limits import tokens_that_fit
-from octavo.retention.naming import Naming
 from octavo.retention.pins import Pin, Pins, Strength
 from octavo.retention.room import Room
-from octavo.retention.session_table import Session, SessionState, SessionTable
+from octavo.retention.session_table import Session, SessionState, SessionTable, StoredSession
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
@@ -47,7 +46,7 @@ class SessionHolds:
     _context: Context
     _pins: Pins
     _table: SessionTable
-    _naming: Naming
+    _namer: BlockNamer
     _room: Room
     _warm_pins: WarmPins
     _tier: OffloadTier | None
@@ -67,25 +66,13 @@ class SessionHolds:
         if request.session in self._table:
             self._table.find(request.tenant, request.session).check_still()
 
-    def fitted(self, request: Request) -> Request:
-        """The same turn, which has not begun, with no more max_tokens than there is room for. O(tokens)."""
-        size = self._context.ledger.block_size
-        chain = self._naming.of_request(request)
-        own = self._room.blocks_of_turn(request, chain.names)
-        room = self._room.everything.room(request.tenant, own=own)
-        fits = tokens_that_fit(len(request.prompt), request.params, room, size)
-        if fits < 1:  # what is kept of other sessions gives way
-            own = self._room.blocks_of_turn(request, chain.names, hard_only=True)
-            room = self._room.hard.room(request.tenant, own=own)
-            fits = tokens_that_fit(len(request.prompt), request.params, room, size)
-        return replace(request, max_tokens=max(1, min(request.max_tokens, fits)))
-
     def begin_turn(self, request: Request, names: Many[bytes], now: float) -> None:
         """Its request was taken. A session that is not known here (it was made just now, or the engine began
         afresh) is from now on."""
         session = self._table.get(request.session)
         if session is None:
-            session = self.restore(request.session, request.tenant, (), request.session_ttl, now)
+            ttl_s = request.session_ttl
+            session = self.restore(StoredSession(request.session, request.tenant, b"", ttl_s, ttl_s), now)
         session.turn = request.request_id
         session.ttl_s = request.session_ttl
         session.shared = list(names[: self._room.num_hits_max(request)])
@@ -121,33 +108,22 @@ class SessionHolds:
 
     # -- fork, suspend, resume, delete -----------------------------------------------------------------------
 
-    def restore(
-        self,
-        session_id: str,
-        tenant: str,
-        tokens: Many[int],
-        ttl_s: float,
-        now: float,
-        left_s: float = 0.0,
-        num_shared: int = 0,
-        num_suspended: int = 0,
-    ) -> Session:
+    def restore(self, stored: StoredSession, now: float) -> Session:
         """A session that this scheduler does not know, with what is still below of the blocks of its tokens
         kept there: of all, or of the first `num_suspended`, if it was suspended with so many. The first
         `num_shared` of them have names that all tenants have in common, whether they are pinned now or not.
-        It counts as suspended. Those that were come first, else others may take the room that they had."""
-        session = self._new(session_id, tenant, tokens, ttl_s, now + (left_s or ttl_s), num_shared)
+        It counts as suspended. Those that were come first, else others may take the room that they had.
+        O(tokens)."""
+        session, num_suspended = self._new(stored, now), stored.num_suspended
         session.is_suspended, session.is_promised = True, num_suspended > 0
         self._keep(session, [name for name in session.names[: num_suspended or None] if self._can_keep(name)])
         return session
 
-    def fork(
-        self, session_id: str, source: Session, tokens: Many[int], ttl_s: float, now: float, num_shared: int
-    ) -> Session:
-        """A session that this scheduler does not know, in which these tokens of the source were said: one
-        more holder of their blocks, below as far as they are there, else in the pool. Of a suspended source
-        it is a suspended one, where it may be. Of the source nothing changes. O(tokens)."""
-        session = self._new(session_id, source.tenant, tokens, ttl_s, now + ttl_s, num_shared)
+    def fork(self, stored: StoredSession, source: Session, now: float) -> Session:
+        """A session that this scheduler does not know, whose tokens were said in the source: one more holder
+        of their blocks, below as far as they are there, else in the pool. Of a suspended source it is a
+        suspended one, where it may be. Of the source nothing changes. O(tokens)."""
+        session = self._new(stored, now)
         pool, is_suspended = self._context.ledger.pool, source.state is SessionState.SUSPENDED
         names = [
             name
@@ -161,14 +137,14 @@ class SessionHolds:
             self._hold(session)
         return session
 
-    def _new(
-        self, session_id: str, tenant: str, tokens: Many[int], ttl_s: float, expires: float, num_shared: int
-    ) -> Session:
-        """One that has said these tokens and keeps nothing of them yet. O(tokens)."""
-        session = Session(session_id, tenant, ttl_s, expires)
+    def _new(self, stored: StoredSession, now: float) -> Session:
+        """One that keeps nothing of its tokens yet. O(tokens)."""
+        tokens, tenant = array("I", stored.tokens), stored.tenant
+        expires = now + stored.left_s
+        session = Session(stored.session_id, tenant, stored.ttl_s, expires, stored.is_response)
         self._table.add(session)
-        session.names = self._naming.as_named(tenant, array("I", tokens), num_shared).names
-        session.num_shared = min(num_shared, len(session.names))
+        session.names = self._namer.as_named(tenant, tokens, stored.num_shared).names
+        session.num_shared = min(stored.num_shared, len(session.names))
         session.may_lack_last = len(tokens) % self._context.ledger.block_size == 0
         self._set_timer(session)
         return session

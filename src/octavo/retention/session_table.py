@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import SessionBusy, UnknownSession
 from octavo.retention.pins import Pin
-from octavo.types import RESPONSE_PREFIX, Request
+from octavo.types import Request
 
 
 class SessionState(enum.StrEnum):
@@ -21,6 +21,20 @@ class SessionState(enum.StrEnum):
     RESUMING = "resuming"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A session as the conversations' store has it, for a scheduler that does not know it."""
+
+    session_id: str
+    tenant: str
+    tokens: bytes  # uint32 in the machine's order: all that was said
+    ttl_s: float
+    left_s: float  # until it expires
+    num_shared: int = 0  # of its blocks, the leading ones under names of all tenants
+    num_suspended: int = 0  # of its blocks, the leading ones that a client suspended
+    is_response: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. `names` are those of the full blocks that its last turn left."""
@@ -29,6 +43,7 @@ class Session:
     tenant: str
     ttl_s: float
     expires: float
+    is_response: bool = False  # a stored response: it gives way to what is newer
     names: list[bytes] = field(default_factory=list)
     num_shared: int = 0  # of these, the leading ones that all tenants have in common
     turn: int | None = None  # id of the request that runs
@@ -45,11 +60,6 @@ class Session:
     def pins(self) -> list[Pin]:
         """What it owns."""
         return [pin for pin in (self.resumed, self.hold) if pin is not None]
-
-    @property
-    def is_response(self) -> bool:
-        """A stored response, which clients leave behind by the way: it gives way to what is newer."""
-        return self.session_id.startswith(RESPONSE_PREFIX)
 
     @property
     def used(self) -> float:
@@ -123,6 +133,12 @@ class SessionTable:
         if session is None or session.tenant != tenant:
             raise UnknownSession(f"there is no session {session_id[:40]!r}", param="session")
         return session
+
+    def names_of(self, tenant: str, session_id: str) -> tuple[list[bytes], int]:
+        """The names of the tenant's session, and how many of them all tenants share; none of one that is not
+        known."""
+        session = self._sessions.get(session_id)
+        return ([], 0) if session is None or session.tenant != tenant else (session.names, session.num_shared)
 
     def owner_of(self, pin: Pin) -> Session:
         """The session that owns this pin, which one does."""

@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from octavo.memory.demand import blocks_needed
 from octavo.memory.holders import Holder
-from octavo.retention.limits import blocks_needed
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.room import Room, TakenRequests
 from octavo.retention.session_table import SessionTable

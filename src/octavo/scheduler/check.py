@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from octavo.memory.demand import blocks_needed
 from octavo.memory.holders import HolderKind
 from octavo.memory.ledger import Ledger
-from octavo.retention.limits import blocks_needed
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import State
 

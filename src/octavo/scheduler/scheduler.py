@@ -23,16 +23,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from octavo.memory.capacity import Capacities
+from octavo.memory.block_namer import BlockNamer
 from octavo.memory.check import check as check_ledger
 from octavo.memory.ledger import Ledger
+from octavo.memory.names import NameChain
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.arena import StagingArena
 from octavo.retention.attachment import Attachment
 from octavo.retention.check import check_kept, check_pins, check_sessions, check_staging, check_tier
 from octavo.retention.client_pins import ClientPins
-from octavo.retention.limits import check_fits
-from octavo.retention.naming import Naming
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room
 from octavo.retention.session_holds import SessionHolds
@@ -51,6 +50,7 @@ from octavo.scheduler.ending import Ending
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
+from octavo.scheduler.limits import check_fits, with_max_tokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
@@ -91,7 +91,7 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, list[InFlightChunk]]] = deque()
         # Each is handed what stands before it. First, what is kept beyond a running sequence, and where.
         self.pins, self.session_table = Pins(ledger), SessionTable()
-        self.naming = Naming(ledger.block_size, root_of_tenant, self.pins, self.session_table)
+        self.namer = BlockNamer(ledger.block_size, root_of_tenant, self.pins.shared_names)
         self.warm_pins = WarmPins(context, self.pins, self.session_table, tier, self.timers)
         self.arena = StagingArena(context)
         self.transfers = Transfers(context, tier, self.warm_pins, self.arena)
@@ -108,7 +108,7 @@ class Scheduler:
             context, live, self.shares, self.transfers, self.staging, self.soft_holds, self.preemption
         )
         # What clients and operators ask for beside requests.
-        kept = (context, self.pins, self.session_table, self.naming, self.room, self.warm_pins)
+        kept = (context, self.pins, self.session_table, self.namer, self.room, self.warm_pins)
         self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
         self.session_holds = SessionHolds(*kept, tier, self.timers)
         self.tenants = Tenants(context, self.pins, live, self.room, self.soft_holds, self.making_room)
@@ -155,15 +155,12 @@ class Scheduler:
         then nothing was queued."""
         self.tenants.check_known(request.tenant)
         self.tenants.check_queue(request.tenant)
-        context, live, room = self.context, self.live, self.room
-        chain = self.naming.of_request(request)
+        context, live = self.context, self.live
+        chain = self._chain_of(request)
         if request.session:
             self.session_holds.check_turn(request)
-            own = room.blocks_of_turn(request, chain.names, hard_only=True)
-        else:
-            own = room.own_blocks(request, hard_only=True)
+        request = self._fitted(request, chain)
         context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
-        check_fits(request, context.config, room.hard, own, context.ledger.block_size)
         assert request.request_id not in live, "request ids are unique"
         sequence = Sequence(
             seq_id=live.new_seq_id(),
@@ -186,6 +183,35 @@ class Scheduler:
         if request.fills_pin:
             sequence.attached += (self.client_pins,)
             self.client_pins.taken(request)
+
+    def fitted(self, request: Request) -> Request:
+        """The request as it would be queued now, with its `max_tokens`. Raises RequestTooLarge or
+        InvalidRequest where it could never run. Changes nothing. O(tokens)."""
+        return self._fitted(request, self._chain_of(request))
+
+    def _fitted(self, request: Request, chain: NameChain) -> Request:
+        room, config, size = self.room, self.context.config, self.context.ledger.block_size
+        own, own_hard = (room.own_of_new(request, chain.names, hard_only=hard) for hard in (False, True))
+        now, beside_hard = (
+            room.everything.room(request.tenant, own=own),
+            room.hard.room(request.tenant, own=own_hard),
+        )
+        request = with_max_tokens(request, config.context_length, now, beside_hard, size)
+        check_fits(request, config, room.hard, own_hard, size)
+        return request
+
+    def _chain_of(self, request: Request) -> NameChain:
+        """The names of the prompt's full blocks; a turn, or a request that resumes a session, goes on under
+        those that the session has. O(tokens)."""
+        tokens = array("I", request.prompt)
+        if request.cache_salt:
+            assert not request.session, "what a session keeps has no salt"
+            assert not request.fills_pin, "what a pin keeps has no salt"
+            return self.namer.salted(request.tenant, request.cache_salt, tokens)
+        pin = self.pins.filled_by(request)
+        session_id = request.session if pin is None else pin.session_id
+        said = self.session_table.names_of(request.tenant, session_id)
+        return self.namer.chain(request.tenant, tokens, *said)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
         """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing.
@@ -340,9 +366,9 @@ class Scheduler:
         return self.ledger.block_size
 
     @property
-    def capacities(self) -> Capacities:
-        """What the pool is promised to now: frozen, for other threads."""
-        return self.room.capacities
+    def num_tenants(self) -> int:
+        """Tenants that the operator named."""
+        return self.ledger.quotas.num_tenants
 
     @property
     def request_ids(self) -> list[int]:

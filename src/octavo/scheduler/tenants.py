@@ -6,9 +6,9 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
+from octavo.memory.demand import blocks_needed
 from octavo.memory.holders import HolderKind
-from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.retention.limits import blocks_needed, share_of
+from octavo.memory.quota import SHARED, TenantPolicy, share_of
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room
 from octavo.retention.soft_holds import SoftHolds

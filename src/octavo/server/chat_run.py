@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
+from octavo.conversations.responses import Responses, UnstoredTurns
 from octavo.engine.outputs import ChatMessage, TokenInfo
-from octavo.engine.responses import Responses, UnstoredTurns
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
 from octavo.server.chat_answer import answer_kind, led_params
@@ -35,7 +35,7 @@ from octavo.server.generation import (
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds, check_options, sampling_params
 from octavo.server.prompts import chat_options
-from octavo.server.tenant import terms_of
+from octavo.server.tenant import engine_request
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.types import FinishReason, ToolCall, Usage
@@ -138,28 +138,20 @@ async def begin_chat(
     """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
     by default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""
     edge.check_model(body.model)
-    n, terms, salt = body.num_choices, terms_of(request, body), body.salt
+    wanted = replace(engine_request(request, body), n=body.num_choices)
     params = chat_params(body, edge.model)
     options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
-    led = led_params(params, use, wish, edge.model, terms.tenant)
+    led = led_params(params, use, wish, edge.model, wanted.tenant)
     params = await (led if use is None else until_disconnect(request, led))
-    async with held_grammar(edge, request, params, terms.tenant):
+    wanted = replace(wanted, params=params)
+    async with held_grammar(edge, request, params, wanted.tenant):
         if session is None:
-            prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
-            generation = await submit_all(
-                edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt
-            )
+            prompt = tuple(await edge.model.encode_chat(messages, options, tenant=wanted.tenant))
+            generation = await submit_all(edge, [prompt], wanted, watch)
             return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
         watch.note_wanted(params, 1)
-        turn = await (sessions or edge.model.sessions).turn(
-            terms.tenant,
-            session,
-            messages,
-            params,
-            priority=terms.priority,
-            timeouts=terms.timeouts,
-            options=options,
-        )
+        taker = sessions or edge.model.sessions
+        turn = await taker.turn(replace(wanted, session=session), messages, options)
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
     cut = cut_to(params, len(turn.prompt), edge.model.context_length)
     generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,7 +40,7 @@ from octavo.server.openai_schema import (
 from octavo.server.prompts import Prompt, check_prompts, encode_prompts
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import DONE, EventStream, event
-from octavo.server.tenant import terms_of
+from octavo.server.tenant import engine_request
 
 # OpenAI's default on this route.
 _MAX_TOKENS = 16
@@ -82,12 +82,12 @@ async def completions(edge: Edge, request: Request) -> Response:
     body = validate(CompletionBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
-    n, terms, salt = body.num_choices, terms_of(request, body), body.salt
+    n, wanted = body.num_choices, engine_request(request, body)
     made = _num_made(body, n)
     scores_only = _scores_only(body)
-    params = _params(body, edge.model, ranks=made > n)
+    wanted = replace(wanted, n=made, params=_params(body, edge.model, ranks=made > n))
 
-    prompts = tuple(await encode_prompts(body.prompt, edge.model, terms.tenant, body.suffix or ""))
+    prompts = tuple(await encode_prompts(body.prompt, edge.model, wanted.tenant, body.suffix or ""))
     _check_total(made * len(prompts))
     plan = _Plan(
         answer_id=f"cmpl-{uuid.uuid4().hex}",
@@ -101,17 +101,9 @@ async def completions(edge: Edge, request: Request) -> Response:
         tells_ids=bool(body.return_token_ids),
         usage=body.usage_wish,
     )
-    async with held_grammar(edge, request, params, terms.tenant):
-        generation = await submit_all(
-            edge,
-            [prompt.tokens for prompt in prompts],
-            params,
-            n=made,
-            terms=terms,
-            watch=watch,
-            cache_salt=salt,
-            scores_only=scores_only,
-        )
+    async with held_grammar(edge, request, wanted.params, wanted.tenant):
+        tokens = [prompt.tokens for prompt in prompts]
+        generation = await submit_all(edge, tokens, wanted, watch, scores_only=scores_only)
     if body.stream:
         return EventStream(_events(plan, generation), generation.cancel, generation.headers)
     choices = _likeliest(await gather_for(request, generation), n, made)

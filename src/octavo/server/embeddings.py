@@ -16,7 +16,7 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.embedding import Embedded, EmbeddingOrder, embed_all
+from octavo.engine.embedding import Embedded, EmbeddingOptions, embed_all
 from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, shown
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
@@ -29,7 +29,8 @@ from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBounds, TermsBody
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import encode_json
-from octavo.server.tenant import Terms, terms_of
+from octavo.server.tenant import engine_request
+from octavo.types import Request as EngineRequest
 
 _FORMATS = ("float", "base64")
 _SIDES = ("right", "left")
@@ -82,7 +83,8 @@ class EmbeddingsBody(TermsBody):
         )
         return Cut(context_length if keep == -1 else keep, from_left)
 
-    def order(self, terms: Terms) -> EmbeddingOrder:
+    @property
+    def embedding_options(self) -> EmbeddingOptions:
         """How the inputs become vectors. Raises InvalidRequest."""
         words = tuple(map(str, Pooling))
         pooling = None if self.pooling is None else Pooling(_one_of("pooling", self.pooling, words))
@@ -91,15 +93,8 @@ class EmbeddingsBody(TermsBody):
                 "normalize and use_activation differ; allowed: one of them, which are two names of one thing",
                 param="use_activation",
             )
-        return EmbeddingOrder(
-            pooling=pooling,
-            dimensions=self.dimensions,
-            normalize=False not in (self.normalize, self.use_activation),
-            tenant=terms.tenant,
-            priority=terms.priority,
-            timeouts=terms.timeouts,
-            cache_salt=self.salt,
-        )
+        normalize = False not in (self.normalize, self.use_activation)
+        return EmbeddingOptions(pooling, self.dimensions, normalize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +132,15 @@ async def embeddings(edge: Edge, request: Request) -> Response:
     OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
     body = validate(EmbeddingsBody, raw)
     edge.check_model(body.model)
-    order, as_base64 = body.order(terms_of(request, body)), body.wants_base64
+    wanted, options, as_base64 = engine_request(request, body), body.embedding_options, body.wants_base64
     prompts = await read_inputs(
         body.input,
         edge.model,
-        tenant=order.tenant,
+        tenant=wanted.tenant,
         cut=body.cut(edge.model.context_length),
         add_special_tokens=body.add_special_tokens is not False,
     )
-    made = await embed_inputs(edge, request, prompts, order, watch)
+    made = await embed_inputs(edge, request, prompts, options, wanted, watch)
     return await _answer(edge, made, as_base64=as_base64)
 
 
@@ -160,14 +155,16 @@ async def embed_inputs(
     edge: Edge,
     request: Request,
     prompts: Sequence[Sequence[int]],
-    order: EmbeddingOrder,
+    options: EmbeddingOptions,
+    wanted: EngineRequest,
     watch: RequestWatch,
 ) -> EmbeddingsMade:
     """The vectors of these prompts; raises ClientGone when the client leaves, and what `embed_all` raises,
     with the field `input`. Nothing runs any more when it is over."""
     try:
         with named({"prompt": "input"}):
-            embedded = await until_disconnect(request, embed_all(edge.model, prompts, order, watch.see))
+            embedding = embed_all(edge.model, prompts, options, wanted, watch.see)
+            embedded = await until_disconnect(request, embedding)
     except (ClientGone, RequestFailed, TimedOut):
         watch.leave(len(prompts))
         raise

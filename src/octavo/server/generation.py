@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from octavo.conversations.turns import Turn
 from octavo.engine.client import EngineClient
 from octavo.engine.outputs import Delta, TokenInfo
-from octavo.engine.stream import DeltaStream, Turn
+from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.grammar import Grammar
 from octavo.params import SamplerParams
@@ -27,9 +28,9 @@ from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
 from octavo.server.running import RunningAnswers
 from octavo.server.sse import wait_for_disconnect
-from octavo.server.tenant import Terms
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.types import FinishReason, Usage
+from octavo.types import Request as EngineRequest
 
 ResultT = TypeVar("ResultT")
 
@@ -133,7 +134,7 @@ class Generation:
 
     def told_session(self) -> JsonObject:
         """The answer's field about the session, if there is one."""
-        return {} if self.turn is None else {"session": self.turn.told()}
+        return {} if self.turn is None else {"session": self.turn.to_json()}
 
     @property
     def num_choices(self) -> int:
@@ -263,29 +264,16 @@ class Generation:
 async def submit_all(
     edge: Edge,
     prompts: Sequence[Sequence[int]],
-    params: SamplerParams,
-    *,
-    n: int,
-    terms: Terms,
+    wanted: EngineRequest,
     watch: RequestWatch,
-    cache_salt: str,
+    *,
     scores_only: bool = False,
 ) -> Generation:
-    """Submit every prompt, or none: when one is refused, the others are cancelled."""
+    """Submit what is wanted of every prompt, or of none: when one is refused, the others are cancelled."""
+    params, n = wanted.params, wanted.n
     watch.note_wanted(params, n)
     asked = [
-        asyncio.ensure_future(
-            edge.model.submit(
-                prompt,
-                params,
-                n=n,
-                priority=terms.priority,
-                tenant=terms.tenant,
-                timeouts=terms.timeouts,
-                cache_salt=cache_salt,
-            )
-        )
-        for prompt in prompts
+        asyncio.ensure_future(edge.model.submit(replace(wanted, prompt=tuple(prompt)))) for prompt in prompts
     ]
     try:
         streams = await asyncio.gather(*asked)

@@ -6,7 +6,6 @@ Without tenants everybody is "" and the operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -17,19 +16,10 @@ from octavo.params import Timeouts
 from octavo.server.errors import HttpRefusal
 from octavo.server.openai_schema import TermsBody
 from octavo.tenants import Tenant
+from octavo.types import Request as EngineRequest
 
 SCOPE_KEY = "octavo.tenant"
 _ENTRY_KEY = "octavo.tenant.entry"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Whose request it is, and on which terms it runs; the engine's own sense of priority (higher is
-    earlier)."""
-
-    tenant: str
-    priority: int
-    timeouts: Timeouts
 
 
 def set_auth_context(scope: Scope, tenant: Tenant) -> None:
@@ -70,14 +60,17 @@ def owner_of(request: Request, asked: str | None) -> str:
     return asked
 
 
-def terms_of(request: Request, body: TermsBody) -> Terms:
-    """What the client asks for, and where it names nothing, what its tenant's entry says.
+def engine_request(request: Request, body: TermsBody) -> EngineRequest:
+    """The engine's request without prompt and parameters: tenant, priority, timeouts and salt as the client
+    asks for them, and where it names nothing, as its tenant's entry says.
 
     Raises InvalidRequest for a priority earlier than the tenant may have: nobody outranks others by asking.
     """
-    tenant, asked = entry_of(request), body.timeouts
+    tenant, asked, salt = entry_of(request), body.timeouts, body.salt
     if tenant is None:
-        return Terms(tenant_of(request), body.engine_priority, asked)
+        return EngineRequest(
+            tenant=tenant_of(request), priority=body.engine_priority, timeouts=asked, cache_salt=salt
+        )
     priority = -tenant.priority if body.priority is None else body.engine_priority
     if -priority < tenant.priority_min:
         raise InvalidRequest(
@@ -86,15 +79,12 @@ def terms_of(request: Request, body: TermsBody) -> Terms:
             param="priority",
         )
     own = tenant.timeouts
-    return Terms(
-        tenant.name,
-        priority,
-        Timeouts(
-            own.total if asked.total is None else asked.total,
-            own.queue if asked.queue is None else asked.queue,
-            own.first_token if asked.first_token is None else asked.first_token,
-        ),
+    timeouts = Timeouts(
+        own.total if asked.total is None else asked.total,
+        own.queue if asked.queue is None else asked.queue,
+        own.first_token if asked.first_token is None else asked.first_token,
     )
+    return EngineRequest(tenant=tenant.name, priority=priority, timeouts=timeouts, cache_salt=salt)
 
 
 def entry_of(request: Request) -> Tenant | None:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.memory.demand import blocks_needed
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
-from octavo.retention.limits import blocks_needed
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence

@@ -8,6 +8,7 @@ is asked but that the model be there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds
 from octavo.server.prompts import encode_prompts
 from octavo.server.sessions import session_of
-from octavo.server.tenant import tenant_of, terms_of
+from octavo.server.tenant import engine_request, tenant_of
 from octavo.tools.answer import AnswerKind
 from octavo.types import ChatMessage
 
@@ -122,11 +123,10 @@ async def _begin_raw(
     for name, given in (("system", body.system), ("think", body.think)):
         if given:
             raise InvalidRequest(f"{name} is given, and {why}; allowed: the prompt alone", param=name)
-    params, terms = chat_params(chat, edge.model), terms_of(request, chat)
+    params = chat_params(chat, edge.model)
+    wanted = replace(engine_request(request, chat), params=params)
     given, behind = body.prompt or "", body.suffix or ""
     [prompt] = await encode_prompts(given, edge.model, tenant_of(request), behind)
-    async with held_grammar(edge, request, params, terms.tenant):
-        generation = await submit_all(
-            edge, [prompt.tokens], params, n=1, terms=terms, watch=watch, cache_salt=chat.salt
-        )
+    async with held_grammar(edge, request, params, wanted.tenant):
+        generation = await submit_all(edge, [prompt.tokens], wanted, watch)
     return ChatRun(generation, prompt.tokens, params, _TEXT)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.embedding import EmbeddingOrder
+from octavo.engine.embedding import EmbeddingOptions
 from octavo.errors import InvalidRequest, shown
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.names import named
@@ -26,7 +25,7 @@ from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import Edge
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBounds, TermsBody
-from octavo.server.tenant import terms_of
+from octavo.server.tenant import engine_request
 
 
 class OllamaVectorsBody(BaseModel):
@@ -61,8 +60,8 @@ async def ollama_embed(edge: Edge, request: Request) -> Response:
     with named(NAMES):
         keep = context_asked(body.options or {}, edge.model.context_length)
     cut = None if body.truncate is False else Cut(keep)
-    order = EmbeddingOrder(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
-    made = await _made(edge, request, texts, cut, order, watch) if texts else EmbeddingsMade(())
+    options = EmbeddingOptions(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
+    made = await _made(edge, request, texts, cut, options, watch) if texts else EmbeddingsMade(())
     return await _answer(name, made, watch)
 
 
@@ -82,9 +81,9 @@ async def ollama_embeddings(edge: Edge, request: Request) -> Response:
         context_asked(body.options or {}, edge.model.context_length)
     if not body.prompt:
         return json_response({"embedding": []})
-    order = EmbeddingOrder(normalize=False)
+    options = EmbeddingOptions(normalize=False)
     with named({"input": "prompt"}):
-        made = await _made(edge, request, [body.prompt], None, order, watch)
+        made = await _made(edge, request, [body.prompt], None, options, watch)
     return json_response({"embedding": made.embedded[0].vector.tolist()})
 
 
@@ -93,14 +92,13 @@ async def _made(
     request: Request,
     texts: list[str],
     cut: Cut | None,
-    order: EmbeddingOrder,
+    options: EmbeddingOptions,
     watch: RequestWatch,
 ) -> EmbeddingsMade:
     """The vectors, on the terms of the request's tenant."""
-    terms = terms_of(request, TermsBody())
-    order = replace(order, tenant=terms.tenant, priority=terms.priority, timeouts=terms.timeouts)
-    prompts = await read_inputs(texts, edge.model, tenant=terms.tenant, cut=cut)
-    return await embed_inputs(edge, request, prompts, order, watch)
+    wanted = engine_request(request, TermsBody())
+    prompts = await read_inputs(texts, edge.model, tenant=wanted.tenant, cut=cut)
+    return await embed_inputs(edge, request, prompts, options, wanted, watch)
 
 
 def _texts(given: object) -> list[str]:

@@ -15,10 +15,10 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.conversations.responses import new_response_id
+from octavo.conversations.store import DOCUMENTS_BYTES_MAX
 from octavo.engine.encoder import BYTES_PER_TOKEN_MAX
 from octavo.engine.outputs import ChatMessage
-from octavo.engine.responses import new_response_id
-from octavo.engine.session_store import DOCUMENTS_BYTES_MAX
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json
 from octavo.server.chat_run import ChatRun, begin_chat, check_chat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from octavo.engine.responses import is_in_progress, no_previous
+from octavo.conversations.responses import is_in_progress, no_previous
 from octavo.errors import UnknownSession
 from octavo.server.dialects.responses_input import unknown_item
 from octavo.server.dialects.responses_items import response_of

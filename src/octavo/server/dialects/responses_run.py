@@ -182,7 +182,7 @@ class ResponseRun:
     def _usage(self) -> JsonObject:
         generation = self._run.generation
         usage = generation.usage_of(0)
-        told = {} if generation.turn is None else generation.turn.told()
+        told = {} if generation.turn is None else generation.turn.to_json()
         num_prompt = usage.num_prompt or len(self._run.prompt)
         return {
             "input_tokens": num_prompt,

@@ -1,39 +1,32 @@
-"""Which requests can ever run: pure functions, which any thread may ask before anything is queued."""
+"""Which requests can ever run, and how many tokens the answer of one may have. Pure functions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
 from octavo.memory.capacity import Capacity
-from octavo.params import SamplerParams
+from octavo.memory.demand import blocks_needed, tokens_that_fit
 from octavo.step.config import SchedulerConfig
 from octavo.types import Request
-from octavo.units import blocks_for
 
 
-def share_of(bound: int, num_tenants: int) -> int:
-    """What each of so many tenants may always have of what all together have a `bound` for: half of it is
-    shared out, the other half is for those that come first. 0 where there is no other tenant."""
-    return max(1, bound // (2 * num_tenants)) if num_tenants > 1 else 0
-
-
-def blocks_needed(request: Request, block_size: int) -> int:
-    """Blocks of one of its sequences at its longest: the last token is sampled, never computed.
-
-    Beams run together or not at all, so they count together: they share the full blocks of the prompt.
-    """
-    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
-    beams = request.params.beams
-    if beams is None:
-        return longest
-    shared = len(request.prompt) // block_size
-    return shared + beams.width * (longest - shared)
-
-
-def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:
-    """The greatest max_tokens whose `blocks_needed` are no more than `num_blocks`; below 1: there is none."""
-    shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
-    each = shared + (num_blocks - shared) // width
-    return each * block_size + 1 - num_prompt
+def with_max_tokens(
+    request: Request, context_length: int, room: int, room_beside_hard: int, block_size: int
+) -> Request:
+    """The request with the `max_tokens` that it gets: what was asked for, if the context has room for it;
+    else as many tokens as fit into the context and into `room` blocks, or, where those hold not one, into the
+    blocks that there are once all soft holds are released. At least 1."""
+    if request.max_tokens:
+        return request
+    asked, num_prompt = request.params.max_tokens, len(request.prompt)
+    left = context_length - num_prompt
+    if asked is not None and asked <= left:
+        return replace(request, max_tokens=asked)
+    fits = tokens_that_fit(num_prompt, request.params, room, block_size)
+    if fits < 1:
+        fits = tokens_that_fit(num_prompt, request.params, room_beside_hard, block_size)
+    return replace(request, max_tokens=max(1, min(left, fits)))
 
 
 def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: int, block_size: int) -> None:

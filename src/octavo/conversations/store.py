@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.engine.session_file import SessionFile, open_file
-from octavo.engine.session_record import TTL_S_MAX, SessionRecord
+from octavo.conversations.file import SESSIONS_FILE, RecordFile, longest_ttl, open_file
+from octavo.conversations.record import TTL_S_MAX, Kind, Record
 from octavo.engine.steady_clock import SteadyClock
 from octavo.errors import (
     InvalidRequest,
@@ -48,21 +48,21 @@ class NewResponse:
     document: bytes
 
 
-class SessionStore:
+class ConversationStore:
     """All sessions of a server, or of a script."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.num_graced = 0  # records that had expired when they were read from the file
         self._clock = clock or SteadyClock()
-        self._records: dict[str, SessionRecord] = {}  # guarded by _lock
+        self._records: dict[str, Record] = {}  # guarded by _lock
         self._turns: dict[object, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
         self._lock = threading.Lock()
-        self._file: SessionFile | None = None
+        self._file: RecordFile | None = None
 
     @classmethod
     def open(
         cls, path: Path, files: Files | None = None, clock: Callable[[], float] | None = None
-    ) -> SessionStore:
+    ) -> ConversationStore:
         """The sessions in a file, or a new file. One that seems to have expired is kept for its ttl once
         more, at most `GRACE_S`: the clock may be wrong, and what is deleted does not come back. Raises as
         `open_file`."""
@@ -83,20 +83,20 @@ class SessionStore:
         """Writes that failed."""
         return 0 if self._file is None else self._file.errors
 
-    def create(self, tenant: str, ttl_s: float, response: NewResponse | None = None) -> SessionRecord:
+    def create(self, tenant: str, ttl_s: float, response: NewResponse | None = None) -> Record:
         """A new session, with an id that cannot be guessed, or a new response. Raises InvalidRequest or
         SessionRefused."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         now = self._clock()
-        return self._add(SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now), response)
+        return self._add(Record(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now), response)
 
     def fork(
         self,
-        source: SessionRecord,
+        source: Record,
         turn: int | None = None,
         ttl_s: float | None = None,
         response: NewResponse | None = None,
-    ) -> SessionRecord:
+    ) -> Record:
         """A new session of its tenant, in which the first `turn` turns of that record were said, or all; its
         ttl is the same where none is given. Raises InvalidRequest or SessionRefused. O(tokens)."""
         if not source.tokens:
@@ -110,29 +110,29 @@ class SessionStore:
         ends, now = source.turn_ends.until(turn), self._clock()
         session_id, tokens = secrets.token_urlsafe(_ID_BYTES), source.tokens[: ends.ends[-1]]
         num_shared = min(source.num_shared, len(tokens))
-        made = SessionRecord(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
+        made = Record(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
         return self._add(made, response)
 
-    def _add(self, record: SessionRecord, response: NewResponse | None) -> SessionRecord:
+    def _add(self, record: Record, response: NewResponse | None) -> Record:
         if response is not None:
             record = replace(record, session_id=response.response_id, document=response.document)
         with self._lock:
             self._purge(record.created)
-            if not record.is_response:
+            if record.kind is Kind.SESSION:
                 self._check_room(record.tenant)
             self._records[record.session_id] = record
             self._put(record)
         return record
 
     def _check_room(self, tenant: str) -> None:
-        count = sum(r.tenant == tenant and not r.is_response for r in self._records.values())
+        count = sum(r.tenant == tenant and r.kind is Kind.SESSION for r in self._records.values())
         if count >= SESSIONS_MAX:
             raise SessionRefused(
                 f"there are {count:,} sessions; allowed: {SESSIONS_MAX:,}; delete some, or wait until they "
                 "expire"
             )
 
-    def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[SessionRecord]:
+    def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[Record]:
         """Forget responses of the tenant until there is room for this one, or for its new document: those
         that were used longest ago and do not run, never itself or `spared`. Returns them. Raises
         SessionRefused where that is not enough, RequestTooLarge where it alone is too large. O(n log n)."""
@@ -145,10 +145,10 @@ class SessionStore:
             )
         ours = {response.response_id, spared}
         with self._lock:
-            held = [r for r in self._records.values() if r.tenant == tenant and r.is_response]
+            held = [r for r in self._records.values() if r.tenant == tenant and r.kind is Kind.RESPONSE]
             others = [r for r in held if r.session_id != response.response_id]
             count, size = len(others) + 1, len(response.document) + sum(len(r.document) for r in others)
-            busy, gone = set(self._turns.values()) | ours, list[SessionRecord]()
+            busy, gone = set(self._turns.values()) | ours, list[Record]()
             for record in sorted(others, key=lambda r: r.used):
                 if count <= RESPONSES_MAX and size <= DOCUMENTS_BYTES_MAX:
                     break
@@ -175,24 +175,16 @@ class SessionStore:
             self._put(record)
         return True
 
-    def find(self, tenant: str, session_id: str) -> SessionRecord:
-        """The tenant's session. Raises UnknownSession, also for one that has expired or is another's, and for
-        a response."""
-        record = self._find(tenant, session_id)
-        if record is None or record.is_response:
-            raise _unknown_session(session_id)
-        return record
-
-    def find_response(self, tenant: str, response_id: str) -> SessionRecord:
-        """The tenant's response. Raises UnknownSession as `find`."""
-        record = self._find(tenant, response_id)
-        if record is None or not record.is_response:
-            raise UnknownSession(
-                f"there is no response {response_id[:80]!r}: it never was, was not stored, has expired, gave "
-                "way to newer ones or was deleted",
-                param="response_id",
-                code="response_not_found",
-            )
+    def find(self, tenant: str, session_id: str, kind: Kind = Kind.SESSION) -> Record:
+        """The tenant's conversation of that kind. Raises UnknownSession, also for one that has expired, is
+        another's or of another kind."""
+        with self._lock:
+            record = self._records.get(session_id)
+            is_busy = session_id in self._turns.values()
+        if record is None or (record.tenant, record.kind) != (tenant, kind):
+            raise _unknown(session_id, kind)
+        if record.expires <= self._clock() and not is_busy:
+            raise _unknown(session_id, kind)
         return record
 
     def has(self, session_id: str) -> bool:
@@ -200,35 +192,26 @@ class SessionStore:
         with self._lock:
             return session_id in self._records
 
-    def find_again(self, record: SessionRecord) -> SessionRecord:
+    def find_again(self, record: Record) -> Record:
         """The same as it is now. Raises UnknownSession where it is no more."""
-        find = self.find_response if record.is_response else self.find
-        return find(record.tenant, record.session_id)
+        return self.find(record.tenant, record.session_id, record.kind)
 
-    def is_active(self, record: SessionRecord) -> bool:
+    def is_active(self, record: Record) -> bool:
         """Whether a turn of it runs."""
         with self._lock:
             return record.session_id in self._turns.values()
 
-    def _find(self, tenant: str, session_id: str) -> SessionRecord | None:
-        with self._lock:
-            record = self._records.get(session_id)
-            is_busy = session_id in self._turns.values()
-        if record is None or record.tenant != tenant or (record.expires <= self._clock() and not is_busy):
-            return None
-        return record
-
-    def records(self) -> list[SessionRecord]:
+    def records(self) -> list[Record]:
         """Every session and every response, oldest first."""
         with self._lock:
             self._purge(self._clock())
             return list(self._records.values())
 
-    def all(self, tenant: str | None = None) -> list[SessionRecord]:
+    def all(self, tenant: str | None = None) -> list[Record]:
         """The tenant's sessions, or everybody's, oldest first; no responses."""
-        return [r for r in self.records() if tenant in (None, r.tenant) and not r.is_response]
+        return [r for r in self.records() if tenant in (None, r.tenant) and r.kind is Kind.SESSION]
 
-    def latest(self, tenant: str | None, limit: int) -> list[SessionRecord]:
+    def latest(self, tenant: str | None, limit: int) -> list[Record]:
         """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
         records = self.all(tenant)
         with self._lock:
@@ -237,11 +220,11 @@ class SessionStore:
         chosen = {record.session_id for record in ranked[:limit]}
         return [record for record in records if record.session_id in chosen]
 
-    def seconds_left(self, record: SessionRecord) -> float:
+    def seconds_left(self, record: Record) -> float:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())
 
-    def begin_turn(self, record: SessionRecord, turn: object) -> SessionRecord:
+    def begin_turn(self, record: Record, turn: object) -> Record:
         """A turn runs that goes on from this record: until it ends, the session does not expire, and no other
         one begins. Returns the record as it is now. `turn` is any key of the turn's own; `end_turn` or
         `withdraw_turn` follows.
@@ -284,11 +267,11 @@ class SessionStore:
     def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
         """A turn has ended well: these are all tokens so far, and so many of their leading blocks have names
         of all tenants. Where they do not begin with those before, no earlier turn can be forked any more.
-        False: the session was deleted meanwhile."""
+        False: the conversation was deleted meanwhile."""
         with self._lock:
             return self._use(session_id, array("I", tokens), num_shared)
 
-    def record_suspended(self, record: SessionRecord, num_blocks: int) -> None:
+    def record_suspended(self, record: Record, num_blocks: int) -> None:
         """It was suspended, as this record says, with so many blocks: a restart keeps these first. Does
         nothing if a turn has ended well since, or it was deleted."""
         with self._lock:
@@ -297,19 +280,18 @@ class SessionStore:
                 self._records[now.session_id] = now = replace(now, num_suspended=num_blocks)
                 self._put(now)
 
-    def is_suspended(self, record: SessionRecord) -> bool:
+    def is_suspended(self, record: Record) -> bool:
         """Whether it is now, as this record says and the thread that noted it."""
         with self._lock:
             now = self._records.get(record.session_id)
             return now is not None and now.tokens is record.tokens and now.num_suspended > 0
 
-    def delete(self, tenant: str, session_id: str) -> Future[bool]:
-        """Remember nothing of it, session or response. True when the medium does not either: no crash brings
-        it back. Raises UnknownSession."""
-        if self._find(tenant, session_id) is None:
-            raise _unknown_session(session_id)
+    def delete(self, record: Record) -> Future[bool]:
+        """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
+        UnknownSession where it is no more."""
+        self.find_again(record)
         with self._lock:
-            return self._drop(session_id, durable=True)
+            return self._drop(record.session_id, durable=True)
 
     def sync(self, session_id: str) -> Future[bool]:
         """True when the session, as it is now, is on the medium; at once where there is no file.
@@ -328,7 +310,7 @@ class SessionStore:
         self._records.pop(session_id, None)
         return _at_once() if self._file is None else self._file.erase(session_id, durable=durable)
 
-    def _put(self, record: SessionRecord) -> None:
+    def _put(self, record: Record) -> None:
         if self._file is not None:
             self._file.put(record)
 
@@ -344,30 +326,39 @@ class SessionStore:
         record = self._records.get(session_id)
         if record is None:
             return False
-        self._records[session_id] = record = replace(record, used=self._clock())
-        if tokens is None:
-            if self._file is not None:
-                self._file.touch(record)
-        else:
+        record = replace(record, used=self._clock())
+        if tokens is not None:
             said = len(record.tokens)
-            ends = record.turn_ends.with_turn(
-                len(tokens), goes_on=len(tokens) > said and tokens[:said] == record.tokens
-            )
+            goes_on = len(tokens) > said and tokens[:said] == record.tokens
+            ends = record.turn_ends.with_turn(len(tokens), goes_on=goes_on)
             record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0, turn_ends=ends)
-            self._records[session_id] = record
             self._put(record)
+        elif self._file is not None:
+            self._file.touch(record)
+        self._records[session_id] = record
         return True
 
 
-def _graced(record: SessionRecord, now: float) -> SessionRecord:
+def needed_s(namespace: Path, now: float) -> float:
+    """For how many seconds from `now` on a conversation in that folder of the disk cache may need blocks."""
+    return longest_ttl(namespace / SESSIONS_FILE, now - GRACE_S) + GRACE_S
+
+
+def _graced(record: Record, now: float) -> Record:
     """The same, used at a time that has passed, and not to be forgotten at once."""
     least = now - record.ttl_s + min(record.ttl_s, GRACE_S) if record.expires <= now else record.used
     return replace(record, used=min(least, now))
 
 
-def _unknown_session(session_id: str) -> UnknownSession:
+def _unknown(session_id: str, kind: Kind) -> UnknownSession:
+    if kind is Kind.SESSION:
+        text = f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted"
+        return UnknownSession(text, param="session")
     return UnknownSession(
-        f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted", param="session"
+        f"there is no response {session_id[:80]!r}: it never was, was not stored, has expired, gave way to "
+        "newer ones or was deleted",
+        param="response_id",
+        code="response_not_found",
     )
 
 

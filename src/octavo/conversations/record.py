@@ -1,16 +1,17 @@
-"""One session as it is remembered, and as a row of its file.
+"""One conversation as it is remembered, and as a row of its file.
 
-A record with a document is a stored response: a conversation that can only be gone on from, in another
-record. What is in the document only the server's edge knows.
+A record with a document is a stored response: a conversation that goes on in other records alone. What is in
+the document only the server knows.
 """
 
 from __future__ import annotations
 
+import enum
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.engine.turn_ends import TurnEnds
+from octavo.conversations.turn_ends import TurnEnds
 
 TTL_S_MAX = 30 * 86_400.0
 
@@ -20,9 +21,16 @@ LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0", "turn_ends DEFAULT x
 NUM_COLUMNS = 6 + len(LATER)
 
 
+class Kind(enum.StrEnum):
+    """What clients know a conversation as."""
+
+    SESSION = "session"  # they name it in each turn, and delete it
+    RESPONSE = "response"  # they go on from it in another one, and leave it behind
+
+
 @dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """One session. Times are seconds of the wall clock. The tokens never change."""
+class Record:
+    """One conversation. Times are seconds of the wall clock. The tokens never change."""
 
     session_id: str
     tenant: str
@@ -42,12 +50,12 @@ class SessionRecord:
         return self.used + self.ttl_s
 
     @property
-    def is_response(self) -> bool:
-        """Whether it is a stored response, and no session that clients know as one."""
-        return bool(self.document)
+    def kind(self) -> Kind:
+        """A response is never without a document."""
+        return Kind.RESPONSE if self.document else Kind.SESSION
 
 
-def to_row(record: SessionRecord) -> tuple[int | str | bytes, ...]:
+def to_row(record: Record) -> tuple[int | str | bytes, ...]:
     """The values of its columns."""
     return (
         record.session_id,
@@ -63,7 +71,7 @@ def to_row(record: SessionRecord) -> tuple[int | str | bytes, ...]:
     )
 
 
-def from_row(row: Sequence[object]) -> SessionRecord | None:
+def from_row(row: Sequence[object]) -> Record | None:
     """The record of a row, unless that makes no sense."""
     if len(row) != NUM_COLUMNS:
         return None
@@ -80,7 +88,7 @@ def from_row(row: Sequence[object]) -> SessionRecord | None:
         return None
     said = array("I")
     said.frombytes(tokens)
-    return SessionRecord(
+    return Record(
         session_id,
         tenant,
         ttl_ms / 1000,

@@ -17,8 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from octavo.config import SESSION_TTL_S
+from octavo.conversations.conversations import Conversations
+from octavo.conversations.record import Record
+from octavo.conversations.responses import Responses
+from octavo.conversations.store import ConversationStore
+from octavo.conversations.turns import Turn
 from octavo.engine.control import Control
-from octavo.engine.core import Engine
 from octavo.engine.encoder import Encoder
 from octavo.engine.outputs import SessionView
 from octavo.engine.port import (
@@ -26,26 +30,17 @@ from octavo.engine.port import (
     CheckTenant,
     ConfirmSuspended,
     FindSlots,
-    ForgetSession,
-    ForkSession,
     LoseBlocks,
-    RestoreSession,
     SuspendSession,
     ViewSessions,
 )
-from octavo.engine.responses import Responses
-from octavo.engine.session_record import SessionRecord
-from octavo.engine.session_store import SessionStore
-from octavo.engine.session_turns import Turns, stored
-from octavo.engine.stream import Turn
 from octavo.engine.submitter import Submitter
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005
@@ -60,7 +55,7 @@ SyncBlocks = Callable[[Sequence[tuple[int, bytes]]], "Future[list[bytes]]"]
 class SessionSupport:
     """What `start_engine` gives to sessions. `sync` is None where there is no disk cache."""
 
-    store: SessionStore = field(default_factory=SessionStore)
+    store: ConversationStore = field(default_factory=ConversationStore)
     ttl_s: float = SESSION_TTL_S  # where the client says nothing
     sync: SyncBlocks | None = None
 
@@ -72,8 +67,8 @@ class Sessions:
     def __init__(
         self, submitter: Submitter, encoder: Encoder, control: Control, support: SessionSupport
     ) -> None:
-        self._turns = Turns(submitter, encoder, support.store)
-        self.responses = Responses(self._turns, support.ttl_s)
+        self._conversations = Conversations(submitter, encoder, support.store)
+        self.responses = Responses(self._conversations, support.ttl_s)
         self._submitter = submitter
         self._control = control
         self._context_length = encoder.context_length
@@ -89,7 +84,7 @@ class Sessions:
         try:
             return await self._view(record)
         except BaseException:
-            self._unmake(record)
+            self._conversations.unmake(record)
             raise
 
     async def fork(
@@ -104,8 +99,7 @@ class Sessions:
         source = self._store.find(tenant, session_id)
         record = self._store.fork(source, turn, ttl_s)
         try:
-            command = ForkSession(self._turns.stored(source), self._turns.stored(record))
-            self._store.record_suspended(record, await self._submitter.send(command))
+            self._store.record_suspended(record, await self._conversations.fork(source, record))
             if self._store.is_suspended(record) and not await self._is_synced(record):
                 raise RequestFailed(
                     f"session {session_id} could not be forked: it is suspended, and the record of its fork "
@@ -113,17 +107,8 @@ class Sessions:
                 )
             return await self._view(record)
         except BaseException:
-            self._unmake(record)
+            self._conversations.unmake(record)
             raise
-        finally:
-            self._turns.forget_if_gone(source)
-            self._turns.forget_if_gone(record)
-
-    def _unmake(self, record: SessionRecord) -> None:
-        """No client knows this session."""
-        with contextlib.suppress(UnknownSession):
-            self._store.delete(record.tenant, record.session_id)
-        self._submitter.post(ForgetSession(record.tenant, record.session_id))
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
@@ -138,7 +123,7 @@ class Sessions:
             views += await self._view_each(records[first : first + _VIEWED_AT_ONCE])
         return views
 
-    async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
+    async def _view_each(self, records: Sequence[Record]) -> list[SessionView]:
         blocks = await self._submitter.send(ViewSessions(tuple(record.session_id for record in records)))
         views = []
         for record, one in zip(records, blocks, strict=True):
@@ -159,41 +144,26 @@ class Sessions:
         when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
         cancels no part of it that has begun."""
         view = await self.find(tenant, session_id)
-        gone = self._store.delete(tenant, session_id)
-        self._submitter.post(ForgetSession(tenant, session_id))
-        await self._submitter.send(ViewSessions(()))  # behind it
-        if not await asyncio.shield(asyncio.wrap_future(gone)):
-            raise RequestFailed(
-                f"session {session_id} is deleted, but could not be taken off the disk: after a crash it may "
-                "be there again; that is tried again with the next one deleted, and when the server ends"
-            )
+        await self._conversations.delete(self._store.find(tenant, session_id), "session")
         return view
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
-        """The next turn of a session, or the first one of a new one (`NEW`).
+        """The next turn of the request's session, or the first one of a new one (`NEW`), with these messages.
 
         Raises UnknownSession, SessionBusy, or as `Submitter.submit`; then nothing was queued or
         made.
         """
-        is_new = session_id == NEW
-        record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
+        is_new, tenant = request.session == NEW, request.tenant
+        record = (
+            self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, request.session)
+        )
         try:
-            return await self._turns.take(
-                record, messages, params, priority=priority, timeouts=timeouts, options=options
-            )
+            return await self._conversations.turn(record, request, messages, options)
         except BaseException:
             if is_new:
-                self._unmake(record)
+                self._conversations.unmake(record)
             raise
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
@@ -203,8 +173,7 @@ class Sessions:
         vanished, SessionBusy, PinRefused, RequestFailed when the disk failed. Then it is not suspended,
         unless it had been before and only its client has left, or it is busy.
         """
-        record = self._store.find(tenant, session_id)
-        await self._restore(record)
+        record = self._said(tenant, session_id)
         try:
             await self._send_down(record)
             num_blocks = await self._sync_blocks(record)
@@ -218,7 +187,7 @@ class Sessions:
                 self._submitter.post(AbandonSuspending(session_id))
             raise
 
-    async def _send_down(self, record: SessionRecord) -> None:
+    async def _send_down(self, record: Record) -> None:
         """Returns when all its blocks are below."""
         session_id = record.session_id
         if self._sync is None:
@@ -236,7 +205,7 @@ class Sessions:
                 f"{blocks.num_blocks:,} blocks {why}; it stays in memory"
             )
 
-    async def _sync_blocks(self, record: SessionRecord) -> int:
+    async def _sync_blocks(self, record: Record) -> int:
         """Returns when data and index are on the medium, with how many blocks; what is not is forgotten."""
         assert self._sync is not None
         slots = await self._submitter.send(FindSlots(record.tenant, record.session_id))
@@ -250,7 +219,7 @@ class Sessions:
             )
         return len(slots)
 
-    async def _sync_record(self, record: SessionRecord) -> None:
+    async def _sync_record(self, record: Record) -> None:
         """Returns when a restart finds it as a suspended one."""
         blocks = await self._blocks_of(record.session_id)
         self._store.record_suspended(record, blocks.num_suspended)
@@ -260,12 +229,12 @@ class Sessions:
                 "suspended, and its blocks are there"
             )
 
-    async def _is_synced(self, record: SessionRecord) -> bool:
+    async def _is_synced(self, record: Record) -> bool:
         is_synced = await asyncio.wrap_future(self._store.sync(record.session_id))
         self._found(record)
         return is_synced
 
-    def _found(self, record: SessionRecord) -> SessionRecord:
+    def _found(self, record: Record) -> Record:
         """As it is now. Raises UnknownSession where it was deleted meanwhile."""
         return self._store.find(record.tenant, record.session_id)
 
@@ -275,8 +244,7 @@ class Sessions:
 
         Raises PinRefused with the numbers where there is no room, SessionBusy, RequestFailed.
         """
-        record = self._store.find(tenant, session_id)
-        await self._restore(record)
+        record = self._said(tenant, session_id)
         blocks, size = await self._blocks_of(session_id), self._submitter.engine.block_size
         num_tokens = min(len(record.tokens), self._context_length - 1) // size * size
         if num_tokens and not blocks.is_resumed:
@@ -291,18 +259,14 @@ class Sessions:
             await self._control.pin(order)
         return await self.find(tenant, session_id)
 
-    async def _restore(self, record: SessionRecord) -> None:
-        """Let the scheduler know the session; it may have begun again."""
+    def _said(self, tenant: str, session_id: str) -> Record:
+        """The session, in which something was said. Raises UnknownSession or InvalidRequest."""
+        record = self._store.find(tenant, session_id)
         if not record.tokens:
-            raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
-        found = self._found(record)
-        try:
-            await self._submitter.send(RestoreSession(self._turns.stored(found)))
-        finally:
-            self._turns.forget_if_gone(record)
-        self._found(record)
+            raise InvalidRequest(f"nothing was said in session {session_id}", param="session")
+        return record
 
-    async def _view(self, record: SessionRecord) -> SessionView:
+    async def _view(self, record: Record) -> SessionView:
         blocks = await self._blocks_of(record.session_id)
         return self._told(self._found(record), blocks)
 
@@ -310,18 +274,10 @@ class Sessions:
         [blocks] = await self._submitter.send(ViewSessions((session_id,)))
         return blocks
 
-    def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
+    def _told(self, record: Record, blocks: SessionBlocks) -> SessionView:
         left_s = self._store.seconds_left(record)
         age = record.ttl_s - left_s + record.used - record.created
         num_tokens, num_turns = len(record.tokens), len(record.turn_ends)
         return SessionView(
             record.session_id, record.tenant, num_tokens, num_turns, max(0.0, age), left_s, blocks
         )
-
-
-def restore(engine: Engine, store: SessionStore) -> None:
-    """At start: every session and response that is remembered is a suspended one, with what is still below of
-    it kept, as far as its tenant's bounds let it: of those that were suspended first, for that is what they
-    were promised, then of those that were used last."""
-    for record in sorted(store.records(), key=lambda record: (record.num_suspended == 0, -record.used)):
-        engine.apply(RestoreSession(stored(record, store.seconds_left(record))))

@@ -5,7 +5,7 @@
 
 It lies in the disk cache's namespace, and so belongs to one model and one tokenizer. Changes are written in
 the order in which they are told. Rows that could not be deleted are tried again with the next one, and at the
-end. It does not know which sessions there are: `SessionStore` does.
+end. It does not know which sessions there are: `ConversationStore` does.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from octavo.database import begin_anew, is_trouble, open_database, transaction
-from octavo.engine.session_record import (
+from octavo.conversations.record import (
     COLUMNS,
     LATER,
     NUM_COLUMNS,
     TTL_S_MAX,
-    SessionRecord,
+    Record,
     from_row,
     to_row,
 )
+from octavo.database import begin_anew, is_trouble, open_database, transaction
 from octavo.errors import SessionRefused
 from octavo.files import Files, Whereabouts, vanished_in_words
 
@@ -40,7 +40,7 @@ _INSERT = f"INSERT OR REPLACE INTO sessions VALUES ({', '.join('?' * NUM_COLUMNS
 _TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
 
 
-class SessionFile:
+class RecordFile:
     """An open file. Any thread may call; what it submits runs on the writer's thread."""
 
     def __init__(self, database: sqlite3.Connection, where: Whereabouts, opened_afresh: str = "") -> None:
@@ -54,11 +54,11 @@ class SessionFile:
         self._unwritten: set[str] = set()  # ids whose row is not what it should be; the writer's
         self._vanished: Path | None = None  # what was told of last; the writer's
 
-    def put(self, record: SessionRecord) -> None:
+    def put(self, record: Record) -> None:
         """Its row shall be this."""
         self._submit(lambda: self._write(record, durable=False))
 
-    def touch(self, record: SessionRecord) -> None:
+    def touch(self, record: Record) -> None:
         """Its row is this already, but for the time when it was used last."""
         self._submit(lambda: self._touch(record))
 
@@ -66,7 +66,7 @@ class SessionFile:
         """Its row shall go; true when it has, and with `durable` no crash brings it back."""
         return self._submit(lambda: self._erase(session_id, durable=durable))
 
-    def sync(self, record: SessionRecord | None) -> Future[bool]:
+    def sync(self, record: Record | None) -> Future[bool]:
         """True when its row is this one, on the medium; false without a record. SessionRefused where the file
         is not where it was."""
         return self._submit(lambda: self._write_to_find(record))
@@ -102,7 +102,7 @@ class SessionFile:
             self._undeleted.discard(one)
         return True
 
-    def _write_to_find(self, record: SessionRecord | None) -> bool:
+    def _write_to_find(self, record: Record | None) -> bool:
         """Written, synced, and where a restart looks for it."""
         if record is None or not self._write(record, durable=True):
             return False
@@ -113,14 +113,14 @@ class SessionFile:
             raise SessionRefused(vanished_in_words(self._vanished))
         return True
 
-    def _write(self, record: SessionRecord, *, durable: bool) -> bool:
+    def _write(self, record: Record, *, durable: bool) -> bool:
         self._unwritten.add(record.session_id)
         if not self._execute(_INSERT, to_row(record), durable=durable):
             return False
         self._unwritten.discard(record.session_id)
         return True
 
-    def _touch(self, record: SessionRecord) -> bool:
+    def _touch(self, record: Record) -> bool:
         """The tokens and the document, which may be large, are not written again."""
         if record.session_id in self._unwritten:
             return self._write(record, durable=False)
@@ -138,11 +138,11 @@ class SessionFile:
         return True
 
 
-def open_file(path: Path, files: Files) -> tuple[SessionFile, list[SessionRecord]]:
+def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
     """The file, or a new one, and what is in it, oldest first; a damaged one is begun afresh. Raises
     sqlite3.Error or OSError for trouble with the disk itself, or where another process has the file; then it
     is left as it is."""
-    database, records, opened_afresh = None, list[SessionRecord](), ""
+    database, records, opened_afresh = None, list[Record](), ""
     if path.exists():
         try:
             database = open_database(files.connect, path)
@@ -158,7 +158,7 @@ def open_file(path: Path, files: Files) -> tuple[SessionFile, list[SessionRecord
         database = begin_anew(files.connect, files.remove, path)
         database.execute(_SCHEMAS[-1])
     where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
-    return SessionFile(database, where, opened_afresh), records
+    return RecordFile(database, where, opened_afresh), records
 
 
 def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
@@ -178,7 +178,7 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
     return min(found / 1000, TTL_S_MAX) if isinstance(found, int) else 0.0
 
 
-def _load(database: sqlite3.Connection) -> list[SessionRecord]:
+def _load(database: sqlite3.Connection) -> list[Record]:
     """Its records, oldest first. Raises sqlite3.DatabaseError for a file that is not ours."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()

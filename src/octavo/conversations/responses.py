@@ -12,28 +12,21 @@ of A when A is deleted or has given way. Documents are the server's: here they a
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
+from octavo.conversations.conversations import Conversations
+from octavo.conversations.record import Kind, Record
+from octavo.conversations.store import ConversationStore, NewResponse
+from octavo.conversations.turns import Turn
 from octavo.engine.outputs import StoredResponse
-from octavo.engine.port import CheckTenant, ForgetSession, ForkSession, RenewSession, ViewSessions
-from octavo.engine.session_record import SessionRecord
-from octavo.engine.session_store import NewResponse, SessionStore
-from octavo.engine.session_turns import Turns
-from octavo.engine.stream import Turn
-from octavo.errors import (
-    InvalidRequest,
-    RequestFailed,
-    RequestTooLarge,
-    SessionBusy,
-    SessionRefused,
-    UnknownSession,
-)
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.types import DEFAULT_CHAT, RESPONSE_PREFIX, ChatMessage, ChatOptions
+from octavo.engine.port import CheckTenant, RenewSession
+from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
 
+RESPONSE_PREFIX = "resp_"
 _ID_BYTES = 18
 
 
@@ -64,11 +57,11 @@ class Responses:
     """What `Sessions.responses` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when the engine is gone."""
 
-    def __init__(self, turns: Turns, ttl_s: float) -> None:
-        self.unstored = UnstoredTurns(turns)
-        self._turns = turns
-        self._submitter = turns.submitter
-        self._store = turns.store
+    def __init__(self, conversations: Conversations, ttl_s: float) -> None:
+        self.unstored = UnstoredTurns(conversations)
+        self._conversations = conversations
+        self._submitter = conversations.submitter
+        self._store = conversations.store
         self._ttl_s = ttl_s
 
     async def create(
@@ -86,34 +79,31 @@ class Responses:
             _find_ended(self._store, tenant, previous_id)
             self._store.use(previous_id)
         self._make_room(tenant, response, previous_id or "")
-        source = None if previous_id is None else self._store.find_response(tenant, previous_id)
-        if source is None or not source.tokens:
-            self._store.create(tenant, self._ttl_s, response)
-            return
-        made = self._store.fork(source, None, self._ttl_s, response)
+        source = None if previous_id is None else self._store.find(tenant, previous_id, Kind.RESPONSE)
+        is_fork = source is not None and bool(source.tokens)
+        made = (
+            self._store.fork(source, None, self._ttl_s, response)
+            if source is not None and is_fork
+            else self._store.create(tenant, self._ttl_s, response)
+        )
         try:
-            await self._submitter.send(ForkSession(self._turns.stored(source), self._turns.stored(made)))
+            if source is not None and is_fork:
+                await self._conversations.fork(source, made)
+                self._submitter.post(RenewSession(source.session_id))
+            else:
+                await self._conversations.make_known(made)
         except BaseException:
-            self.drop(tenant, response_id)
+            self._conversations.unmake(made)
             raise
-        finally:
-            self._turns.forget_if_gone(source)
-            self._turns.forget_if_gone(made)
-        self._submitter.post(RenewSession(source.session_id))
 
     def _make_room(self, tenant: str, response: NewResponse, spared: str = "") -> None:
         for gone in self._store.make_room(tenant, response, spared):
-            self._forget(gone.tenant, gone.session_id)
+            self._conversations.forget(gone)
 
     def drop(self, tenant: str, response_id: str) -> None:
         """Forget it, if it is there, and wait for nothing."""
         with contextlib.suppress(UnknownSession):
-            self._store.find_response(tenant, response_id)
-            self._store.delete(tenant, response_id)
-        self._forget(tenant, response_id)
-
-    def _forget(self, tenant: str, response_id: str) -> None:
-        self._submitter.post(ForgetSession(tenant, response_id))
+            self._conversations.unmake(self._store.find(tenant, response_id, Kind.RESPONSE))
 
     def attach(self, tenant: str, response_id: str, document: bytes) -> bool:
         """Its document is now this. False: it was deleted meanwhile. Others of the tenant give way; where
@@ -127,75 +117,50 @@ class Responses:
 
     def find(self, tenant: str, response_id: str) -> StoredResponse:
         """One of them."""
-        record = self._store.find_response(tenant, response_id)
+        record = self._store.find(tenant, response_id, Kind.RESPONSE)
         return StoredResponse(response_id, record.document)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns
         when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
         cancels no part of it that has begun."""
-        record = self._store.find_response(tenant, response_id)
-        gone = self._store.delete(tenant, response_id)
-        self._forget(record.tenant, record.session_id)
-        await self._submitter.send(ViewSessions(()))  # behind it
-        if not await asyncio.shield(asyncio.wrap_future(gone)):
-            raise RequestFailed(
-                f"response {response_id} is deleted, but could not be taken off the disk: after a crash it "
-                "may be there again; that is tried again with the next one deleted, and when the server ends"
-            )
+        record = self._store.find(tenant, response_id, Kind.RESPONSE)
+        await self._conversations.delete(record, "response")
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
-        """The turn of a response that was created. Raises as `Sessions.turn`."""
-        record = self._store.find_response(tenant, session_id)
-        return await self._turns.take(
-            record, messages, params, priority=priority, timeouts=timeouts, options=options
-        )
+        """The turn of the response that was created as the request's session. Raises as `Sessions.turn`."""
+        record = self._store.find(request.tenant, request.session, Kind.RESPONSE)
+        return await self._conversations.turn(record, request, messages, options)
 
 
 class UnstoredTurns:
     """Turns that go on from a stored response, of which nothing is kept."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
 
     async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
-        """An ordinary request, whose prompt goes on from the tokens of the response `session_id`: it finds
-        its blocks by their names. Raises UnknownSession, SessionBusy, or as `Submitter.submit`."""
-        submitter, store = self._turns.submitter, self._turns.store
-        record = _find_ended(store, tenant, session_id)
-        store.use(session_id)
-        submitter.post(RenewSession(session_id))
-        composed = await self._turns.encoder.compose(record.tokens, messages, options, tenant=tenant)
-        stream = await submitter.submit(
-            composed.tokens, params, priority=priority, tenant=tenant, timeouts=timeouts
-        )
+        """An ordinary request, whose prompt goes on from the tokens of the response that it names as its
+        session: it finds its blocks by their names. Raises UnknownSession, SessionBusy, or as
+        `Submitter.submit`."""
+        submitter, store = self._conversations.submitter, self._conversations.store
+        encoder, tenant = self._conversations.encoder, request.tenant
+        record = _find_ended(store, tenant, request.session)
+        store.use(request.session)
+        submitter.post(RenewSession(request.session))
+        composed = await encoder.compose(record.tokens, messages, options, tenant=tenant)
+        stream = await submitter.submit(replace(request, prompt=composed.tokens, session=""))
         return Turn("", composed.tokens, composed.reused, composed.fallback, stream)
 
 
-def _find_ended(store: SessionStore, tenant: str, response_id: str) -> SessionRecord:
+def _find_ended(store: ConversationStore, tenant: str, response_id: str) -> Record:
     """The one that is to be gone on from. Raises UnknownSession, or SessionBusy while its turn runs."""
     try:
-        record = store.find_response(tenant, response_id)
+        record = store.find(tenant, response_id, Kind.RESPONSE)
     except UnknownSession as error:
         raise no_previous(error) from None
     if store.is_active(record):

@@ -1,9 +1,9 @@
-"""One turn of a session: what is asked of the model, and what was said in the end.
+"""The tokens of a rendered chat, and those with which a conversation goes on without tokenising it again.
 
-    said     T, the token ids so far, as they were sent and generated
+    T        the tokens of all that was said: sent and generated
     D        the bytes that T stands for, special tokens written out
     prompt   T + encode(rest)          where the rendered messages are D + rest
-             encode(rendered)          where they are not: the fallback, which is told
+             encode(rendered)          where they are not: the fallback, with its reason
 
 Text that is rendered and tokenised again does not become the tokens that were generated, so T is never
 tokenised again: its blocks are found by their names, all of them.
@@ -11,15 +11,18 @@ tokenised again: its blocks are found by their names, all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from octavo.engine.outputs import Delta
-from octavo.engine.requests import encode_rendered
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import FinishReason
+
+
+def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
+    """Its token ids; the template writes its own begin token."""
+    if rendered.parts is not None:
+        return tokenizer.encode_parts(rendered.parts)
+    return tokenizer.encode(rendered.text, add_bos=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,43 +83,3 @@ def _controls(tokenizer: Tokenizer, said: Sequence[int]) -> list[tuple[int, str]
             found.append((place, data.decode()))
         place += len(data)
     return found
-
-
-@dataclass(slots=True)
-class TurnRecorder:
-    """Follows the deltas of a turn on their way to the client. When it ends well, `say` gets all tokens that
-    were said (the prompt, and of the output those whose text the client got), and how many of their leading
-    blocks all tenants share. Where a stop string ended it, `stop` is called before, because the engine will
-    see a request that was cancelled. However it ends, `end` is called last."""
-
-    prompt: tuple[int, ...]
-    token_bytes: Callable[[int], bytes]
-    say: Callable[[list[int], int], None]
-    end: Callable[[], None] = lambda: None
-    stop: Callable[[int], None] = lambda num_tokens: None
-    taken: Future[int] | None = None  # done before the first delta: the number of shared blocks
-    _tokens: list[int] = field(default_factory=list)
-    _text: list[str] = field(default_factory=list)
-
-    def take(self, delta: Delta) -> None:
-        """The next delta, before it is read."""
-        self._tokens += [info.token for info in delta.tokens]
-        self._text.append(delta.text)
-        if delta.finish is None:
-            return
-        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):  # else nothing has changed
-            said = [*self.prompt, *self._told()]
-            if isinstance(delta.stop, str):
-                self.stop(len(said))
-            self.say(said, 0 if self.taken is None else self.taken.result())
-        self.end()
-
-    def _told(self) -> list[int]:
-        """The tokens whose bytes begin the text that was told: no end token, and nothing of a stop string."""
-        text, place = "".join(self._text).encode(), 0
-        for count, token in enumerate(self._tokens):
-            data = self.token_bytes(token)
-            if not data or not text.startswith(data, place):
-                return self._tokens[:count]
-            place += len(data)
-        return self._tokens

@@ -1,0 +1,1 @@
+"""Conversations that are kept between requests: chat sessions and stored responses."""

@@ -1,0 +1,67 @@
+"""One turn of a conversation: as its client gets it, and what was said in it when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from octavo.engine.outputs import Delta
+from octavo.engine.stream import DeltaStream
+from octavo.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that the engine has taken."""
+
+    session_id: str
+    prompt: tuple[int, ...]
+    reused_tokens: int  # of the prompt: they were said before, and were not tokenised again
+    fallback: str  # why there are none, though something was said before
+    stream: DeltaStream
+
+    def to_json(self) -> dict[str, object]:
+        """The answer's field about its session."""
+        told: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
+        return told | ({"fallback": self.fallback} if self.fallback else {})
+
+
+@dataclass(slots=True)
+class TurnRecorder:
+    """Follows the deltas of a turn on their way to the client. When it ends well, `say` gets all tokens that
+    were said (the prompt, and of the output those whose text the client got), and how many of their leading
+    blocks all tenants share. Where a stop string ended it, `stop` gets the request's id and the number of
+    these tokens before, because the engine will see a request that was cancelled. However it ends, `end` is
+    called last."""
+
+    prompt: tuple[int, ...]
+    token_bytes: Callable[[int], bytes]
+    say: Callable[[list[int], int], None]
+    stop: Callable[[int, int], None]
+    end: Callable[[], None]
+    _tokens: list[int] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+
+    def take(self, stream: DeltaStream, delta: Delta) -> None:
+        """The next delta, before it is read."""
+        self._tokens += [info.token for info in delta.tokens]
+        self._text.append(delta.text)
+        if delta.finish is None:
+            return
+        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):  # else nothing has changed
+            said = [*self.prompt, *self._tokens_of_text()]
+            if isinstance(delta.stop, str):
+                self.stop(stream.request_id, len(said))
+            self.say(said, stream.num_shared)
+        self.end()
+
+    def _tokens_of_text(self) -> list[int]:
+        """The tokens whose bytes begin the text that the client got: no end token, and nothing of a stop
+        string."""
+        text, place = "".join(self._text).encode(), 0
+        for count, token in enumerate(self._tokens):
+            data = self.token_bytes(token)
+            if not data or not text.startswith(data, place):
+                return self._tokens[:count]
+            place += len(data)
+        return self._tokens

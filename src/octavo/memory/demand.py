@@ -1,0 +1,27 @@
+"""How many blocks a request may need at most, and how many tokens a number of blocks has room for."""
+
+from __future__ import annotations
+
+from octavo.params import SamplerParams
+from octavo.types import Request
+from octavo.units import blocks_for
+
+
+def blocks_needed(request: Request, block_size: int) -> int:
+    """Blocks of one of its sequences at its longest: the last token is sampled, never computed.
+
+    Beams run together or not at all, so they count together: they share the full blocks of the prompt.
+    """
+    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    beams = request.params.beams
+    if beams is None:
+        return longest
+    shared = len(request.prompt) // block_size
+    return shared + beams.width * (longest - shared)
+
+
+def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:
+    """The greatest max_tokens whose `blocks_needed` are no more than `num_blocks`; below 1: there is none."""
+    shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
+    each = shared + (num_blocks - shared) // width
+    return each * block_size + 1 - num_prompt
