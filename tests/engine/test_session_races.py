@@ -22,7 +22,7 @@ from tests.engine.test_sessions import HELLO, run
 
 from octavo.config import StartOptions
 from octavo.engine.offload import open_disk
-from octavo.engine.port import Port, inspector_of
+from octavo.engine.port import Port
 from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
 from octavo.engine.session_record import TTL_S_MAX
 from octavo.engine.session_store import SessionStore
@@ -33,7 +33,7 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import Files
-from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
@@ -164,7 +164,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
                 async def pause(seconds: float) -> None:
                     await delete()
 
-                busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
+                busy = SessionBlocks(state=SessionState.SUSPENDING)
                 with (
                     mock.patch.object(Port, "_suspend", return_value=busy),
                     mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
@@ -210,7 +210,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
         try:
             armed = True
             await chat.say(HELLO)
-            busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
+            busy = SessionBlocks(state=SessionState.SUSPENDING)
 
             def suspend(port: Port, tenant: str, session_id: str) -> SessionBlocks:
                 port._scheduler.session_holds.suspend(tenant, session_id)

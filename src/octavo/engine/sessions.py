@@ -40,7 +40,7 @@ from octavo.engine.session_turns import Turns, stored
 from octavo.engine.stream import Turn
 from octavo.engine.submitter import Submitter
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
-from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.views import SessionBlocks
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from octavo.server.errors import JsonObject
-from octavo.server.frame_rows import event_row, holder_row, part_rows, pool_row, request_row
+from octavo.server.frame_rows import event_row, holder_row, part_rows, request_row
 from octavo.server.sse import encode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo.engine.outputs import Glimpse, TableGlimpse
+    from octavo.engine.outputs import Glimpse, TableView
 
 SNAPSHOT, CHANGES = 1, 2
 NAMED, BELOW = 1, 2
@@ -91,14 +91,14 @@ class FrameWriter:
     def take(self, glimpse: Glimpse, told: Mapping[str, object]) -> bool:
         """This is how things are now; `told` are further parts of the JSON. False, and there is no new frame,
         where nothing has changed but the time. O(blocks), fast where few of them have changed."""
-        changes = _Changes({"now": round(glimpse.now, 3)})
-        self._now = glimpse.now
+        self._now = glimpse.pool.now
+        changes = _Changes({"now": round(self._now, 3)})
         is_resized = len(glimpse.names) != len(self._names)
         self._take_cells(glimpse, changes)
         self._take_tables(glimpse.tables, changes)
         self._take_requests(glimpse, changes)
-        parts = {"pool": pool_row(glimpse)} | part_rows(glimpse) | dict(told)
-        parts["events"] = [event_row(event) for event in glimpse.events]
+        parts = part_rows(glimpse) | dict(told)
+        parts["events"] = [event_row(event) for event in glimpse.pool.events]
         changes.json |= {name: part for name, part in parts.items() if self._parts.get(name) != part}
         self._parts = parts
         if changes.is_empty and not is_resized:
@@ -144,7 +144,7 @@ class FrameWriter:
         changes.cells = cells[changes.blocks]
         self._names, self._cells = names, cells
 
-    def _take_tables(self, tables: Sequence[TableGlimpse], changes: _Changes) -> None:
+    def _take_tables(self, tables: Sequence[TableView], changes: _Changes) -> None:
         now: dict[int, _Told] = {}
         holders = []
         for glimpsed in tables:
