@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import chain
-
 from octavo.inspect.views import Glimpse, MapView
 from octavo.memory.holders import HolderKind
 
@@ -26,11 +23,8 @@ def draw_map(glimpse: Glimpse) -> MapView:
         number = owners.setdefault((table.tenant, table.label), len(owners))
         letter = _LETTERS.get(table.kind, "p")
         for block in table.blocks:
-            if states[block] != letter or owner[block] < 0 or letter == "p":
+            before = states[block]
+            if letter == "p" or before not in (letter, "S"):
                 owner[block] = number
-            states[block] = letter
-    held = Counter(chain.from_iterable(table.blocks for table in glimpse.tables))
-    for block, count in held.items():
-        if count > 1 and states[block] == "s":
-            states[block] = "S"
+            states[block] = "S" if letter == "s" and before not in ".c" else letter
     return MapView("".join(states), tuple(owner), tuple(label for _, label in owners))

@@ -122,14 +122,16 @@ class Inspector:
         """All that the live map shows, or the tenant's part of it. O(blocks), at the speed of copying lists,
         and O(`BELOW_WINDOW` + requests)."""
         sight, live, tier = Sight(tenant), self.live, self.transfers.tier
-        blocks, places = sight.blocks(self.context.ledger), sight.places(live)
-        below_from = below_from if below_from < self.context.ledger.pool.num_blocks else 0
-        window = blocks.names[below_from : below_from + BELOW_WINDOW]
+        ledger, pool = self.context.ledger, self.context.ledger.pool
+        blocks, places = sight.blocks(ledger), sight.places(live)
+        names = blocks.names(pool)
+        below_from = below_from if below_from < pool.num_blocks else 0
+        window = names[below_from : below_from + BELOW_WINDOW]
         requests = islice(sight.requests(live), REQUESTS_GLIMPSED)
         sessions = islice(sight.own(self.sessions.newest_first()), SESSIONS_GLIMPSED)
         return Glimpse(
             pool=self._pool(sight, now, is_glimpse=True),
-            names=blocks.names,
+            names=names,
             below_from=below_from,
             below=bytes(tier is not None and name is not None and name in tier for name in window),
             tables=tuple(view_tables(live, blocks)),

@@ -69,7 +69,7 @@ def view_sequence(live: LiveSequences, sequence: Sequence, sight: Sight) -> Sequ
         preemptions=sequence.preemptions,
         num_blocks=0 if sequence.table is None else len(sequence.table.blocks),
         in_grammar=sequence.in_grammar,
-        num_forced=sequence.num_forced,
+        forced_tokens=sequence.num_forced,
     )
 
 

@@ -48,7 +48,7 @@ class SequenceView(msgspec.Struct, frozen=True):
     preemptions: int
     num_blocks: int
     in_grammar: bool  # a grammar leads its output now
-    num_forced: int  # of its output, those that the grammar forced
+    forced_tokens: int  # of its output, those that the grammar forced
     # In answers about requests, not in a glimpse:
     blocks_peak: int = 0
     block_seconds: float = 0.0
@@ -70,7 +70,7 @@ class RequestView(msgspec.Struct, frozen=True):
     priority: int
     arrival: float
     deadline: float | None  # of its last token
-    place: int | None  # in the queue, from 0; None unless it waits, or where it is not told
+    place: int | None  # in the queue, from 0; None unless it waits, and for a tenant
     session: str
     fills_pin: str
     follows: str  # what its output must follow: the client's name for it, and its kind

@@ -92,7 +92,7 @@ def _sequence_row(sequence: SequenceView) -> JsonObject:
         },
         "table": [structs.asdict(entry) for entry in sequence.table],
         "in_grammar": sequence.in_grammar,
-        "forced_tokens": sequence.num_forced,
+        "forced_tokens": sequence.forced_tokens,
     }
 
 
