@@ -1,4 +1,4 @@
-"""How one thing of the scheduler becomes its view. They change nothing."""
+"""How one thing of the scheduler becomes its view."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def with_usage(view: RequestView, sequences: list[Sequence]) -> RequestView:
     full = []
     for one, sequence in zip(view.sequences, sequences, strict=True):
         usage = sequence.usage(view.now)
-        held = {"blocks_peak": usage.blocks_peak, "block_seconds": usage.block_seconds}
-        full.append(replace(one, **held, phases=usage.phases))
+        peak, seconds = usage.blocks_peak, usage.block_seconds
+        full.append(replace(one, blocks_peak=peak, block_seconds=seconds, phases=usage.phases))
     return replace(view, sequences=tuple(full))
 
 
