@@ -182,7 +182,8 @@ async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
 async def _watch(llm: EngineClient, tenant: str, found: Found) -> None:
     """How many blocks the flood holds, now and then."""
     while True:
-        uses = (await llm.control.kv()).tenants
+        totals = (await llm.control.kv()).totals
+        uses = () if totals is None else totals.tenants
         found.flood_blocks = max([found.flood_blocks, *(u.blocks_held for u in uses if u.name == tenant)])
         await asyncio.sleep(_LOOK_S)
 

@@ -31,7 +31,7 @@ from octavo.bench.offline import quantile
 from octavo.bench.workloads import Load, Targets
 from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError, RequestFailed
-from octavo.inspect.glimpse import Glimpse
+from octavo.inspect.views import Glimpse
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name

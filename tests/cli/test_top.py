@@ -7,26 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 from rich.console import Console, Group
 from rich.text import Text
+from tests.doubles.views import TIER
+from tests.doubles.views import a_glimpse as glimpse
+from tests.doubles.views import a_pin as pin
+from tests.doubles.views import a_request as request
+from tests.doubles.views import a_sequence as choice
+from tests.doubles.views import a_session as session
+from tests.doubles.views import a_table as held
 
 from octavo.cli.top_map import cells_of, draw_legend, draw_map, grid_for, states_of
 from octavo.cli.top_rows import Status, ago, draw_events, draw_kept, draw_requests, screen
 from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import Column, Look, clean, limited, table, wrapped
-from octavo.engine.outputs import EngineStats
-from octavo.inspect.glimpse import (
-    Glimpse,
-    PinGlimpse,
-    RequestGlimpse,
-    SequenceGlimpse,
-    SessionGlimpse,
-    TableGlimpse,
-)
-from octavo.inspect.views import TierView
+from octavo.engine.outputs import EngineStats, Glimpse, SessionState
 from octavo.memory.holders import HolderKind
-from octavo.memory.table import BlockTable
-from octavo.retention.pins import Strength
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameReader, FrameWriter
 from octavo.step.events import Event, EventKind
@@ -38,28 +35,6 @@ EVIL = "[red]<img onerror>\x1b[31m\u202e\u009b31m"
 GREYS = Look(80, has_greys=True)
 LETTERS = Look(80)
 LIVE = Status("live")
-
-
-def choice(number: int = 0, **fields: object) -> SequenceGlimpse:
-    whole = SequenceGlimpse(number, True, "", 512, 2048, 40, 256, 0, 0, 0, 34)
-    return replace(whole, **fields)  # type: ignore[arg-type]
-
-
-def request(request_id: int, *choices: SequenceGlimpse, **fields: object) -> RequestGlimpse:
-    whole = RequestGlimpse(request_id, "", 0, 90.0, None, None, "", "", choices or (choice(),))
-    return replace(whole, **fields)  # type: ignore[arg-type]
-
-
-def held(kind: HolderKind, *blocks: int, tenant: str = "") -> TableGlimpse:
-    return TableGlimpse(BlockTable(), kind, tenant, f"a {kind}", None, None, list(blocks))
-
-
-def glimpse(num_blocks: int = 16, **fields: object) -> Glimpse:
-    names: list[bytes | None] = [None] * num_blocks
-    whole = Glimpse(100.0, 16, 368_640, num_blocks, num_blocks, names, 0, b"", (), (), (), (), (), None, ())
-    return replace(whole, **fields)  # type: ignore[arg-type]
-
-
 WAITS = choice(is_running=False, why=WHY, num_computed=0, num_output=0, num_blocks=0, preemptions=2)
 BUSY = glimpse(
     names=[b"name" if block in (2, 3, 15) else None for block in range(16)],
@@ -74,14 +49,14 @@ BUSY = glimpse(
     requests=(
         request(7, WAITS, tenant="bob", place=1),
         request(9, choice(num_drafted=30, num_accepted=20), choice(1, num_computed=2048), tenant="alice"),
-        request(8, replace(WAITS, why="others stand before it", preemptions=0), place=0, session="chat"),
+        request(8, changed(WAITS, why="others stand before it", preemptions=0), place=0, session="chat"),
     ),
-    pins=(PinGlimpse("alice", "rules", Strength.HOT, 2, 2, 0, False, 160.0),),
+    pins=(pin("rules", "alice"),),
     sessions=(
-        SessionGlimpse("idle-one", "", "idle", 12, 3, 0, 700.0, "its tenant may keep none"),
-        SessionGlimpse("busy-one", "bob", "active", 12, 0, 9, 700.0, ""),
+        session("idle-one", held=3, note="its tenant may keep none"),
+        session("busy-one", "bob", state=SessionState.ACTIVE, kept=9),
     ),
-    tier=TierView(400, 30, 2, 5, 6, 0, 0),
+    tier=TIER,
     events=(
         Event(97.5, EventKind.PREEMPTED, "request 7 lost its blocks", 7, "bob"),
         Event(20.0, EventKind.RESIZED, "the pool grew " + "and grew " * 20),
@@ -158,7 +133,7 @@ def test_an_idle_server_is_drawn_too() -> None:
 
 
 def test_the_terminal_shows_what_fits_and_says_how_many_more_there_are() -> None:
-    many = glimpse(requests=tuple(request(i, replace(WAITS, preemptions=0)) for i in range(50)))
+    many = glimpse(requests=tuple(request(i, changed(WAITS, preemptions=0)) for i in range(50)))
     lines = Stream().tell(many).lines(Look(80, 24, True))
     assert 20 < len(lines) <= 24
     shown = sum(line.startswith("    needs") for line in lines)
@@ -236,7 +211,7 @@ WORDS = {"free": ".", "cached": "c", "session": "k", "held": "s", "pinned": "p",
 
 def stupid_letters(seen: Glimpse) -> str:
     letters = ""
-    for block in range(seen.num_blocks):
+    for block in range(seen.pool.num_blocks):
         kinds = [table.kind.value for table in seen.tables for b in table.blocks if b == block]
         still = [kind for kind in kinds if kind not in ("fetch", "store")]
         if len(still) != len(kinds):
@@ -250,7 +225,7 @@ def stupid_letters(seen: Glimpse) -> str:
     return letters
 
 
-def some_pool(seed: int, num_blocks: int) -> Glimpse:
+def some_pool(seed: int, num_blocks: int, **changes: object) -> Glimpse:
     random = np.random.default_rng(seed)
     kinds = list(HolderKind)
     tables = []
@@ -259,7 +234,7 @@ def some_pool(seed: int, num_blocks: int) -> Glimpse:
         blocks = random.choice(num_blocks, count, replace=False).tolist()
         tables.append(held(kinds[int(random.integers(len(kinds)))], *blocks))
     names = [b"name" if is_named else None for is_named in random.integers(0, 2, num_blocks)]
-    return glimpse(num_blocks, tables=tuple(tables), names=names)
+    return glimpse(names, tables=tuple(tables), **changes)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -280,7 +255,7 @@ def test_the_map_s_letters_are_those_that_a_look_at_every_table_finds(seed: int)
 def test_a_frame_of_changes_gives_the_same_map_as_a_snapshot() -> None:
     stream = Stream()
     for seed in range(5):
-        stream.tell(replace(some_pool(seed, 200), now=float(seed)))
+        stream.tell(some_pool(seed, 200, now=float(seed)))
     assert stream.reader.num_snapshots == 1
     drawn = "".join(line.plain for line in draw_map(states_of(stream.reader), Look(80, 200)))
     assert drawn == stupid_letters(some_pool(4, 200))
@@ -327,10 +302,10 @@ def test_a_cell_of_several_blocks_shows_the_most_used_and_the_legend_says_so() -
 # -- strangers' words ----------------------------------------------------------------------------------------
 def test_what_strangers_are_called_is_text_and_nothing_else() -> None:
     seen = glimpse(
-        requests=(request(1, replace(WAITS, why=EVIL), tenant=EVIL, session=EVIL, fills_pin=EVIL),),
+        requests=(request(1, changed(WAITS, why=EVIL), tenant=EVIL, session=EVIL, fills_pin=EVIL),),
         tables=(held(HolderKind.PIN, 1, tenant=EVIL),),
-        pins=(PinGlimpse(EVIL, EVIL, Strength.HOT, 2, 2, 0, False, 160.0),),
-        sessions=(SessionGlimpse(EVIL, EVIL, EVIL, 12, 3, 0, 700.0, EVIL),),
+        pins=(pin(EVIL, EVIL),),
+        sessions=(session(EVIL, EVIL, state=EVIL, note=EVIL),),
         events=(Event(97.5, EventKind.PREEMPTED, EVIL + "\nsecond line", 7, EVIL),),
     )
     for tenant in (None, EVIL):
@@ -403,17 +378,16 @@ def test_a_table_loses_the_columns_first_that_matter_least() -> None:
 
 # -- what else is shown --------------------------------------------------------------------------------------
 def test_a_tenant_is_shown_its_own_and_told_nothing_of_others() -> None:
-    own = replace(
-        BUSY,
-        names=[None] * 16,
+    own = glimpse(
         tables=(
             held(HolderKind.SEQUENCE, 0, 1, tenant="alice"),
             held(HolderKind.SEQUENCE, 1, 2, tenant="alice"),
             held(HolderKind.PIN, 3, tenant="alice"),
         ),
         requests=(request(9, choice(), tenant="alice"),),
-        tier=None,
-        sessions=(),
+        pins=BUSY.pool.pins,
+        events=BUSY.pool.events,
+        totals=None,
     )
     text = "\n".join(Stream("alice").tell(own).lines(LETTERS))
     held_by = "alice: 3 blocks held by sequences, 1 by pins, 0 by sessions; the pool has 16"

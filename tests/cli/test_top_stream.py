@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx2
@@ -16,6 +15,7 @@ import pytest
 from rich.console import Console
 from tests.cli.serving import serving
 from tests.doubles.fake_model import FakeModel
+from tests.doubles.views import a_glimpse, a_request
 from tests.engine.served import serve_tiny, step_for_each_glimpse
 from tests.waiting import wait_until
 from typer.testing import CliRunner
@@ -25,23 +25,15 @@ from octavo.cli.main import app
 from octavo.cli.remote_stream import KeyRefused, Server, refusal_of
 from octavo.cli.top import Watch
 from octavo.cli.top_rows import Status
-from octavo.engine.outputs import EngineStats
+from octavo.engine.outputs import EngineStats, Glimpse
 from octavo.errors import InvalidRequest, RequestFailed
-from octavo.inspect.glimpse import (
-    Glimpse,
-    RequestGlimpse,
-    SequenceGlimpse,
-)
 from octavo.server import feeds
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter
 from octavo.server.settings import ServerSettings
 from octavo.types import StepPlan
 
-CHOICE = SequenceGlimpse(0, True, "", 13, 13, 1, 0, 0, 0, 0, 1)
-REQUEST = RequestGlimpse(7, "", 0, 90.0, None, None, "", "", (CHOICE,))
-NAMES: list[bytes | None] = [None] * 16
-SEEN = Glimpse(100.0, 16, 368_640, 16, 16, NAMES, 0, b"", (), (REQUEST,), (), (), (), None, ())
+SEEN = a_glimpse(requests=(a_request(7),))
 LIVE = Status("live")
 URL = "http://127.0.0.1:8000"
 Parts = Sequence[bytes | Exception]  # what comes over one connection; then it ends
@@ -127,9 +119,7 @@ def test_a_lost_connection_is_told_and_what_was_seen_stays(
 def test_a_connection_that_was_made_again_is_live_and_shows_what_it_says(
     follow: Callable[..., Watch],
 ) -> None:
-    watch = follow(
-        [snapshot()], [RequestFailed("it broke")], [snapshot(seen=replace(SEEN, requests=())), HANGS]
-    )
+    watch = follow([snapshot()], [RequestFailed("it broke")], [snapshot(seen=a_glimpse()), HANGS])
     assert watch.status() == Status("live")
     assert watch.reader.requests == {}
 
@@ -156,7 +146,7 @@ def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch
 def test_another_run_of_the_server_is_told_and_its_clock_is_not_that_of_the_last(
     follow: Callable[..., Watch], now: list[float]
 ) -> None:
-    watch = follow([snapshot()], [snapshot("2", replace(SEEN, now=3.0)), HANGS])
+    watch = follow([snapshot()], [snapshot("2", a_glimpse(requests=SEEN.requests, now=3.0)), HANGS])
     assert watch.status().text == "live; the server began again just now"
     assert watch.speeds.of("output_tokens") is None
     now[0] += 5.0

@@ -12,11 +12,13 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
 from tests.doubles.fake_answers import FakeAnswers
 from tests.doubles.fake_sessions import FakeSessions
+from tests.doubles.views import a_glimpse, a_pin, a_pool, a_request, a_sequence
 from tests.waiting import turns
 
 from octavo.engine.bad_words import bad_word_ids
@@ -28,16 +30,11 @@ from octavo.engine.outputs import (
     Delta,
     EngineStats,
     Glimpse,
-    KvView,
     MapView,
-    OwnKvView,
-    PinGlimpse,
     PinOrder,
     PinView,
+    PoolView,
     RequestView,
-    SequenceView,
-    State,
-    Strength,
     TenantPolicy,
     TenantUse,
     TokenInfo,
@@ -365,19 +362,16 @@ class FakeControl:
         self.orders: list[PinOrder] = []
         self.policies: tuple[TenantPolicy, ...] = ()
 
-    async def kv(self) -> KvView:
-        """Three held, two cached, five free."""
-        counts = BlockCounts(10, 3, 2, 5)
-        uses = Counter(stream.tenant for stream in self._model.submitted if not stream.ended)
-        tenants = tuple(TenantUse(name, count, 0, 2, 0) for name, count in uses.items())
-        pins = tuple(self._pins.values())
-        return KvView(counts, 20, 368_640, 16, 3, 0, 5, pins, None, 0, 1, (), {}, 7.0, tenants)
-
-    async def own_kv(self, tenant: str) -> OwnKvView:
-        """Its pins and streams, and no event."""
+    async def kv(self, tenant: str | None = None) -> PoolView:
+        """Three held, two cached, five free; of a tenant its pins and streams."""
         pins = tuple(await self.pins(tenant))
-        running = len(await self.requests(tenant))
-        return OwnKvView(tenant, 368_640, 16, running, 0, pins, 0, running, (), 7.0)
+        if tenant is not None:
+            running = len(await self.requests(tenant))
+            own = {"tenant": tenant, "held_by_sequences": running, "running": running, "totals": None}
+            return a_pool(now=7.0, pins=pins, **own)
+        uses = Counter(stream.tenant for stream in self._model.submitted if not stream.ended)
+        tenants = tuple(TenantUse(name, count, blocks_held=2) for name, count in uses.items())
+        return a_pool(now=7.0, held_by_sequences=3, running=1, pins=pins, tenants=tenants)
 
     async def set_tenants(self, policies: Sequence[TenantPolicy]) -> None:
         """Taken, unless the guarantees are more than the ten blocks."""
@@ -393,12 +387,9 @@ class FakeControl:
 
     async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
         """Ten blocks that nobody holds, and the pins."""
-        pins = tuple(
-            PinGlimpse(p.tenant, p.name, p.strength, p.num_blocks, p.num_held, 0, p.filling, p.seconds_left)
-            for p in await self.pins(tenant)
-        )
-        names: list[bytes | None] = [None] * 20
-        return Glimpse(7.0, 16, 368_640, 10, 20, names, 0, bytes(10), (), (), pins, (), (), None, ())
+        pins = tuple(await self.pins(tenant))
+        totals = {} if tenant is None else {"totals": None}
+        return a_glimpse([None] * 20, now=7.0, num_blocks=10, below=bytes(10), pins=pins, **totals)
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """What was submitted and runs."""
@@ -407,13 +398,15 @@ class FakeControl:
 
     async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
         """One of them."""
-        return next((view for view in await self.requests(tenant) if view.request_id == request_id), None)
+        found = [view for view in await self.requests(tenant) if view.request_id == request_id]
+        table = (BlockView(4, 2, True),)
+        return replace(found[0], sequences=(a_sequence(table=table),)) if found else None
 
-    async def resize(self, num_blocks: int) -> KvView:
+    async def resize(self, num_blocks: int) -> PoolView:
         """To at most 20."""
         if not 4 <= num_blocks <= 20:
             raise ResizeRefused(f"a pool of {num_blocks} blocks was asked for; allowed: 4 to 20")
-        return replace(await self.kv(), counts=BlockCounts(num_blocks, 3, 1, num_blocks - 4))
+        return a_pool(now=7.0, counts=BlockCounts(num_blocks, 3, 1, num_blocks - 4))
 
     async def pins(self, tenant: str | None = None) -> list[PinView]:
         """In order of creation."""
@@ -425,13 +418,14 @@ class FakeControl:
             raise self._model.refusal
         self.orders.append(order)
         blocks, tokens = len(order.tokens) // 16, len(order.tokens)
-        view = PinView(order.tenant, order.name, Strength.HOT, blocks, tokens, False, 0.0, order.ttl_s)
+        times = {"now": 0.0, "created": 0.0, "expires": order.ttl_s}
+        view = a_pin(order.name, order.tenant, num_blocks=blocks, num_tokens=tokens, num_held=0, **times)
         self._pins[order.tenant, order.name] = view
         return view
 
     async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
         """With the new time."""
-        self._pins[tenant, name] = replace(self._find(tenant, name), seconds_left=ttl_s)
+        self._pins[tenant, name] = replace(self._find(tenant, name), expires=ttl_s)
         return self._pins[tenant, name]
 
     async def unpin(self, tenant: str, name: str) -> PinView:
@@ -446,10 +440,9 @@ class FakeControl:
         return self._pins[tenant, name]
 
     def _view(self, stream: FakeStream) -> RequestView:
-        usage = Usage(len(stream.prompt), 0, 0, 0)
-        table = (BlockView(4, 2, True),)
-        sequence = SequenceView(0, State.RUNNING, "", "", 0, usage, table)
-        return RequestView(stream.request_id, stream.tenant, stream.priority, 1.0, None, None, (sequence,))
+        sequence = a_sequence(num_computed=0, num_prompt=len(stream.prompt), num_output=0, num_cached=0)
+        whose = {"tenant": stream.tenant, "priority": stream.priority}
+        return a_request(stream.request_id, sequence, now=1.0, arrival=0.0, **whose)
 
 
 def fake_embedding(prompt: Sequence[int], pooling: Pooling) -> bytes:

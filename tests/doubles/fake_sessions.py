@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as replace_struct
 from tests.doubles.fake_responses import FakeResponses
 
 from octavo.conversations.turns import Turn
@@ -34,7 +35,7 @@ class FakeSessions:
     async def create(self, tenant: str, ttl_s: float | None) -> SessionView:
         """s0, s1, ..."""
         session_id = f"s{len(self._views)}"
-        blocks = SessionBlocks(SessionState.IDLE, 3, 2, 2, 1, 0, 1000)
+        blocks = SessionBlocks(num_blocks=3, held=2, bytes_per_block=1000, in_pool=2, below=1)
         self._views[session_id] = SessionView(session_id, tenant, 0, 0, 0.0, ttl_s or 60.0, blocks)
         self._said[session_id] = []
         return self._views[session_id]
@@ -106,5 +107,5 @@ class FakeSessions:
         return self._in_state(await self.find(tenant, session_id), SessionState.IDLE)
 
     def _in_state(self, view: SessionView, state: SessionState) -> SessionView:
-        self._views[view.session_id] = replace(view, blocks=replace(view.blocks, state=state))
+        self._views[view.session_id] = replace(view, blocks=replace_struct(view.blocks, state=state))
         return self._views[view.session_id]

@@ -57,7 +57,9 @@ def test_what_comes_back_from_host_memory_is_equal(depth: int) -> None:
     assert again == wanted
     assert cached == 8 * 96
     assert engine.scheduler.transfers.num_loaded >= 40
-    told = inspector_of(engine.scheduler).kv(0.0).below
+    totals = inspector_of(engine.scheduler).kv(0.0).totals
+    assert totals is not None
+    told = totals.tier
     assert told is not None
     assert told.num_in_host == told.num_stored > NUM_BLOCKS
     engine.executor.close()

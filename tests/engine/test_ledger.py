@@ -37,10 +37,10 @@ def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
         (told,) = await read(stream)
         assert told.answer.cached == 40 // size * size
         kv = await served.llm.control.kv()
-        assert kv.held_by_pins == kv.counts.held == 40 // size
+        assert kv.held_by_pins == kv.totals.counts.held == 40 // size
         assert (await served.llm.control.map()).states.count("p") == 40 // size
         await served.llm.control.unpin("", "one")
-        assert (await served.llm.control.kv()).counts.held == 0
+        assert (await served.llm.control.kv()).totals.counts.held == 0
 
     asyncio.run(scenario())
     served.engine.scheduler.check()
@@ -48,7 +48,7 @@ def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
 
 def test_a_refused_pin_leaves_nothing(served: Served) -> None:
     async def scenario() -> None:
-        budget = (await served.llm.control.kv()).pin_budget
+        budget = (await served.llm.control.kv()).totals.pin_budget
         size = served.engine.scheduler.ledger.block_size
         with pytest.raises((PinRefused, InvalidRequest)):
             await served.llm.control.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))

@@ -109,8 +109,7 @@ EXAMPLES: tuple[Command[object], ...] = (
     port.FinishTransfer(TransferDone(3, True, 0.1)),
     port.ViewStats(),
     port.ViewKv(),
-    port.ViewOwnKv(""),
-    port.ViewMap(),
+    port.ViewKv(""),
     port.ViewGlimpse(0),
 )
 

@@ -26,7 +26,7 @@ from octavo.conversations.file import SESSIONS_FILE, longest_ttl
 from octavo.conversations.record import TTL_S_MAX
 from octavo.conversations.store import ConversationStore, needed_s
 from octavo.engine.offload import open_disk
-from octavo.engine.port import Port, inspector_of
+from octavo.engine.port import Port
 from octavo.engine.steady_clock import Seen, Sources, SteadyClock
 from octavo.errors import (
     InvalidRequest,
@@ -34,7 +34,7 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import Files
-from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
@@ -171,7 +171,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
                 async def pause(seconds: float) -> None:
                     await delete()
 
-                busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
+                busy = SessionBlocks(state=SessionState.SUSPENDING)
                 with (
                     mock.patch.object(Port, "_suspend", return_value=busy),
                     mock.patch("octavo.conversations.sessions.asyncio.sleep", pause),
@@ -217,7 +217,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
         try:
             armed = True
             await chat.say(HELLO)
-            busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
+            busy = SessionBlocks(state=SessionState.SUSPENDING)
 
             def suspend(port: Port, tenant: str, session_id: str) -> SessionBlocks:
                 port._scheduler.session_holds.suspend(tenant, session_id)

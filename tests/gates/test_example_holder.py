@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.scheduler.served import Served, State
 
 from octavo.engine.port import inspector_of
+from octavo.inspect.block_map import draw_map
 
 PAGE = Path(__file__).parents[2] / "docs" / "holders.md"
 
@@ -36,7 +37,7 @@ def test_the_last_answer_is_held_found_and_drawn_although_others_fill_the_pool()
     prompt = tuple(range(100, 130))
     to_the_end(house, house.add(prompt, 3, tenant="a"))
     assert house.memory.counts().held == 8
-    drawn = inspector_of(house.scheduler).map()
+    drawn = draw_map(inspector_of(house.scheduler).glimpse(0.0))
     assert (drawn.states.count("p"), drawn.owners) == (8, ("last answer",))
     for _ in range(4):
         to_the_end(house, house.add(30, 3, tenant="b"))

@@ -7,6 +7,7 @@ import copy
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from tests.engine.drafting import EagerSpeculator, Oracle
 from tests.scheduler.chats import Chats
 from tests.scheduler.served import Served, State
@@ -17,8 +18,9 @@ from tests.scheduler.test_transfers import PROMPT, finish, go_below, turn
 from tests.tiny import request, tiny_engine
 
 from octavo.engine.port import inspector_of
-from octavo.inspect import glimpse as module
-from octavo.inspect.glimpse import Glimpse
+from octavo.inspect import inspector as module
+from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import Glimpse, Totals
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import TenantPolicy
@@ -28,6 +30,11 @@ from octavo.retention.client_pins import PinOrder
 
 def look(served: Served, tenant: str | None = None, below_from: int = 0) -> Glimpse:
     return inspector_of(served.scheduler).glimpse(0.0, below_from, tenant)
+
+
+def totals_of(glimpse: Glimpse) -> Totals:
+    assert glimpse.pool.totals is not None
+    return glimpse.pool.totals
 
 
 def state_of(served: Served) -> object:
@@ -66,7 +73,7 @@ def test_tables_and_names_are_the_ledgers() -> None:
             for table, holder in served.memory.holders.items()
         ]
         assert glimpse.names == served.memory.pool.name_of
-        assert (glimpse.num_blocks, glimpse.capacity, glimpse.block_size) == (24, 24, 4)
+        assert (glimpse.pool.num_blocks, glimpse.pool.capacity, glimpse.pool.block_size) == (24, 24, 4)
         running = {s.table.number: (s.request.request_id, s.choice) for s in served.scheduler.live.running}
         told = {g.number: (g.request_id, g.choice) for g in glimpse.tables if g.kind is HolderKind.SEQUENCE}
         assert told == running
@@ -180,7 +187,7 @@ def test_the_window_of_below_goes_round(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_a_tier_nothing_is_below() -> None:
     glimpse = look(crowded_without_tier())
-    assert (set(glimpse.below), len(glimpse.below), glimpse.tier) == ({0}, 24, None)
+    assert (set(glimpse.below), len(glimpse.below), totals_of(glimpse).tier) == ({0}, 24, None)
 
 
 def crowded_without_tier() -> Served:
@@ -195,11 +202,11 @@ def test_pins_and_sessions_tell_what_is_held() -> None:
     pinned(chats)
     chats.whole_turn("s", tuple(range(500, 522)))
     glimpse = look(chats)
-    [pin], [session] = glimpse.pins, glimpse.sessions
+    [pin], [session] = glimpse.pool.pins, glimpse.sessions
     assert (pin.name, pin.num_blocks, pin.num_held, pin.filling) == ("greeting", 5, 5, False)
     wanted = chats.blocks("s")
-    assert (session.session_id, session.num_held, session.num_kept) == ("s", wanted.held, wanted.kept)
-    assert session.num_held == session.num_blocks == 5
+    assert (session.session_id, session.held, session.kept) == ("s", wanted.held, wanted.kept)
+    assert session.held == session.num_blocks == 5
     assert {g.kind: len(g.blocks) for g in glimpse.tables} == {HolderKind.PIN: 5, HolderKind.SESSION: 5}
 
 
@@ -209,7 +216,7 @@ def test_a_session_whose_blocks_are_below_tells_them_as_kept() -> None:
     chats.settle()
     [session] = look(chats).sessions
     wanted = chats.blocks("s")
-    assert (session.num_held, session.num_kept) == (wanted.held, wanted.kept) == (0, 5)
+    assert (session.held, session.kept) == (wanted.held, wanted.kept) == (0, 5)
 
 
 def test_a_pin_is_told_while_it_fills() -> None:
@@ -218,7 +225,7 @@ def test_a_pin_is_told_while_it_fills() -> None:
     filler = served.add(PINNED, 1, fills_pin="greeting")
     served.step()
     glimpse = look(served)
-    assert [(pin.name, pin.filling, pin.num_held) for pin in glimpse.pins] == [("greeting", True, 0)]
+    assert [(pin.name, pin.filling, pin.num_held) for pin in glimpse.pool.pins] == [("greeting", True, 0)]
     assert [(row.request_id, row.fills_pin) for row in glimpse.requests] == [(filler, "greeting")]
 
 
@@ -228,10 +235,10 @@ def test_the_operator_is_told_of_each_tenants_share() -> None:
     served.add(8, 4, tenant="a")
     served.add(8, 4, tenant="b")
     run_for(served, 2)
-    told = {row.name: row for row in look(served).tenants}
-    assert (told["a"].held, told["a"].running, told["a"].waiting) == (3, 1, 0)
+    told = {row.name: row for row in totals_of(look(served)).tenants}
+    assert (told["a"].charged, told["a"].running, told["a"].waiting) == (3, 1, 0)
     assert (told["a"].guaranteed, told["a"].maximum) == (5, 20)
-    assert (told["b"].held, told["b"].running, told["b"].waiting) == (0, 0, 1)
+    assert (told["b"].charged, told["b"].running, told["b"].waiting) == (0, 0, 1)
 
 
 # -- a tenant's ----------------------------------------------------------------------------------------------
@@ -244,14 +251,14 @@ def test_a_tenants_glimpse_is_its_own_part_of_the_whole() -> None:
     assert {g.tenant for g in own.tables} == {"a"}
     ours = [g for g in whole.tables if g.tenant == "a"]
     places = list(dict.fromkeys(block for g in ours for block in g.blocks))
-    assert [replace(g, blocks=[places[number] for number in g.blocks]) for g in own.tables] == ours
+    assert [replace_struct(g, blocks=[places[number] for number in g.blocks]) for g in own.tables] == ours
     assert own.names == [whole.names[block] for block in places] + [None] * (60 - len(places))
     assert any(own.names)
     assert {row.request_id for row in own.requests} == {
         row.request_id for row in whole.requests if row.tenant == "a"
     }
-    assert (own.tenants, own.tier) == ((), None)
-    assert whole.tenants
+    assert own.pool.totals is None
+    assert totals_of(whole).tenants
 
 
 def between(served: Served, num_blocks: int) -> None:
@@ -270,7 +277,8 @@ def lives_of(*taken: int) -> list[object]:
         number = served.add(tuple(range(100 * place, 100 * place + 9)), 12, tenant="a", n=1 + place % 2)
         run_for(served, 2)
         own = look(served, "a")
-        seen += [own.names, own.requests, [(g.label, g.blocks) for g in own.tables], inspector.map("a")]
+        seen += [own.names, own.requests, own.pool, [(g.label, g.blocks) for g in own.tables]]
+        seen += [draw_map(own), inspector.kv(0.0, "a")]
         seen.append(inspector.request(number, 0.0, "a"))
     return seen
 
@@ -289,7 +297,8 @@ def test_a_tenants_blocks_have_one_number_in_every_view_and_its_pins_the_first()
     first = served.add(13, 8, tenant="t", n=2)
     run_for(served, 3)
     inspector = inspector_of(served.scheduler)
-    drawn, own = inspector.map("t"), look(served, "t")
+    own = look(served, "t")
+    drawn = draw_map(own)
     assert [g.kind for g in own.tables] == [HolderKind.SESSION, HolderKind.SEQUENCE, HolderKind.SEQUENCE]
     told = inspector.request(first, 0.0, "t")
     assert told is not None

@@ -15,6 +15,7 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
+from octavo.inspect.block_map import draw_map
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
@@ -38,8 +39,10 @@ def test_without_a_tier_a_session_holds_its_full_blocks_in_the_pins_budget() -> 
 def test_the_pool_and_its_map_tell_what_sessions_hold() -> None:
     chats = Chats(blocks=20)
     chats.whole_turn("a", PROMPT)
-    kv, drawn = inspector_of(chats.scheduler).kv(0.0), inspector_of(chats.scheduler).map()
-    assert (kv.sessions, kv.held_by_sessions, kv.held_by_pins, kv.pins) == (1, 5, 0, ())
+    inspector = inspector_of(chats.scheduler)
+    kv, drawn = inspector.kv(0.0), draw_map(inspector.glimpse(0.0))
+    assert kv.totals is not None
+    assert (kv.totals.num_sessions, kv.held_by_sessions, kv.held_by_pins, kv.pins) == (1, 5, 0, ())
     assert drawn.states.count("p") == 5
     assert "session a" in drawn.owners
 

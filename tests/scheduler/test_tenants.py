@@ -69,7 +69,7 @@ def test_running_and_waiting_count_requests() -> None:
     assert len(served.scheduler.live.running) == 3
     inspector = inspector_of(served.scheduler)
     assert (inspector.kv(0.0).running, inspector.kv(0.0).waiting) == (1, 1)
-    assert (inspector.own_kv("", 0.0).running, inspector.own_kv("a", 0.0).waiting) == (1, 1)
+    assert (inspector.kv(0.0, "").running, inspector.kv(0.0, "a").waiting) == (1, 1)
 
 
 def test_a_request_that_would_need_what_is_guaranteed_to_others_is_refused() -> None:

@@ -7,6 +7,7 @@ from array import array
 from tests.scheduler.served import Served, State
 
 from octavo.engine.port import inspector_of
+from octavo.inspect.block_map import draw_map
 from octavo.memory.holders import Holder, HolderKind
 from octavo.retention.client_pins import PinOrder
 from octavo.types import Move, StepPlan, Transfer, TransferDone
@@ -53,7 +54,7 @@ def test_a_prefix_below_is_loaded_and_then_a_hit() -> None:
     view = inspector_of(served.scheduler).request(request, 0.0)
     assert view is not None
     assert view.sequences[0].reason == "loading"
-    assert inspector_of(served.scheduler).map().states.count("t") == 8
+    assert draw_map(inspector_of(served.scheduler).glimpse(0.0)).states.count("t") == 8
     assert turn(served) == []  # it waits
     finish(served, loads)
     turn(served)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from tests.doubles import views
 
-from octavo.engine.outputs import Event, Glimpse, PinGlimpse, RequestGlimpse, Strength, TableGlimpse
-from octavo.inspect.glimpse import SequenceGlimpse
+from octavo.engine.outputs import Event, Glimpse, RequestView, TableView
 from octavo.memory.holders import HolderKind
-from octavo.memory.table import BlockTable
 from octavo.server import frames as module
-from octavo.server.frame_rows import event_row, holder_row, part_rows, pool_row, request_row
+from octavo.server.frame_rows import event_row, holder_row, part_rows, request_row
 from octavo.server.frames import BELOW, CHANGES, NAMED, SNAPSHOT, FrameReader, FrameWriter
 from octavo.step.events import EventKind
 
@@ -28,20 +28,16 @@ def name_of(number: int) -> bytes:
 
 
 def a_glimpse(names: Sequence[bytes | None] = (None,) * 4, **changes: object) -> Glimpse:
-    plain = Glimpse(
-        1.0, 16, 100, len(names), len(names), list(names), 0, bytes(len(names)), (), (), (), (), (), None, ()
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return views.a_glimpse(names, **{"now": 1.0, "below": bytes(len(names))} | changes)
 
 
-def a_table(blocks: list[int], label: str = "one", table: BlockTable | None = None) -> TableGlimpse:
-    table = BlockTable() if table is None else table
-    return TableGlimpse(table, HolderKind.SEQUENCE, "", label, 1, 0, blocks)
+def a_table(blocks: list[int], label: str = "one", number: int | None = None) -> TableView:
+    sequence = {"label": label, "request_id": 1, "choice": 0}
+    return views.a_table(HolderKind.SEQUENCE, *blocks, number=number, **sequence)
 
 
-def a_request(request_id: int, output: int = 0) -> RequestGlimpse:
-    sequence = SequenceGlimpse(0, True, "", output, 8, output, 0, 0, 0, 0, 1)
-    return RequestGlimpse(request_id, "", 0, 0.5, None, None, "", "", (sequence,))
+def a_request(request_id: int, output: int = 0) -> RequestView:
+    return views.a_request(request_id, views.a_sequence(num_computed=output, num_prompt=8, num_output=output))
 
 
 def kind_of(frame: bytes) -> int:
@@ -69,8 +65,8 @@ class Stupid:
     capacity: int = 0
 
     def see(self, glimpse: Glimpse, told: dict[str, object]) -> None:
-        if glimpse.capacity != self.capacity:
-            self.below, self.capacity = {}, glimpse.capacity
+        if glimpse.pool.capacity != self.capacity:
+            self.below, self.capacity = {}, glimpse.pool.capacity
         for i, bit in enumerate(glimpse.below):
             block = glimpse.below_from + i
             self.below[block] = (glimpse.names[block], bool(bit))
@@ -84,8 +80,8 @@ class Stupid:
             self.cells.append(front | (NAMED if name else 0) | (BELOW if is_below else 0))
         self.holdings = [(holder_row(table), table.blocks[:]) for table in glimpse.tables]
         self.requests = {request.request_id: request_row(request) for request in glimpse.requests}
-        self.parts = {"server": SERVER, "pool": pool_row(glimpse)} | part_rows(glimpse) | told
-        self.parts["events"] = [event_row(event) for event in glimpse.events]
+        self.parts = {"server": SERVER} | part_rows(glimpse) | told
+        self.parts["events"] = [event_row(event) for event in glimpse.pool.events]
 
     def check(self, reader: FrameReader) -> None:
         assert reader.cells.tolist() == self.cells
@@ -105,7 +101,7 @@ class Life:
     def __init__(self, r: random.Random) -> None:
         self.r, self.window = r, r.choice([3, 7, 50])
         self.names: list[bytes | None] = [None] * r.choice([1, 5, 20])
-        self.tables: list[TableGlimpse] = []
+        self.tables: list[TableView] = []
         self.requests: dict[int, int] = {}
         self.events: list[Event] = []
         self.pins = 0
@@ -127,7 +123,7 @@ class Life:
             tables=tuple(replace(table, blocks=table.blocks[:]) for table in self.tables),
             requests=tuple(a_request(i, output) for i, output in self.requests.items()),
             events=tuple(reversed(self.events[-5:])),
-            pins=tuple(PinGlimpse("", f"p{i}", Strength.HOT, 1, 1, 0, False, 9.0) for i in range(self.pins)),
+            pins=tuple(views.a_pin(f"p{i}") for i in range(self.pins)),
         )
 
     def blocks(self) -> list[int]:
@@ -319,9 +315,9 @@ def test_what_is_below_stays_told_until_the_window_comes_by_again() -> None:
 
 # -- tables --------------------------------------------------------------------------------------------------
 def test_a_table_that_grew_sends_its_further_blocks_alone() -> None:
-    table, writer = BlockTable(), FrameWriter(SERVER)
-    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3], table=table),)), {})
-    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3, 7], table=table),)), {})
+    writer = FrameWriter(SERVER)
+    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3], number=-1),)), {})
+    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3, 7], number=-1),)), {})
     frame = writer.frame_after(1)
     (json_length,) = struct.unpack_from("<I", frame, 12)
     assert np.frombuffer(frame, "<u4", offset=16 + json_length).tolist() == [0, 1, 1, 4, 1, 7, 0]

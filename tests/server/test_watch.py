@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny, step_for_each_glimpse
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS

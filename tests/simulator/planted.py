@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tests.simulator import planted_beams
@@ -16,8 +16,8 @@ from tests.simulator.planted_preemption import PREEMPTION_BUGS
 from tests.simulator.planted_sessions import SESSION_BUGS
 from tests.simulator.planting import PlantedBug
 
-from octavo.inspect import glimpse, own_views
-from octavo.inspect.views import MapView, RequestView, view_map, view_request
+from octavo.inspect import sight
+from octavo.inspect.sight import Sight, VisibleBlocks
 from octavo.memory import backing, block_namer
 from octavo.memory import names as names_module
 from octavo.memory.capacity import Capacity
@@ -232,23 +232,16 @@ def _place_by_admission(self: LiveSequences, sequence: Sequence) -> tuple[int, f
     return (sequence.rank[0], self.service.turn_of(sequence.request.tenant), *sequence.rank[1:])
 
 
-def _view_anyone(
-    ledger: Ledger, live: LiveSequences, tenant: str, request_id: int, now: float
-) -> RequestView | None:
-    view = view_request(ledger, live, request_id, now)
-    return view and replace(view, place=None, sequences=())
+def _requests_of_all(self: Sight, live: LiveSequences) -> Iterable[list[Sequence]]:
+    return live.unfinished.values()
 
 
-def _map_of_all(ledger: Ledger, tenant: str) -> MapView:
-    return view_map(ledger)
+def _blocks_of_all(self: Sight, ledger: Ledger) -> VisibleBlocks:
+    return _BLOCKS(Sight(None), ledger)
 
 
-def _tables_of_all(ledger: Ledger, live: LiveSequences, tenant: str | None) -> Iterator[object]:
-    return _TABLES(ledger, live, None)
-
-
-def _glimpse_requests_of_all(live: LiveSequences, tenant: str | None) -> Iterator[object]:
-    return _REQUESTS(live, None)
+def _blocks_by_their_places(self: Sight, ledger: Ledger) -> VisibleBlocks:
+    return replace(_BLOCKS(self, ledger), numbers=None)
 
 
 def _move_without_copies(self: PlanBuilder, copies: object, discarded: tuple[int, int]) -> None:
@@ -302,7 +295,7 @@ _BEGIN_STORE, _BEGIN, _FINISH = OffloadTier.begin_store, Transfers._begin, Trans
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
 _BEGIN_MOVES = Transfers._begin_moves
 _FORGET, _GROW = BlockPool.forget, PressurePolicy._grow
-_TABLES, _REQUESTS = glimpse._tables, glimpse._requests
+_BLOCKS, _PLACES = Sight.blocks, Sight.places
 
 NAME_WIDTH = 52  # of the printed table
 SEEDS = 100  # of lives that a bug may take to be noticed
@@ -348,11 +341,14 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
     PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
     PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
-    PlantedBug("events told to a tenant as written", own_views, "own_event", lambda event: event),
-    PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
-    PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
-    PlantedBug("another tenant's blocks in a glimpse", glimpse, "_tables", _tables_of_all),
-    PlantedBug("another tenant's request in a glimpse", glimpse, "_requests", _glimpse_requests_of_all),
+    PlantedBug("events told to a tenant as written", sight, "own_event", lambda event: event),
+    PlantedBug("another tenant's request is told", Sight, "sees", lambda self, tenant: True),
+    PlantedBug("another tenant's requests are listed", Sight, "requests", _requests_of_all),
+    PlantedBug("another tenant's pins are listed", Sight, "own", lambda self, things: things),
+    PlantedBug("another tenant's blocks are drawn", Sight, "blocks", _blocks_of_all),
+    PlantedBug("a tenant's blocks by their places", Sight, "blocks", _blocks_by_their_places),
+    PlantedBug("a tenant is told its place", Sight, "places", lambda self, live: _PLACES(Sight(None), live)),
+    PlantedBug("a tenant is told of all", Sight, "is_whole", True),
     PlantedBug("why a request waits names another", Wait, "in_words_of", lambda self, t: self.in_words()),
     PlantedBug("quota forgotten at admission", TenantShares, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 
-from octavo.inspect import glimpse, own_views
-from octavo.inspect.uses import TenantUse, view_uses
+from octavo.engine.port import inspector_of
+from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import Glimpse, TenantUse
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import EVENTS_MAX, EventKind
 
@@ -20,9 +21,8 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
     names |= {pin.tenant for pin in scheduler.pins.all()}
     names |= {event.tenant for event in scheduler.events.recent(EVENTS_MAX)} - {""}
     assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live.live_requests())
-    kvs = [
-        own_views.view_own_kv(scheduler.context, scheduler.live, scheduler.pins, name, now) for name in names
-    ]
+    inspector = inspector_of(scheduler)
+    kvs = [inspector.kv(now, name) for name in names]
     assert sum(kv.running for kv in kvs) == len(scheduler.live.running_requests()), (
         "a running request is no tenant's"
     )
@@ -31,9 +31,12 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
     )
     tables = [len(s.table) for s in scheduler.live.running if s.table is not None]
     assert sum(kv.held_by_sequences for kv in kvs) == sum(tables), "blocks of sequences are nobody's"
-    uses = {use.name: use for use in view_uses(scheduler.ledger, scheduler.live, scheduler.pins)}
+    totals = inspector.kv(now).totals
+    assert totals is not None
+    uses = {use.name: use for use in totals.tenants}
     for name, kv in zip(names, kvs, strict=True):
-        use = uses.get(name, TenantUse(name, 0, 0, 0, 0))
+        use = uses.get(name, TenantUse(name))
+        assert kv.totals is None, "a tenant is told of the whole house"
         assert (use.running, use.waiting) == (kv.running, kv.waiting), "the operator is told another number"
         assert {pin.tenant for pin in kv.pins} <= {name}, "a foreign pin is told"
         own = [pin for pin in scheduler.pins.named() if pin.tenant == name]
@@ -43,19 +46,19 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
             told = {int(found) for found in _REQUEST.findall(event.text)}
             assert told <= {event.request_id}, f"an event names another's request: {event.text}"
             assert event.kind is not EventKind.PREEMPTED or "priority" not in event.text
-        _check_map(scheduler, name)
-        _check_glimpse(scheduler, now, name)
+        taken = inspector.glimpse(now, 0, name)
+        _check_map(scheduler, name, taken, use)
+        _check_glimpse(name, taken)
 
 
 def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
     """Returns how many are its own."""
-    ledger, live = scheduler.ledger, scheduler.live
-    told = (own_views.view_own_request(ledger, live, tenant, i, now) for i in live.live_requests())
-    views = [view for view in told if view is not None]
+    inspector, live = inspector_of(scheduler), scheduler.live
+    views = inspector.requests(now, tenant)
     shown = {view.request_id for view in views}
-    for request in scheduler.live.requests():
+    for request in live.requests():
         assert (request.request_id in shown) == (request.tenant == tenant), "a foreign request is listed"
-        one = own_views.view_own_request(ledger, live, tenant, request.request_id, now)
+        one = inspector.request(request.request_id, now, tenant)
         assert (one is not None) == (request.tenant == tenant), "a foreign request is told"
     for view in views:
         assert view.place is None, "its place tells how many others wait"
@@ -64,8 +67,8 @@ def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
     return len(views)
 
 
-def _check_map(scheduler: Scheduler, tenant: str) -> None:
-    drawn = own_views.view_own_map(scheduler.ledger, tenant)
+def _check_map(scheduler: Scheduler, tenant: str, taken: Glimpse, use: TenantUse) -> None:
+    drawn = draw_map(taken)
     own = {
         block
         for s in scheduler.live.running
@@ -83,12 +86,7 @@ def _check_map(scheduler: Scheduler, tenant: str) -> None:
     assert {b for b, owner in enumerate(drawn.owner) if owner >= 0} == numbers, (
         "the map names another's blocks"
     )
-    held = sum(
-        use.blocks_held
-        for use in view_uses(scheduler.ledger, scheduler.live, scheduler.pins)
-        if use.name == tenant
-    )
-    assert held == len(own), "the operator is told another number of blocks"
+    assert use.blocks_held == len(own), "the operator is told another number of blocks"
     for text in drawn.owners:
         for found in _REQUEST.findall(text):
             assert scheduler.live.sequences_of(int(found))[0].request.tenant == tenant, (
@@ -96,22 +94,16 @@ def _check_map(scheduler: Scheduler, tenant: str) -> None:
             )
 
 
-def _check_glimpse(scheduler: Scheduler, now: float, tenant: str) -> None:
+def _check_glimpse(tenant: str, taken: Glimpse) -> None:
     """What its live map is made of."""
-    parts = glimpse.Glimpsed(
-        scheduler.context, scheduler.live, scheduler.pins, scheduler.session_table, scheduler.transfers
-    )
-    taken = glimpse.take_glimpse(parts, now, 0, tenant)
-    drawn = own_views.view_own_map(scheduler.ledger, tenant)
-    own = {block for block, state in enumerate(drawn.states) if state != "."}
-    assert {block for table in taken.tables for block in table.blocks} == own, "a glimpse has foreign blocks"
+    own = {block for table in taken.tables for block in table.blocks}
     assert {b for b, name in enumerate(taken.names) if name is not None} <= own, "a glimpse has foreign names"
     told = {table.tenant for table in taken.tables} | {request.tenant for request in taken.requests}
-    told |= {pin.tenant for pin in taken.pins} | {session.tenant for session in taken.sessions}
-    told |= {event.tenant for event in taken.events}
+    told |= {pin.tenant for pin in taken.pool.pins} | {session.tenant for session in taken.sessions}
+    told |= {event.tenant for event in taken.pool.events}
     assert told <= {tenant}, "a glimpse tells of another tenant"
     for request in taken.requests:
         whys = [sequence.why for sequence in request.sequences]
         assert request.place is None, "a glimpse tells how many others wait"
         assert not any(map(_REQUEST.search, whys)), f"a glimpse names another's request: {whys}"
-    assert (taken.tenants, taken.tier) == ((), None), "a glimpse tells of the whole house"
+    assert taken.pool.totals is None, "a glimpse tells of the whole house"

@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from tests.attack.house import House, free_port, serving
+from tests.doubles import views
 from tests.ui.browsing import Window, drawn, say, screenshot, settle, wait_for_answer
 
-from octavo.inspect.glimpse import (
-    Glimpse,
-    PinGlimpse,
-    RequestGlimpse,
-    SequenceGlimpse,
-    SessionGlimpse,
-    TableGlimpse,
-    TenantGlimpse,
-)
+from octavo.engine.outputs import TenantUse
 from octavo.memory.holders import HolderKind
-from octavo.memory.table import BlockTable
-from octavo.retention.pins import Strength
 from octavo.server.frames import FrameWriter
 from octavo.step.events import Event, EventKind
 from octavo.tenants import digest_of
@@ -223,19 +214,20 @@ def test_a_tenant_sees_its_own_and_no_other(tmp_path: Path, window: Window) -> N
 
 
 def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: Window) -> None:
-    table = BlockTable()
-    sequence = SequenceGlimpse(0, False, HOSTILE, 4, 40, 2, 0, 3, 1, 2, 1)
-    request = RequestGlimpse(7, HOSTILE, 0, 1.0, None, 0, HOSTILE, HOSTILE, (sequence,))
-    glimpse = Glimpse(
-        2.0, 16, 4096, 8, 8, [b"x" * 32, *[None] * 7], 0, bytes(8),
-        (TableGlimpse(table, HolderKind.PIN, HOSTILE, HOSTILE, None, None, [0, 1]),),
-        (request,),
-        (PinGlimpse(HOSTILE, HOSTILE, Strength.HOT, 2, 2, 0, False, 99.0),),
-        (SessionGlimpse(HOSTILE, HOSTILE, "idle", 2, 0, 0, 99.0, HOSTILE),),
-        (TenantGlimpse(HOSTILE, 2, 0, 2, 0, None, 1, 1),),
-        None,
-        (Event(1.0, EventKind.PREEMPTED, HOSTILE, 7, HOSTILE),),
-    )  # fmt: skip
+    waits = views.a_sequence(
+        is_running=False, why=HOSTILE, num_computed=4, num_prompt=40, num_drafted=3, num_accepted=1
+    )
+    glimpse = views.a_glimpse(
+        [b"x" * 32, *[None] * 7],
+        now=2.0,
+        below=bytes(8),
+        tables=(views.a_table(HolderKind.PIN, 0, 1, tenant=HOSTILE, label=HOSTILE),),
+        requests=(views.a_request(7, waits, tenant=HOSTILE, place=0, session=HOSTILE, fills_pin=HOSTILE),),
+        pins=(views.a_pin(HOSTILE, HOSTILE),),
+        sessions=(views.a_session(HOSTILE, HOSTILE, note=HOSTILE),),
+        tenants=(TenantUse(HOSTILE, 1, 1, charged=2, budgeted=2),),
+        events=(Event(1.0, EventKind.PREEMPTED, HOSTILE, 7, HOSTILE),),
+    )
     writer = FrameWriter(
         {"run": "r", "tenant": None, "model": HOSTILE, "context_length": 100, "version": "1", "begun": 1}
         | {"has_chat": True}

@@ -36,7 +36,7 @@ from octavo.engine.port import (
 )
 from octavo.engine.submitter import Submitter
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
-from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.views import SessionBlocks
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState

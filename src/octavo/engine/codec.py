@@ -47,8 +47,6 @@ AnyCommand = (
     | port.AbandonSuspending
     | port.ViewStats
     | port.ViewKv
-    | port.ViewOwnKv
-    | port.ViewMap
     | port.ViewGlimpse
     | port.ViewRequests
     | port.ViewPins

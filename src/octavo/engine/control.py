@@ -18,16 +18,13 @@ from octavo.engine.port import (
     Unpin,
     ViewGlimpse,
     ViewKv,
-    ViewMap,
-    ViewOwnKv,
     ViewPins,
     ViewRequests,
 )
 from octavo.engine.submitter import Submitter
 from octavo.errors import PinRefused, RequestFailed, ResizeRefused, require_range
-from octavo.inspect.glimpse import Glimpse
-from octavo.inspect.own_views import OwnKvView
-from octavo.inspect.views import KvView, MapView, PinView, RequestView
+from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import Glimpse, MapView, PinView, PoolView, RequestView
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
 from octavo.retention.client_pins import NOT_FILLED, PREEMPTED_LATE, PinOrder
@@ -45,28 +42,24 @@ class Control:
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
 
-    async def kv(self) -> KvView:
-        """Pool, pins, and what happened lately."""
-        return await self._submitter.send(ViewKv())
-
-    async def own_kv(self, tenant: str) -> OwnKvView:
-        """What of it is the tenant's."""
-        return await self._submitter.send(ViewOwnKv(tenant))
+    async def kv(self, tenant: str | None = None) -> PoolView:
+        """Pool, pins, and what happened lately, or what of it is the tenant's."""
+        return await self._submitter.send(ViewKv(tenant))
 
     async def map(self, tenant: str | None = None) -> MapView:
-        """Every block and its owners; or only the tenant's."""
-        return await self._submitter.send(ViewMap(tenant))
+        """Every block and its owners; or only the tenant's. Drawn here, not by the engine's thread."""
+        return draw_map(await self.glimpse(0, tenant))
 
     async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
-        """All that the live map shows, or what of it is the tenant's; see `octavo.inspect.glimpse`."""
+        """All that the live map shows, or what of it is the tenant's; see `octavo.inspect.inspector`."""
         return await self._submitter.send(ViewGlimpse(below_from, tenant))
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
-        """All that have not ended, or the tenant's, in order of arrival."""
+        """All that have not ended, or the tenant's, in order of arrival, without their block tables."""
         return await self._submitter.send(ViewRequests(tenant))
 
     async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
-        """One of them; None when it has ended, or never was, or is not the tenant's."""
+        """One of them, with its block tables; None when it has ended, never was, or is not the tenant's."""
         views = await self._submitter.send(ViewRequests(tenant, request_id))
         return views[0] if views else None
 
@@ -77,7 +70,7 @@ class Control:
         """
         await self._submitter.send(SetTenants(tuple(policies)))
 
-    async def resize(self, num_blocks: int) -> KvView:
+    async def resize(self, num_blocks: int) -> PoolView:
         """Make the pool larger or smaller while it serves; returns when that is done.
 
         Raises InvalidRequest or ResizeRefused.

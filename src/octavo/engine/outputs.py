@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.engine.model_card import ModelCard
-from octavo.inspect.glimpse import Glimpse, PinGlimpse, RequestGlimpse, TableGlimpse
-from octavo.inspect.own_views import OwnKvView
-from octavo.inspect.session_views import SessionBlocks
 from octavo.inspect.stats import EngineStats
-from octavo.inspect.uses import TenantUse
-from octavo.inspect.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
+from octavo.inspect.views import (
+    BlockView,
+    Glimpse,
+    MapView,
+    PinView,
+    PoolView,
+    RequestView,
+    SequenceView,
+    SessionBlocks,
+    TableView,
+    TenantUse,
+    TierView,
+    Totals,
+)
 from octavo.memory.ledger import BlockCounts
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
@@ -28,14 +37,11 @@ __all__ = [
     "EngineStats",
     "Event",
     "Glimpse",
-    "KvView",
     "MapView",
     "ModelCard",
-    "OwnKvView",
-    "PinGlimpse",
     "PinOrder",
     "PinView",
-    "RequestGlimpse",
+    "PoolView",
     "RequestView",
     "SequenceView",
     "SessionBlocks",
@@ -44,11 +50,12 @@ __all__ = [
     "State",
     "StoredResponse",
     "Strength",
-    "TableGlimpse",
+    "TableView",
     "TenantPolicy",
     "TenantUse",
     "TierView",
     "TokenInfo",
+    "Totals",
 ]
 
 

@@ -15,12 +15,10 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from octavo.errors import RequestFailed
-from octavo.inspect.glimpse import Glimpse
 from octavo.inspect.inspector import Inspector
-from octavo.inspect.own_views import OwnKvView
-from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.readers import view_pin
 from octavo.inspect.stats import EngineCounters, EngineStats
-from octavo.inspect.views import KvView, MapView, PinView, RequestView, view_pin
+from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState, StoredSession
@@ -215,18 +213,8 @@ class ViewStats(View[EngineStats], frozen=True, tag=True):
     """Counters and gauges."""
 
 
-class ViewKv(View[KvView], frozen=True, tag=True):
-    """Pool, pins and recent events."""
-
-
-class ViewOwnKv(View[OwnKvView], frozen=True, tag=True):
-    """The tenant's part of it."""
-
-    tenant: str
-
-
-class ViewMap(View[MapView], frozen=True, tag=True):
-    """Every block and its holders, or the tenant's."""
+class ViewKv(View[PoolView], frozen=True, tag=True):
+    """Pool, pins and recent events, or the tenant's part of them."""
 
     tenant: str | None = None
 
@@ -240,8 +228,8 @@ class ViewGlimpse(View[Glimpse], frozen=True, tag=True):
 
 
 class ViewRequests(View[list[RequestView]], frozen=True, tag=True):
-    """All unfinished requests, or the tenant's, in order of arrival; or the one of this id, if it is among
-    them."""
+    """All unfinished requests, or the tenant's, in order of arrival; or the one of this id, with its block
+    tables, if it is among them."""
 
     tenant: str | None = None
     request_id: int | None = None
@@ -320,12 +308,8 @@ class Port:
                 s.session_holds.give_up_suspending(session_id)
             case ViewStats():
                 return look.stats(self._counters)
-            case ViewKv():
-                return look.kv(now)
-            case ViewOwnKv(tenant):
-                return look.own_kv(tenant, now)
-            case ViewMap(tenant):
-                return look.map(tenant)
+            case ViewKv(tenant):
+                return look.kv(now, tenant)
             case ViewGlimpse(below_from, tenant):
                 return look.glimpse(now, below_from, tenant)
             case ViewRequests(tenant, request_id):

@@ -1,1 +1,1 @@
-"""What people may ask: views of pool, requests, pins and sessions. Reads only."""
+"""Views of pool, requests, pins and sessions. Reads only."""

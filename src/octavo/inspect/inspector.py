@@ -1,24 +1,37 @@
-"""The parts of one scheduler that views read, and the questions that they answer. It changes nothing, and is
-asked on the engine's thread between two steps, so all numbers of one answer belong together."""
+"""The parts of one scheduler that views are made of, and the answers. It changes nothing, and is called on
+the engine's thread between two steps, so all numbers of one answer belong together.
+
+A glimpse is taken again and again while a client watches, and steps wait meanwhile. So the engine's thread
+only copies: whole lists, no block by itself, and of many requests, pins and sessions the first. Another
+thread finds out what changed and writes it. Nothing in the pool knows of glimpses.
+
+    tables    every holder's block table: the truth, from which owners, sharers and counts follow
+    names     the name of each block, None where it has none
+    below     which of `BELOW_WINDOW` blocks can be found below, too: the pool is gone through in turn
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 
-from octavo.inspect.glimpse import Glimpse, Glimpsed, take_glimpse
-from octavo.inspect.own_views import OwnKvView, view_own_kv, view_own_map, view_own_request
-from octavo.inspect.session_views import SessionBlocks, view_session
-from octavo.inspect.stats import EngineCounters, EngineStats
-from octavo.inspect.views import (
-    KvView,
-    MapView,
-    PinView,
-    RequestView,
-    view_kv,
-    view_map,
+from octavo.inspect.readers import (
     view_pin,
     view_request,
+    view_session,
+    view_tables,
+    view_tenants,
+    view_tier,
+    with_blocks,
+    with_places,
+    with_tables,
+    with_usage,
 )
+from octavo.inspect.sight import Sight
+from octavo.inspect.stats import EngineCounters, EngineStats
+from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks, Totals
+from octavo.memory.holders import HolderKind
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
 from octavo.retention.staging import Staging
@@ -29,6 +42,14 @@ from octavo.scheduler.live import LiveSequences
 from octavo.speculation.speculator import Speculator
 from octavo.step.context import Context
 from octavo.step.events import EventKind
+
+EVENTS_SHOWN = 100  # of one answer
+BELOW_WINDOW = 4096  # blocks; each is a look into the tier's ledger
+EVENTS_GLIMPSED = 30
+PINS_GLIMPSED = 200
+REQUESTS_GLIMPSED = 1000
+SESSIONS_GLIMPSED = 100  # of the newest; a server may have thousands
+TENANTS_GLIMPSED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,43 +113,109 @@ class Inspector:
             events={kind.value: events.counts[kind] for kind in EventKind},
         )
 
-    def kv(self, now: float) -> KvView:
-        """Pool, pins, and what happened lately."""
-        return view_kv(
-            self.context, self.live, self.pins, len(self.sessions), self.transfers, self.idle_memory, now
-        )
-
-    def own_kv(self, tenant: str, now: float) -> OwnKvView:
-        """What of it is the tenant's."""
-        return view_own_kv(self.context, self.live, self.pins, tenant, now)
-
-    def map(self, tenant: str | None = None) -> MapView:
-        """Every block and its owners; or only the tenant's."""
-        return view_map(self.context.ledger) if tenant is None else view_own_map(self.context.ledger, tenant)
+    def kv(self, now: float, tenant: str | None = None) -> PoolView:
+        """The pool, or the tenant's part of it. O(live sequences + pins + events), for the operator O(blocks
+        held), too."""
+        return self._pool(Sight(tenant), now)
 
     def glimpse(self, now: float, below_from: int = 0, tenant: str | None = None) -> Glimpse:
-        """All that the live map shows, as cheaply as can be; see there."""
-        parts = Glimpsed(self.context, self.live, self.pins, self.sessions, self.transfers)
-        return take_glimpse(parts, now, below_from, tenant)
+        """All that the live map shows, or the tenant's part of it. O(blocks), at the speed of copying lists,
+        and O(`BELOW_WINDOW` + requests)."""
+        sight, live, tier = Sight(tenant), self.live, self.transfers.tier
+        ledger, pool = self.context.ledger, self.context.ledger.pool
+        blocks, places = sight.blocks(ledger), sight.places(live)
+        names = blocks.names(pool)
+        below_from = below_from if below_from < pool.num_blocks else 0
+        window = names[below_from : below_from + BELOW_WINDOW]
+        requests = islice(sight.requests(live), REQUESTS_GLIMPSED)
+        sessions = islice(sight.own(self.sessions.newest_first()), SESSIONS_GLIMPSED)
+        return Glimpse(
+            pool=self._pool(sight, now, is_glimpse=True),
+            names=names,
+            below_from=below_from,
+            below=bytes(tier is not None and name is not None and name in tier for name in window),
+            tables=tuple(view_tables(live, blocks)),
+            requests=tuple([view_request(live, sequences, places, sight, now) for sequences in requests]),
+            sessions=tuple([view_session(session, self._bytes_per_block) for session in sessions]),
+        )
 
     def requests(
         self, now: float, tenant: str | None = None, request_id: int | None = None
     ) -> list[RequestView]:
-        """All that have not ended, or the tenant's, in order of arrival; or this one, if it is among them."""
-        wanted = self.live.live_requests() if request_id is None else [request_id]
-        views = (self.request(one, now, tenant) for one in wanted)
-        return [view for view in views if view is not None]
+        """All that have not ended, or the tenant's, in order of arrival, without their block tables; or this
+        one with them, if it is among them."""
+        if request_id is not None:
+            view = self.request(request_id, now, tenant)
+            return [] if view is None else [view]
+        sight, live = Sight(tenant), self.live
+        places = sight.places(live)
+        return [with_usage(view_request(live, s, places, sight, now), s) for s in sight.requests(live)]
 
     def request(self, request_id: int, now: float, tenant: str | None = None) -> RequestView | None:
-        """One of them; None when it has ended, or never was, or is not the tenant's."""
-        if tenant is None:
-            return view_request(self.context.ledger, self.live, request_id, now)
-        return view_own_request(self.context.ledger, self.live, tenant, request_id, now)
+        """One of them, with its block tables; None when it has ended, never was, or is not the tenant's."""
+        sight, live, ledger = Sight(tenant), self.live, self.context.ledger
+        sequences = live.sequences_of(request_id)
+        if not sequences or not sight.sees(sequences[0].request.tenant):
+            return None
+        view = with_usage(view_request(live, sequences, sight.places(live), sight, now), sequences)
+        return with_tables(view, sequences, ledger.pool, sight.blocks(ledger))
 
     def all_pins(self, now: float, tenant: str | None = None) -> list[PinView]:
         """All pins that clients have named, or the tenant's of them, oldest first."""
-        return [view_pin(pin, now) for pin in self.pins.named() if tenant in (None, pin.tenant)]
+        return [view_pin(pin, now) for pin in Sight(tenant).own(self.pins.named())]
 
     def session(self, session_id: str) -> SessionBlocks:
         """The session's blocks; none of one that is not known (yet). O(blocks)."""
-        return view_session(self.context, self.sessions, self.warm_pins, self.transfers.tier, session_id)
+        session = self.sessions.get(session_id)
+        if session is None:
+            return SessionBlocks()
+        is_stuck = session.hold is not None and self.warm_pins.is_stuck(session.hold)
+        view = view_session(session, self._bytes_per_block)
+        return with_places(view, session, self.context.ledger.pool, self.transfers.tier, is_stuck=is_stuck)
+
+    @property
+    def _bytes_per_block(self) -> int:
+        return self.context.config.bytes_per_block
+
+    def _pool(self, sight: Sight, now: float, *, is_glimpse: bool = False) -> PoolView:
+        ledger, config = self.context.ledger, self.context.config
+        held = Counter[HolderKind]()
+        for holder in sight.own(ledger.holders.values()):
+            held[holder.kind] += len(holder.blocks)
+        running = Counter(request.tenant for request in sight.own(self.live.running_requests()))
+        waiting = Counter(request.tenant for request in sight.own(self.live.waiting_requests()))
+        pins = islice(sight.own(self.pins.named()), PINS_GLIMPSED if is_glimpse else None)
+        return PoolView(
+            now=now,
+            tenant=sight.tenant,
+            block_size=ledger.block_size,
+            bytes_per_block=self._bytes_per_block,
+            num_blocks=ledger.pool.num_blocks,
+            capacity=ledger.pool.capacity,
+            device=config.device,
+            held_by_sequences=held[HolderKind.SEQUENCE],
+            held_by_pins=held[HolderKind.PIN],
+            held_by_sessions=held[HolderKind.SESSION],
+            waiting=waiting.total(),
+            running=running.total(),
+            pins=tuple(view_pin(pin, now) for pin in pins),
+            events=sight.events(self.context.events, EVENTS_GLIMPSED if is_glimpse else EVENTS_SHOWN),
+            totals=self._totals(running, waiting, is_glimpse) if sight.is_whole else None,
+        )
+
+    def _totals(self, running: Counter[str], waiting: Counter[str], is_glimpse: bool) -> Totals:
+        ledger, pins = self.context.ledger, self.pins
+        tenants = view_tenants(ledger, pins, running, waiting)
+        return Totals(
+            counts=ledger.counts(),
+            pin_budget=self.context.config.pin_blocks,
+            num_sessions=len(self.sessions),
+            blocks_resident=ledger.pool.backing.count,
+            blocks_wanted=self.idle_memory.blocks_wanted,
+            why_smaller=self.idle_memory.why_smaller,
+            event_counts={kind.value: count for kind, count in self.context.events.counts.items()},
+            tenants=tuple(
+                islice(tenants, TENANTS_GLIMPSED) if is_glimpse else with_blocks(tenants, ledger, pins)
+            ),
+            tier=view_tier(self.transfers),
+        )

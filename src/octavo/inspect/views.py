@@ -1,41 +1,38 @@
-"""What a person may ask of the scheduler, as frozen values: who waits and why, who holds what, what happened.
+"""The view model: what can be seen of the engine's memory and of who uses it, one frozen type for each thing.
 
-Made on the engine's thread between two steps, so that all numbers of one answer belong together.
+    a request and its sequences, a pin, a session, a tenant, a block table, the tiers below, the pool
+
+`Inspector` makes them on the engine's thread between two steps, so that all numbers of one answer belong
+together; `Sight` decides what of it a tenant may know. Everything that is shown is a projection of them: the
+server's JSON, the live map's frames, and `octavo top`.
+
+Times are on the engine's clock, in seconds; `now` is when the thing was read. What costs more than a look has
+a default, and is there only where its comment says so. They are structs because a glimpse makes thousands of
+them while steps wait: one is made in a tenth of a dataclass's time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import msgspec
 
-from octavo.inspect.uses import TenantUse, view_uses
-from octavo.memory.holders import Holder, HolderKind
-from octavo.memory.ledger import BlockCounts, Ledger
-from octavo.retention.pins import Pin, Pins, Strength
-from octavo.retention.transfers import Transfers
-from octavo.scheduler.idle_memory import IdleMemory
-from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.waits import QUEUED
-from octavo.step.context import Context
+from octavo.memory.holders import HolderKind
+from octavo.memory.ledger import BlockCounts
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import SessionState
+from octavo.scheduler.sequence import State
 from octavo.step.events import Event
-from octavo.types import Usage
-
-EVENTS_TOLD = 100
+from octavo.types import Phases
 
 
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """One entry of a block table: which block of the pool it is, and how many hold it."""
+class BlockView(msgspec.Struct, frozen=True):
+    """One entry of a block table: the block's number, and how many hold it."""
 
     block: int
     holders: int
     published: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceView:
+class SequenceView(msgspec.Struct, frozen=True):
     """One choice of a request. `why` says what a waiting one waits for."""
 
     choice: int
@@ -43,45 +40,123 @@ class SequenceView:
     why: str
     reason: str
     num_computed: int
-    usage: Usage
-    table: tuple[BlockView, ...]
-    in_grammar: bool = False  # a grammar leads its output now
-    forced_tokens: int = 0  # of its output, those that the grammar forced
+    num_prompt: int
+    num_output: int
+    num_cached: int
+    num_drafted: int
+    num_accepted: int
+    preemptions: int
+    num_blocks: int
+    in_grammar: bool  # a grammar leads its output now
+    forced_tokens: int  # of its output, those that the grammar forced
+    # In answers about requests, not in a glimpse:
+    blocks_peak: int = 0
+    block_seconds: float = 0.0
+    phases: Phases | None = None
+    table: tuple[BlockView, ...] = ()  # in an answer about this request alone
+
+    @property
+    def is_running(self) -> bool:
+        """It has a row."""
+        return self.state is not State.WAITING
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """A request that has not ended. Times are in seconds."""
+class RequestView(msgspec.Struct, frozen=True):
+    """A request that has not ended."""
 
+    now: float
     request_id: int
     tenant: str
     priority: int
-    age: float
-    seconds_left: float | None  # until its total deadline
-    place: int | None  # in the queue, from 0; None unless it waits
+    arrival: float
+    deadline: float | None  # of its last token
+    place: int | None  # in the queue, from 0; None unless it waits, and for a tenant
+    session: str
+    fills_pin: str
+    follows: str  # what its output must follow: the client's name for it, and its kind
+    let_go: tuple[str, ...]  # what of its schemas is not followed: keywords and their places
     sequences: tuple[SequenceView, ...]
-    follows: str = ""  # what its output must follow: the client's name for it, and its kind
-    let_go: tuple[str, ...] = ()  # what of its schemas is not followed: keywords and their places
+
+    @property
+    def age(self) -> float:
+        """Since it arrived."""
+        return self.now - self.arrival
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until its deadline."""
+        return None if self.deadline is None else self.deadline - self.now
 
 
-@dataclass(frozen=True, slots=True)
-class PinView:
-    """A pin; `filling` until its prompt has been computed."""
+class PinView(msgspec.Struct, frozen=True):
+    """A pin that a client named; `filling` until its prompt has been computed."""
 
+    now: float
     tenant: str
     name: str
     strength: Strength
     num_blocks: int
     num_tokens: int
     filling: bool
-    age: float
-    seconds_left: float
-    num_held: int = 0  # of its blocks, in the pool
-    num_below: int = 0  # of its blocks, kept below for it
+    created: float
+    expires: float
+    num_held: int  # of its blocks, in the pool
+    num_below: int  # of its blocks, kept below for it
+
+    @property
+    def age(self) -> float:
+        """Since it was opened."""
+        return self.now - self.created
+
+    @property
+    def seconds_left(self) -> float:
+        """Until it expires."""
+        return self.expires - self.now
 
 
-@dataclass(frozen=True, slots=True)
-class TierView:
+class SessionBlocks(msgspec.Struct, frozen=True):
+    """A session's full blocks, and where they are: a block in the pool may be below as well."""
+
+    session_id: str = ""
+    tenant: str = ""
+    state: SessionState = SessionState.IDLE
+    num_blocks: int = 0
+    held: int = 0  # in the pool, held for it: counted in the pins' budget
+    kept: int = 0  # below: nothing but damage drops them
+    expires: float = 0.0
+    note: str = ""  # why nothing keeps its blocks
+    bytes_per_block: int = 0  # 0: not known
+    # In an answer about this session, not in a glimpse:
+    in_pool: int = 0  # held for it, or cached
+    below: int = 0
+    stuck: bool = False  # some could not be stored
+    num_suspended: int = 0  # the leading ones that a restart finds
+    is_resumed: bool = False  # a client's resuming holds all of them
+
+    @property
+    def tier(self) -> str:
+        """ "pool", "disk", "pool and disk" or "none"."""
+        places = [place for place, count in (("pool", self.in_pool), ("disk", self.below)) if count]
+        return " and ".join(places) or "none"
+
+
+class TenantUse(msgspec.Struct, frozen=True):
+    """What one tenant uses, beside its bounds in blocks."""
+
+    name: str
+    running: int = 0  # requests, also below
+    waiting: int = 0
+    charged: int = 0  # blocks that it holds, each counted for one tenant alone
+    cached: int = 0
+    budgeted: int = 0  # blocks that its pins may hold in the pool, filling ones included
+    guaranteed: int = 0
+    maximum: int | None = None
+    # In an answer about the pool, not in a glimpse:
+    blocks_held: int = 0  # by its sequences and pins, each once; one that two tenants hold counts for both
+    blocks_pinned: int = 0  # that its pins keep, in the pool or below
+
+
+class TierView(msgspec.Struct, frozen=True):
     """The tier below: slots taken, and what has moved since the start."""
 
     num_slots: int
@@ -95,35 +170,72 @@ class TierView:
     num_in_host: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KvView:
-    """The pool as a whole: blocks by state and by kind of holder, pins, and what happened lately."""
+class TableView(msgspec.Struct, frozen=True):
+    """One holder and its blocks, in order. No two tables have the same number."""
+
+    number: int
+    kind: HolderKind
+    tenant: str
+    label: str
+    request_id: int | None  # of a sequence
+    choice: int | None
+    blocks: list[int]
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Numbers of all tenants together. They are the operator's alone, because each tenant moves them."""
 
     counts: BlockCounts
-    capacity: int  # blocks that the pool can grow to
-    bytes_per_block: int  # 0: not known
+    pin_budget: int
+    num_sessions: int
+    blocks_resident: int  # that have memory behind them
+    blocks_wanted: int  # the size that was asked for
+    why_smaller: str  # in words, while the pool is smaller than that
+    event_counts: dict[str, int]
+    tenants: tuple[TenantUse, ...]
+    tier: TierView | None
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """The pool: blocks by kind of holder, pins, and what happened lately. Of it all, or of what is one
+    tenant's."""
+
+    now: float
+    tenant: str | None  # None: of it all
     block_size: int
+    bytes_per_block: int  # 0: not known
+    num_blocks: int
+    capacity: int  # blocks that it can grow to
+    device: str  # where they lie, and what computes
     held_by_sequences: int  # table entries, so a shared block counts for each
     held_by_pins: int
-    pin_budget: int
-    pins: tuple[PinView, ...]
-    below: TierView | None
+    held_by_sessions: int
     waiting: int  # requests, also below
     running: int
+    pins: tuple[PinView, ...]  # oldest first
     events: tuple[Event, ...]  # newest first
-    event_counts: dict[str, int]
-    now: float
-    tenants: tuple[TenantUse, ...] = ()  # that have anything
-    blocks_resident: int = 0  # that have memory behind them
-    blocks_wanted: int = 0  # the size that was asked for
-    why_smaller: str = ""  # in words, while the pool is smaller than that
-    sessions: int = 0
-    held_by_sessions: int = 0
-    device: str = ""  # where the blocks lie, and what computes
+    totals: Totals | None  # None: of one tenant's
 
 
-@dataclass(frozen=True, slots=True)
-class MapView:
+class Glimpse(msgspec.Struct, frozen=True):
+    """All that the live map shows, at one moment. Its lists have the first of many entries alone."""
+
+    pool: PoolView
+    names: list[bytes | None]  # by block
+    below_from: int  # the first block of the window
+    below: bytes  # 1 for each block of it that is below, too
+    tables: tuple[TableView, ...]
+    requests: tuple[RequestView, ...]
+    sessions: tuple[SessionBlocks, ...]  # newest first
+
+    @property
+    def next_below_from(self) -> int:
+        """Where the next glimpse's window begins: the pool is gone round."""
+        after = self.below_from + len(self.below)
+        return after if after < self.pool.num_blocks else 0
+
+
+class MapView(msgspec.Struct, frozen=True):
     """One character for each block, and one number: which of `owners` holds it (-1: no holder, the first if
     several do).
 
@@ -134,150 +246,3 @@ class MapView:
     states: str
     owner: tuple[int, ...]
     owners: tuple[str, ...]  # "request 17, choice 0", "pin greeting"
-
-
-_MAP_LETTERS = {  # a later kind is drawn over an earlier one; any other as a pin
-    HolderKind.FETCH: "t",
-    HolderKind.STORE: "t",
-    HolderKind.SEQUENCE: "s",
-    HolderKind.SESSION: "p",
-    HolderKind.PIN: "p",
-}
-
-
-def view_map(ledger: Ledger) -> MapView:
-    """Every block of the pool. O(blocks)."""
-    pool = ledger.pool
-    states = ["." if name is None else "c" for name in pool.name_of[: pool.num_blocks]]
-    owner, owners = draw(ledger.holders.values(), states)
-    for block, letter in enumerate(states):
-        if letter == "s" and pool.holders[block] > 1:
-            states[block] = "S"
-    return MapView("".join(states), owner, owners)
-
-
-def draw(
-    holders: Iterable[Holder], states: list[str], numbers: Mapping[int, int] | None = None
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Write the letters of these holders' blocks into `states`, by their places in the pool or by these
-    `numbers`; returns who owns which block, and their labels. O(blocks held)."""
-    order = {kind: place for place, kind in enumerate(_MAP_LETTERS)}
-    owner, owners = [-1] * len(states), dict[tuple[str, str], int]()
-    for holder in sorted(holders, key=lambda holder: order.get(holder.kind, len(order))):
-        number = owners.setdefault((holder.tenant, holder.label), len(owners))
-        letter = _MAP_LETTERS.get(holder.kind, "p")
-        for block in holder.blocks if numbers is None else map(numbers.__getitem__, holder.blocks):
-            if states[block] != letter or owner[block] < 0 or letter == "p":
-                owner[block] = number
-            states[block] = letter
-    return tuple(owner), tuple(label for _, label in owners)
-
-
-def view_request(ledger: Ledger, live: LiveSequences, request_id: int, now: float) -> RequestView | None:
-    """The request, or None when there is no live one of that id."""
-    sequences = live.sequences_of(request_id)
-    if not sequences:
-        return None
-    request = sequences[0].request
-    total, grammar = request.timeouts.total, request.params.grammar
-    line = list(live.waiting)
-    return RequestView(
-        request_id,
-        request.tenant,
-        request.priority,
-        now - request.arrival,
-        None if total is None else request.arrival + total - now,
-        line.index(sequences[0]) if sequences[0] in line else None,
-        tuple(_view_sequence(ledger, live, s, now) for s in sequences),
-        "" if grammar is None else f"{grammar.param} ({grammar.kind})",
-        () if grammar is None else grammar.let_go,
-    )
-
-
-def view_pin(pin: Pin, now: float) -> PinView:
-    """One pin."""
-    return PinView(
-        pin.tenant,
-        pin.name,
-        pin.strength,
-        pin.num_blocks,
-        pin.num_tokens,
-        pin.table is None,
-        now - pin.created,
-        pin.expires - now,
-        0 if pin.table is None else len(pin.table),
-        len(pin.names) - len(pin.missing) if pin.is_kept else 0,
-    )
-
-
-def view_kv(
-    context: Context,
-    live: LiveSequences,
-    pins: Pins,
-    num_sessions: int,
-    transfers: Transfers,
-    idle_memory: IdleMemory,
-    now: float,
-) -> KvView:
-    """The whole pool."""
-    ledger, events = context.ledger, context.events
-    held = Counter[HolderKind]()  # table entries, so a shared block counts for each
-    for holder in ledger.holders.values():
-        held[holder.kind] += len(holder.blocks)
-    return KvView(
-        ledger.counts(),
-        ledger.pool.capacity,
-        context.config.bytes_per_block,
-        ledger.block_size,
-        held[HolderKind.SEQUENCE],
-        held[HolderKind.PIN],
-        context.config.pin_blocks,
-        tuple(view_pin(pin, now) for pin in pins.named()),
-        view_tier(transfers),
-        len(live.waiting_requests()),
-        len(live.running_requests()),
-        tuple(events.recent(EVENTS_TOLD)),
-        {kind.value: count for kind, count in events.counts.items()},
-        now,
-        view_uses(ledger, live, pins),
-        ledger.pool.backing.count,
-        idle_memory.blocks_wanted,
-        idle_memory.why_smaller,
-        num_sessions,
-        held[HolderKind.SESSION],
-        context.config.device,
-    )
-
-
-def view_tier(transfers: Transfers) -> TierView | None:
-    """The tiers below, or None where there is none."""
-    if transfers.tier is None:
-        return None
-    return TierView(
-        transfers.tier.num_slots,
-        transfers.tier.num_stored,
-        transfers.in_flight,
-        transfers.num_stored,
-        transfers.num_loaded,
-        transfers.num_failed,
-        transfers.tier.num_evictions,
-        transfers.tier.num_host,
-        transfers.tier.num_in_host,
-    )
-
-
-def _view_sequence(ledger: Ledger, live: LiveSequences, sequence: Sequence, now: float) -> SequenceView:
-    pool = ledger.pool
-    waits = sequence.state is State.WAITING
-    wait = live.why_waiting(sequence) if waits else QUEUED
-    return SequenceView(
-        sequence.choice,
-        sequence.state,
-        wait.in_words() if waits else "",
-        wait.reason.value if waits else "",
-        sequence.num_computed,
-        sequence.usage(now),
-        tuple(BlockView(b, pool.holders[b], pool.name_of[b] is not None) for b in sequence.holder.blocks),
-        sequence.in_grammar,
-        sequence.num_forced,
-    )

@@ -8,27 +8,10 @@ from typing import TYPE_CHECKING
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import (
-        EngineStats,
-        Event,
-        Glimpse,
-        RequestGlimpse,
-        TableGlimpse,
-    )
+    from octavo.engine.outputs import EngineStats, Event, Glimpse, RequestView, TableView
 
 
-def pool_row(glimpse: Glimpse) -> JsonObject:
-    """The pool's sizes, in blocks, tokens and bytes."""
-    return {
-        "blocks": glimpse.num_blocks,
-        "capacity": glimpse.capacity,
-        "block_size": glimpse.block_size,
-        "bytes_per_block": glimpse.bytes_per_block,
-        "device": glimpse.device,
-    }
-
-
-def holder_row(table: TableGlimpse) -> JsonObject:
+def holder_row(table: TableView) -> JsonObject:
     """Who a table's holder is."""
     row: JsonObject = {"kind": table.kind.value, "label": table.label, "tenant": table.tenant}
     if table.request_id is not None:
@@ -36,7 +19,7 @@ def holder_row(table: TableGlimpse) -> JsonObject:
     return row
 
 
-def request_row(request: RequestGlimpse) -> JsonObject:
+def request_row(request: RequestView) -> JsonObject:
     """One request with its choices; what it has not is left out."""
     row: JsonObject = {
         "id": request.request_id,
@@ -83,9 +66,17 @@ def event_row(event: Event) -> JsonObject:
 
 
 def part_rows(glimpse: Glimpse) -> JsonObject:
-    """Pins, sessions, tenants and the tiers below."""
-    tier = glimpse.tier
+    """The pool's sizes, in blocks, tokens and bytes; pins, sessions, tenants and the tiers below."""
+    pool, totals = glimpse.pool, glimpse.pool.totals
+    tier = None if totals is None else totals.tier
     return {
+        "pool": {
+            "blocks": pool.num_blocks,
+            "capacity": pool.capacity,
+            "block_size": pool.block_size,
+            "bytes_per_block": pool.bytes_per_block,
+            "device": pool.device,
+        },
         "pins": [
             {
                 "name": pin.name,
@@ -97,7 +88,7 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
                 "filling": pin.filling,
                 "expires": round(pin.expires, 1),
             }
-            for pin in glimpse.pins
+            for pin in pool.pins
         ],
         "sessions": [
             {
@@ -105,8 +96,8 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
                 "tenant": one.tenant,
                 "state": one.state,
                 "blocks": one.num_blocks,
-                "held": one.num_held,
-                "kept": one.num_kept,
+                "held": one.held,
+                "kept": one.kept,
                 "expires": round(one.expires, 1),
                 "note": one.note,
             }
@@ -115,15 +106,15 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
         "tenants": [
             {
                 "name": one.name,
-                "held": one.held,
+                "held": one.charged,
                 "cached": one.cached,
-                "pinned": one.pinned,
+                "pinned": one.budgeted,
                 "guaranteed": one.guaranteed,
                 "maximum": one.maximum,
                 "running": one.running,
                 "waiting": one.waiting,
             }
-            for one in glimpse.tenants
+            for one in (() if totals is None else totals.tenants)
         ],
         "tier": None
         if tier is None

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from octavo.server.errors import JsonObject
-from octavo.server.frame_rows import event_row, holder_row, part_rows, pool_row, request_row
+from octavo.server.frame_rows import event_row, holder_row, part_rows, request_row
 from octavo.server.sse import encode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo.engine.outputs import Glimpse, TableGlimpse
+    from octavo.engine.outputs import Glimpse, TableView
 
 SNAPSHOT, CHANGES = 1, 2
 NAMED, BELOW = 1, 2
@@ -47,8 +47,8 @@ _NO_NAME = bytes(4)
 
 
 @dataclass(slots=True)
-class _Told:
-    """A table, as it was last written."""
+class _LastSent:
+    """A table, as it was last sent."""
 
     number: int
     blocks: list[int]
@@ -80,7 +80,7 @@ class FrameWriter:
         self._server = dict(server)
         self._names: list[bytes | None] = []
         self._cells = np.zeros(0, np.uint32)
-        self._tables: dict[int, _Told] = {}
+        self._tables: dict[int, _LastSent] = {}
         self._tables_begun = 0
         self._requests: dict[int, JsonObject] = {}
         self._parts: JsonObject = {}
@@ -91,14 +91,14 @@ class FrameWriter:
     def take(self, glimpse: Glimpse, told: Mapping[str, object]) -> bool:
         """This is how things are now; `told` are further parts of the JSON. False, and there is no new frame,
         where nothing has changed but the time. O(blocks), fast where few of them have changed."""
-        changes = _Changes({"now": round(glimpse.now, 3)})
-        self._now = glimpse.now
+        self._now = glimpse.pool.now
+        changes = _Changes({"now": round(self._now, 3)})
         is_resized = len(glimpse.names) != len(self._names)
         self._take_cells(glimpse, changes)
         self._take_tables(glimpse.tables, changes)
         self._take_requests(glimpse, changes)
-        parts = {"pool": pool_row(glimpse)} | part_rows(glimpse) | dict(told)
-        parts["events"] = [event_row(event) for event in glimpse.events]
+        parts = part_rows(glimpse) | dict(told)
+        parts["events"] = [event_row(event) for event in glimpse.pool.events]
         changes.json |= {name: part for name, part in parts.items() if self._parts.get(name) != part}
         self._parts = parts
         if changes.is_empty and not is_resized:
@@ -144,23 +144,23 @@ class FrameWriter:
         changes.cells = cells[changes.blocks]
         self._names, self._cells = names, cells
 
-    def _take_tables(self, tables: Sequence[TableGlimpse], changes: _Changes) -> None:
-        now: dict[int, _Told] = {}
+    def _take_tables(self, tables: Sequence[TableView], changes: _Changes) -> None:
+        now: dict[int, _LastSent] = {}
         holders = []
         for glimpsed in tables:
-            told, row = self._tables.get(glimpsed.number), holder_row(glimpsed)
-            if told is None:
+            sent, row = self._tables.get(glimpsed.number), holder_row(glimpsed)
+            if sent is None:
                 self._tables_begun += 1
-                told = _Told(self._tables_begun, [], {})
-            if told.row.keys() != row.keys() | {"number"} or any(told.row[key] != row[key] for key in row):
-                told.row = {"number": told.number} | row
-                holders.append(told.row)
-            if told.blocks != glimpsed.blocks:
-                kept = _same_front(told.blocks, glimpsed.blocks)
-                changes.tables.append((told.number, kept, glimpsed.blocks[kept:]))
-                told.blocks = glimpsed.blocks
-            now[glimpsed.number] = told
-        changes.gone = [told.number for table, told in self._tables.items() if table not in now]
+                sent = _LastSent(self._tables_begun, [], {})
+            if sent.row.keys() != row.keys() | {"number"} or any(sent.row[key] != row[key] for key in row):
+                sent.row = {"number": sent.number} | row
+                holders.append(sent.row)
+            if sent.blocks != glimpsed.blocks:
+                kept = _same_front(sent.blocks, glimpsed.blocks)
+                changes.tables.append((sent.number, kept, glimpsed.blocks[kept:]))
+                sent.blocks = glimpsed.blocks
+            now[glimpsed.number] = sent
+        changes.gone = [sent.number for table, sent in self._tables.items() if table not in now]
         if holders:
             changes.json["holders"] = holders
         self._tables = now
@@ -178,9 +178,9 @@ class FrameWriter:
     def _snapshot(self) -> bytes:
         tables = self._tables.values()
         whole: JsonObject = {"now": round(self._now, 3), "server": self._server}
-        whole |= {"holders": [told.row for told in tables], "requests": list(self._requests.values())}
+        whole |= {"holders": [sent.row for sent in tables], "requests": list(self._requests.values())}
         changes = _Changes(whole | self._parts)
-        changes.tables = [(told.number, 0, told.blocks) for told in tables]
+        changes.tables = [(sent.number, 0, sent.blocks) for sent in tables]
         changes.cells = self._cells
         return self._encode(SNAPSHOT, changes)
 

@@ -17,26 +17,23 @@ tenant, or `shared`: "tenant" in a new pin's body, ?tenant= for one that exists.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import KvView, PinOrder, Strength, TenantUse
+from octavo.engine.outputs import PinOrder, PoolView, Strength, TenantUse
 from octavo.errors import InvalidRequest, require_range
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import ClientGone, Edge
+from octavo.server.kv_rows import kv_row, pin_row, request_row, use_row
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_messages, check_prompts, encode_prompts
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _TTL_S = 3600.0
 _REQUEST_ID_DIGITS_MAX = 18
@@ -78,24 +75,25 @@ async def show_kv(edge: Edge, request: Request) -> Response:
     """GET /v1/kv."""
     tenant = entry_of(request)
     if tenant is not None and not tenant.operator:
-        own = await edge.model.control.own_kv(tenant.name)
-        return json_response(_shaped(own) | {"bounds": _shaped(tenant.policy(own.bytes_per_block))})
+        own = await edge.model.control.kv(tenant.name)
+        return json_response(kv_row(own) | {"bounds": asdict(tenant.policy(own.bytes_per_block))})
     view = await edge.model.control.kv()
-    return json_response(_shaped(view) | {"tenants": _tenants(edge, view)})
+    return json_response(kv_row(view) | {"tenants": _tenants(edge, view)})
 
 
-def _tenants(edge: Edge, view: KvView) -> list[JsonObject]:
+def _tenants(edge: Edge, view: PoolView) -> list[JsonObject]:
     """What each uses, with its bounds in blocks: those of the file, then those that are gone and still hold
     something."""
+    used = () if view.totals is None else view.totals.tenants
     if edge.roster is None:
-        return [_shaped(use) for use in view.tenants]
-    uses = {use.name: use for use in view.tenants}
+        return [use_row(use) for use in used]
+    uses = {use.name: use for use in used}
     told = []
     for tenant in edge.roster.tenants.all:
         policy = tenant.policy(view.bytes_per_block)
-        use = uses.pop(tenant.name, TenantUse(tenant.name, 0, 0, 0, 0))
-        told.append(_shaped(policy) | _shaped(use) | {"operator": tenant.operator})
-    return told + [_shaped(use) for use in uses.values()]
+        use = uses.pop(tenant.name, TenantUse(tenant.name))
+        told.append(asdict(policy) | use_row(use) | {"operator": tenant.operator})
+    return told + [use_row(use) for use in uses.values()]
 
 
 async def resize_pool(edge: Edge, request: Request) -> Response:
@@ -108,19 +106,19 @@ async def resize_pool(edge: Edge, request: Request) -> Response:
         per_block = (await edge.model.control.kv()).bytes_per_block
         blocks = (body.bytes or 0) // max(1, per_block)
     require_range("blocks", blocks, 1, 2**40)
-    return json_response(_shaped(await edge.model.control.resize(blocks)))
+    return json_response(kv_row(await edge.model.control.resize(blocks)))
 
 
 async def show_map(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/map."""
-    return json_response(_shaped(await edge.model.control.map(visible_tenant(request))))
+    drawn = await edge.model.control.map(visible_tenant(request))
+    return json_response({"states": drawn.states, "owner": drawn.owner, "owners": drawn.owners})
 
 
 async def list_requests(edge: Edge, request: Request) -> Response:
     """GET /v1/requests: block tables are left empty."""
     views = await edge.model.control.requests(visible_tenant(request))
-    shaped = [_shaped(replace(v, sequences=tuple(replace(s, table=()) for s in v.sequences))) for v in views]
-    return json_response({"object": "list", "data": shaped})
+    return json_response({"object": "list", "data": [request_row(view) for view in views]})
 
 
 async def show_request(edge: Edge, request: Request) -> Response:
@@ -134,12 +132,12 @@ async def show_request(edge: Edge, request: Request) -> Response:
             f"there is no live request {given[:40]!r}; /v1/requests lists those that have not ended",
             code="unknown_request",
         )
-    return json_response(_shaped(view))
+    return json_response(request_row(view))
 
 
 async def list_pins(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/pins."""
-    pins = [_shaped(pin) for pin in await edge.model.control.pins(visible_tenant(request))]
+    pins = [pin_row(pin) for pin in await edge.model.control.pins(visible_tenant(request))]
     return json_response({"object": "list", "data": pins})
 
 
@@ -160,7 +158,7 @@ async def create_pin(edge: Edge, request: Request) -> Response:
         await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ClientGone
-        return json_response(_shaped(work.result()), status=HTTPStatus.CREATED)
+        return json_response(pin_row(work.result()), status=HTTPStatus.CREATED)
     finally:
         watcher.cancel()
         work.cancel()
@@ -182,13 +180,13 @@ async def renew_pin(edge: Edge, request: Request) -> Response:
     body = validate(RenewBody, await read_json(edge, request))
     tenant = owner_of(request, request.query_params.get("tenant"))
     name = request.path_params["name"]
-    return json_response(_shaped(await edge.model.control.renew_pin(tenant, name, body.ttl)))
+    return json_response(pin_row(await edge.model.control.renew_pin(tenant, name, body.ttl)))
 
 
 async def delete_pin(edge: Edge, request: Request) -> Response:
     """DELETE /v1/kv/pins/{name}."""
     tenant = owner_of(request, request.query_params.get("tenant"))
-    return json_response(_shaped(await edge.model.control.unpin(tenant, request.path_params["name"])))
+    return json_response(pin_row(await edge.model.control.unpin(tenant, request.path_params["name"])))
 
 
 async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:
@@ -209,7 +207,3 @@ async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:
     if len(prompts) != 1 or (body.tokens is not None and prompts[0].text is not None):
         raise InvalidRequest("allowed: one prompt, as text or as token ids", param=given[0])
     return prompts[0].tokens
-
-
-def _shaped(view: DataclassInstance) -> JsonObject:
-    return asdict(view)

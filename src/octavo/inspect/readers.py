@@ -1,0 +1,218 @@
+"""How one thing of the scheduler becomes its view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from octavo.inspect.sight import Sight, VisibleBlocks
+from octavo.inspect.views import (
+    BlockView,
+    PinView,
+    RequestView,
+    SequenceView,
+    SessionBlocks,
+    TableView,
+    TenantUse,
+    TierView,
+)
+from octavo.memory.holders import HolderKind
+from octavo.memory.ledger import Ledger
+from octavo.memory.pool import BlockPool
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.pins import Pin, Pins
+from octavo.retention.session_table import Session
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence, State
+
+
+def view_request(
+    live: LiveSequences, sequences: list[Sequence], places: Mapping[Sequence, int], sight: Sight, now: float
+) -> RequestView:
+    """The request whose unfinished sequences these are; `places`: of all that wait."""
+    request = sequences[0].request
+    total, grammar = request.timeouts.total, request.params.grammar
+    return RequestView(
+        now,
+        request.request_id,
+        request.tenant,
+        request.priority,
+        request.arrival,
+        None if total is None else request.arrival + total,
+        places.get(sequences[0]),
+        request.session,
+        request.fills_pin,
+        "" if grammar is None else f"{grammar.param} ({grammar.kind})",
+        () if grammar is None else grammar.let_go,
+        tuple([view_sequence(live, sequence, sight) for sequence in sequences]),
+    )
+
+
+def view_sequence(live: LiveSequences, sequence: Sequence, sight: Sight) -> SequenceView:
+    """Without what costs more than a look."""
+    drafting = sequence.drafting
+    wait = live.why_waiting(sequence) if sequence.state is State.WAITING else None
+    return SequenceView(
+        choice=sequence.choice,
+        state=sequence.state,
+        why="" if wait is None else sight.words(wait),
+        reason="" if wait is None else wait.reason.value,
+        num_computed=sequence.num_computed,
+        num_prompt=sequence.num_prompt,
+        num_output=sequence.num_output,
+        num_cached=sequence.num_cached,
+        num_drafted=0 if drafting is None else drafting.num_drafted,
+        num_accepted=0 if drafting is None else drafting.num_accepted,
+        preemptions=sequence.preemptions,
+        num_blocks=0 if sequence.table is None else len(sequence.table.blocks),
+        in_grammar=sequence.in_grammar,
+        forced_tokens=sequence.num_forced,
+    )
+
+
+def with_usage(view: RequestView, sequences: list[Sequence]) -> RequestView:
+    """The same, with what its sequences held over time."""
+    full = []
+    for one, sequence in zip(view.sequences, sequences, strict=True):
+        usage = sequence.usage(view.now)
+        peak, seconds = usage.blocks_peak, usage.block_seconds
+        full.append(replace(one, blocks_peak=peak, block_seconds=seconds, phases=usage.phases))
+    return replace(view, sequences=tuple(full))
+
+
+def with_tables(
+    view: RequestView, sequences: list[Sequence], pool: BlockPool, blocks: VisibleBlocks
+) -> RequestView:
+    """The same, with its sequences' block tables. O(their blocks)."""
+    full = []
+    for one, sequence in zip(view.sequences, sequences, strict=True):
+        held = sequence.holder.blocks
+        entries = zip(held, blocks.numbered(held), strict=True)
+        table = (BlockView(n, blocks.num_holders[b], pool.name_of[b] is not None) for b, n in entries)
+        full.append(replace(one, table=tuple(table)))
+    return replace(view, sequences=tuple(full))
+
+
+def view_tables(live: LiveSequences, blocks: VisibleBlocks) -> Iterator[TableView]:
+    """Every holder's block table."""
+    choices = {sequence.table: sequence.choice for sequence in live.running}
+    for holder in blocks.holders:
+        table = holder.table
+        assert table is not None, "a holder without blocks is not registered"
+        yield TableView(
+            table.number,
+            holder.kind,
+            holder.tenant,
+            holder.label,
+            holder.group if holder.kind is HolderKind.SEQUENCE else None,
+            choices.get(table),
+            blocks.numbered(table.blocks),
+        )
+
+
+def view_pin(pin: Pin, now: float) -> PinView:
+    """One pin."""
+    return PinView(
+        now=now,
+        tenant=pin.tenant,
+        name=pin.name,
+        strength=pin.strength,
+        num_blocks=pin.num_blocks,
+        num_tokens=pin.num_tokens,
+        filling=pin.table is None,
+        created=pin.created,
+        expires=pin.expires,
+        num_held=0 if pin.table is None else len(pin.table),
+        num_below=_num_kept(pin),
+    )
+
+
+def view_session(session: Session, bytes_per_block: int) -> SessionBlocks:
+    """Without what costs more than a look. O(1) but for one that was resumed while its blocks were held."""
+    tables = [pin.holder.blocks for pin in session.pins]
+    return SessionBlocks(
+        session_id=session.session_id,
+        tenant=session.tenant,
+        state=session.state,
+        num_blocks=len(session.names),
+        held=len(tables[0]) if len(tables) == 1 else len(set[int]().union(*tables)),
+        kept=0 if session.hold is None else _num_kept(session.hold),
+        expires=session.expires,
+        note=session.note,
+        bytes_per_block=bytes_per_block,
+    )
+
+
+def with_places(
+    view: SessionBlocks, session: Session, pool: BlockPool, tier: OffloadTier | None, *, is_stuck: bool
+) -> SessionBlocks:
+    """The same, with where its blocks are. O(blocks)."""
+    return replace(
+        view,
+        in_pool=sum(pool.find(name) is not None for name in session.names),
+        below=0 if tier is None else sum(name in tier for name in session.names),
+        stuck=is_stuck,
+        num_suspended=session.num_suspended,
+        is_resumed=session.resumed is not None and session.resumed.table is not None,
+    )
+
+
+def view_tenants(
+    ledger: Ledger, pins: Pins, running: Mapping[str, int], waiting: Mapping[str, int]
+) -> Iterator[TenantUse]:
+    """Every tenant that was ever seen, without what costs more than a look; `running`, `waiting`: requests of
+    each."""
+    quotas = ledger.quotas
+    for policy in quotas.policies():
+        name = policy.name
+        yield TenantUse(
+            name=name,
+            running=running.get(name, 0),
+            waiting=waiting.get(name, 0),
+            charged=quotas.charged(name),
+            cached=quotas.cached(name),
+            budgeted=pins.blocks_of(name),
+            guaranteed=policy.guaranteed,
+            maximum=policy.maximum,
+        )
+
+
+def with_blocks(uses: Iterator[TenantUse], ledger: Ledger, pins: Pins) -> Iterator[TenantUse]:
+    """Those that have anything, by name, with what they hold. O(blocks held)."""
+    held: dict[str, set[int]] = {}
+    for holder in ledger.holders.values():
+        if holder.kind not in (HolderKind.FETCH, HolderKind.STORE):  # for a moment only
+            held.setdefault(holder.tenant, set()).update(holder.blocks)
+    pinned = Counter[str]()
+    for pin in pins.all():
+        pinned[pin.tenant] += pin.num_blocks
+    for use in sorted(uses, key=lambda use: use.name):
+        if use.waiting or use.name in held or use.name in pinned:
+            blocks_held = len(held.get(use.name, ()))
+            yield replace(use, blocks_held=blocks_held, blocks_pinned=pinned[use.name])
+
+
+def view_tier(transfers: Transfers) -> TierView | None:
+    """The tiers below, or None where there is none."""
+    tier = transfers.tier
+    if tier is None:
+        return None
+    return TierView(
+        num_slots=tier.num_slots,
+        num_stored=tier.num_stored,
+        in_flight=transfers.in_flight,
+        stored=transfers.num_stored,
+        loaded=transfers.num_loaded,
+        failed=transfers.num_failed,
+        evictions=tier.num_evictions,
+        num_host_slots=tier.num_host,
+        num_in_host=tier.num_in_host,
+    )
+
+
+def _num_kept(pin: Pin) -> int:
+    """Of its blocks, those below that only damage drops."""
+    return len(pin.names) - len(pin.missing) if pin.is_kept else 0

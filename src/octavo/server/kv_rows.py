@@ -1,0 +1,123 @@
+"""How views are written as JSON over HTTP. Of a thing that a tenant may see, what is not listed here is not
+shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from octavo.server.errors import JsonObject
+
+if TYPE_CHECKING:
+    from octavo.engine.outputs import PinView, PoolView, RequestView, SequenceView, TenantUse
+
+
+def kv_row(pool: PoolView) -> JsonObject:
+    """The pool, or a tenant's part of it, which has no totals."""
+    totals, pins = pool.totals, [pin_row(pin) for pin in pool.pins]
+    events = [asdict(event) for event in pool.events]
+    if totals is None:
+        return {
+            "tenant": pool.tenant,
+            "bytes_per_block": pool.bytes_per_block,
+            "block_size": pool.block_size,
+            "held_by_sequences": pool.held_by_sequences,
+            "held_by_pins": pool.held_by_pins + pool.held_by_sessions,
+            "pins": pins,
+            "waiting": pool.waiting,
+            "running": pool.running,
+            "events": events,
+            "now": pool.now,
+        }
+    return {
+        "counts": asdict(totals.counts),
+        "capacity": pool.capacity,
+        "bytes_per_block": pool.bytes_per_block,
+        "block_size": pool.block_size,
+        "held_by_sequences": pool.held_by_sequences,
+        "held_by_pins": pool.held_by_pins,
+        "pin_budget": totals.pin_budget,
+        "pins": pins,
+        "below": None if totals.tier is None else structs.asdict(totals.tier),
+        "waiting": pool.waiting,
+        "running": pool.running,
+        "events": events,
+        "event_counts": totals.event_counts,
+        "now": pool.now,
+        "tenants": [use_row(use) for use in totals.tenants],
+        "blocks_resident": totals.blocks_resident,
+        "blocks_wanted": totals.blocks_wanted,
+        "why_smaller": totals.why_smaller,
+        "sessions": totals.num_sessions,
+        "held_by_sessions": pool.held_by_sessions,
+        "device": pool.device,
+    }
+
+
+def request_row(request: RequestView) -> JsonObject:
+    """A request with its choices."""
+    return {
+        "request_id": request.request_id,
+        "tenant": request.tenant,
+        "priority": request.priority,
+        "age": request.age,
+        "seconds_left": request.seconds_left,
+        "place": request.place,
+        "sequences": [_sequence_row(one) for one in request.sequences],
+        "follows": request.follows,
+        "let_go": request.let_go,
+    }
+
+
+def _sequence_row(sequence: SequenceView) -> JsonObject:
+    phases = sequence.phases
+    return {
+        "choice": sequence.choice,
+        "state": sequence.state,
+        "why": sequence.why,
+        "reason": sequence.reason,
+        "num_computed": sequence.num_computed,
+        "usage": {
+            "num_prompt": sequence.num_prompt,
+            "num_output": sequence.num_output,
+            "num_cached": sequence.num_cached,
+            "preemptions": sequence.preemptions,
+            "blocks_peak": sequence.blocks_peak,
+            "block_seconds": sequence.block_seconds,
+            "num_drafted": sequence.num_drafted,
+            "num_accepted": sequence.num_accepted,
+            "phases": None if phases is None else asdict(phases),
+        },
+        "table": [structs.asdict(entry) for entry in sequence.table],
+        "in_grammar": sequence.in_grammar,
+        "forced_tokens": sequence.forced_tokens,
+    }
+
+
+def pin_row(pin: PinView) -> JsonObject:
+    """A pin."""
+    return {
+        "tenant": pin.tenant,
+        "name": pin.name,
+        "strength": pin.strength,
+        "num_blocks": pin.num_blocks,
+        "num_tokens": pin.num_tokens,
+        "filling": pin.filling,
+        "age": pin.age,
+        "seconds_left": pin.seconds_left,
+        "num_held": pin.num_held,
+        "num_below": pin.num_below,
+    }
+
+
+def use_row(use: TenantUse) -> JsonObject:
+    """What a tenant uses."""
+    return {
+        "name": use.name,
+        "running": use.running,
+        "waiting": use.waiting,
+        "blocks_held": use.blocks_held,
+        "blocks_pinned": use.blocks_pinned,
+    }
