@@ -217,9 +217,10 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
     scheduler = served.scheduler
     scheduler.context.costs.token_s = 0.001  # a block: 4 ms
     if reason == "slow loads":
-        scheduler.transfers._load_s = 0.005
+        scheduler.transfers._load_s.add(0.005, 0.0)
     if reason == "slow stores":
-        scheduler.transfers._load_s, scheduler.arena._store_s = 0.002, 0.003
+        scheduler.transfers._load_s.add(0.002, 0.0)
+        scheduler.arena._store_s.add(0.003, 0.0)
     plan = until_preempted(served)
     assert stores(plan) == []
     assert scheduler.staging.num_recomputed == 1
