@@ -11,6 +11,7 @@ from tests.simulator.planting import PlantedBug
 from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.scheduler import drafts as drafts_module
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.in_flight import InFlightChunk
@@ -103,7 +104,7 @@ def _beyond_the_maximum(self: Drafts, sequence: Sequence, table: BlockTable) -> 
     return self._context.ledger.num_unheld
 
 
-def _promised_to_nobody(self: Drafts) -> Counter[str]:
+def _promised_to_nobody(self: BlockBudget, running: Many[Sequence]) -> Counter[str]:
     return Counter()
 
 
@@ -138,7 +139,7 @@ DRAFT_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("stop amid a draft missed", Committer, "_taken", _taken_past_the_end),
     PlantedBug("drafts borrow", Drafts, "_own_room", _borrowed_for),
     PlantedBug("drafts beyond a tenant's maximum", Drafts, "_own_room", _beyond_the_maximum),
-    PlantedBug("drafts take what was promised", Drafts, "_promised", _promised_to_nobody),
+    PlantedBug("drafts take what was promised", BlockBudget, "promised_by_tenant", _promised_to_nobody),
     PlantedBug("drafts pass the row's length", Drafts, "_offers", _offers_beyond_the_row),
     PlantedBug("victim keeps its guesses", LiveSequences, "requeue", _requeued_with_its_guesses),
 )

@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence as Many
+from collections.abc import Set
 from dataclasses import dataclass
 
+from octavo.memory.names import hits_max
 from octavo.memory.table import BlockTable
 from octavo.retention.pins import Pins
 from octavo.retention.reclaim import ADMITTING, CLAIMING, Rung
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
+from octavo.scheduler.block_budget import NOTHING_FREED, BlockBudget
 from octavo.scheduler.budget import Place, gets_some
 from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.live import LiveSequences
@@ -35,7 +38,6 @@ from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.waits import IN_FLIGHT, STEP_TOKENS, Wait, WaitReason
 from octavo.step.context import Context
-from octavo.step.headroom import Headroom
 
 SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
@@ -53,7 +55,7 @@ class Admission:
     _shares: TenantShares
     _transfers: Transfers
     _soft_holds: SoftHolds
-    _headroom: Headroom
+    _budget: BlockBudget
     _making_room: MakingRoom
     _preemption: Preemption
 
@@ -163,10 +165,8 @@ class Admission:
         """False where a crowded sequence would not fit even if no session held anything. O(1)."""
         if not self._live.running or self._live.running[-1].request.priority < sequence.priority:
             return True  # fetches, or lower priorities, may give way as well
-        if self._promised is None:
-            self._promised = self._blocks_promised(self._live.running)
-        left = self._context.ledger.num_unheld + self._pins.num_soft - self._promised
-        needed = sequence.blocks_known(self._context.ledger.block_size) - num_hits
+        left = self._context.ledger.num_unheld + self._pins.num_soft - self._promised_now()
+        needed = self._budget.needed(sequence, num_hits)
         return needed <= left and 1 + sequence.forks_left <= self._live.num_free_rows
 
     def _may_pass(self, sequence: Sequence, head: Sequence) -> bool:
@@ -297,7 +297,7 @@ class Admission:
         sequence.awaited = None
         if sequence.computes_all or not self._context.config.prefix_caching:
             return 0
-        limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
+        limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
         names = sequence.chain.names[:limit]
         num_hits = self._context.ledger.find_prefix(names)
         leader = self._live.names.who_computes(names[num_hits]) if num_hits < limit else None
@@ -315,7 +315,7 @@ class Admission:
             return False
         if sequence.computes_all or not self._context.config.prefix_caching:
             return False
-        limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
+        limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
         rest = sequence.chain.names[num_hits:limit]
         count = transfers.below(rest)
         on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
@@ -353,22 +353,20 @@ class Admission:
         )
 
     def fits_beside(
-        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
+        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: Set[int]
     ) -> bool:
         """The same if only `running` ran and the blocks `freed` were unheld. O(running)."""
         rows = self._context.config.max_rows - sum(1 + s.forks_left for s in running)
         return (
             1 + sequence.forks_left <= rows
-            and self._blocks_suffice(sequence, num_hits, self._blocks_promised(running), len(running), freed)
+            and self._blocks_suffice(sequence, num_hits, self._budget.promised(running), len(running), freed)
             and self._shares.allows(sequence, num_hits, running, freed)
         )
 
     def _fits_but_for_its_tenant(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether rows and blocks suffice, so that only bounds of its tenant keep it out."""
-        if self._promised is None:
-            self._promised = self._blocks_promised(self._live.running)
         return 1 + sequence.forks_left <= self._live.num_free_rows and self._blocks_suffice(
-            sequence, num_hits, self._promised, len(self._live.running), self._yielded
+            sequence, num_hits, self._promised_now(), len(self._live.running), self._yielded
         )
 
     def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
@@ -376,44 +374,26 @@ class Admission:
         rows = 1 + sequence.forks_left
         if rows > self._live.num_free_rows:
             return Wait(WaitReason.ROWS, rows, max(0, self._live.num_free_rows))
-        needed = sequence.blocks_known(self._context.ledger.block_size) - num_hits
-        if not self._shares.allows(sequence, num_hits, self._live.running, frozenset()):
+        needed = self._budget.needed(sequence, num_hits)
+        if not self._shares.allows(sequence, num_hits, self._live.running, NOTHING_FREED):
             return self._shares.why_not(sequence, num_hits)
-        pool = self._context.ledger.pool
-        promised = (self._promised or 0) + self._headroom.blocks(len(self._live.running), pool.num_blocks)
+        promised = (self._promised or 0) + self._budget.headroom(len(self._live.running))
         return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_unheld, promised)
 
     def _blocks_suffice(
-        self,
-        sequence: Sequence,
-        num_hits: int,
-        promised: int,
-        num_running: int,
-        freed: set[int] | frozenset[int],
+        self, sequence: Sequence, num_hits: int, promised: int, num_running: int, freed: Set[int]
     ) -> bool:
         """Whether its blocks fit beside `num_running` others with `promised` blocks, once the blocks `freed`
-        are unheld.
-
-        Adopting a block that no other holder lists takes it from the unheld ones, as a new one does.
-        """
-        memory = self._context.ledger
-        left = memory.num_unheld + len(freed) - promised
+        are unheld."""
+        left_to_others = promised
         if num_running:
-            headroom = self._headroom.blocks(num_running, memory.pool.num_blocks)
-            left -= headroom + sequence.forks_left
-        left -= sequence.blocks_known(memory.block_size) - num_hits
-        if left < 0:
-            return False
-        blocks = memory.blocks_of(sequence.chain.names[:num_hits])
-        return left >= sum(memory.pool.holders[block] == 0 or block in freed for block in blocks)
+            left_to_others += self._budget.headroom(num_running) + sequence.forks_left
+        return self._budget.suffices(sequence, num_hits, left_to_others, freed)
 
-    def _blocks_promised(self, running: Many[Sequence]) -> int:
-        """Blocks that these still need for their known tokens."""
-        size, total = self._context.ledger.block_size, 0
-        for s in running:
-            assert s.table is not None
-            total += max(0, s.blocks_known(size) - len(s.table))
-        return total
+    def _promised_now(self) -> int:
+        if self._promised is None:
+            self._promised = self._budget.promised(self._live.running)
+        return self._promised
 
     def _make_room(self, sequence: Sequence, num_hits: int) -> bool:
         """Preempt strictly lower priorities, as `victims` says, if that lets the sequence in; else change

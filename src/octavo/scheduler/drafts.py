@@ -19,6 +19,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from octavo.memory.table import BlockTable
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
@@ -47,8 +48,12 @@ class Drafts:
 
     _context: Context
     _live: LiveSequences
+    _budget: BlockBudget
     _shares: TenantShares
     _speculator: Speculator
+
+    def __post_init__(self) -> None:
+        self._speculator.forget_sequences()  # those of an earlier scheduler
 
     def begin(self, sequence: Sequence) -> None:
         """It was submitted; beams decode plainly, and so do those whose clients say so."""
@@ -75,7 +80,9 @@ class Drafts:
             self._context.config.step_tokens - num_positions,
             is_measured=all(chunk.continues for chunk in chunks),
         )
-        promised = self._promised() if any(counts) else Counter[str]()
+        promised = Counter[str]()
+        if any(counts):
+            promised = self._budget.promised_by_tenant(self._live.running)
         spare = self._context.ledger.num_unheld - promised.total()
         for offer, count in zip(offers, counts, strict=True):
             taken = self._lengthen(offer, count, spare, promised) if count else 0
@@ -113,14 +120,6 @@ class Drafts:
             if limit > 0 and len(sequence.tokens) > sequence.num_prompt:
                 offers.append(_Offer(drafting, flight, index, limit))
         return offers
-
-    def _promised(self) -> Counter[str]:
-        """Blocks that running sequences still need for tokens that they have, by tenant. O(running)."""
-        size, promised = self._context.ledger.block_size, Counter[str]()
-        for s in self._live.running:
-            if s.table is not None:
-                promised[s.request.tenant] += max(0, s.blocks_known(size) - len(s.table)) + s.forks_left
-        return promised
 
     def _lengthen(self, offer: _Offer, count: int, spare: int, promised: Counter[str]) -> int:
         """Draft up to `count` tokens, fewer where blocks are short; returns how many blocks that took."""

@@ -43,6 +43,7 @@ from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
@@ -101,7 +102,8 @@ class Scheduler:
         self.live = live = LiveSequences(context, counter, self.transfers)
         self.room = Room(context, self.pins, self.session_table, live)
         self.soft_holds = SoftHolds(context, self.pins, self.session_table, live, self.room, self.warm_pins)
-        self.shares = TenantShares(context, live)
+        self.budget = BlockBudget(context, self.headroom)
+        self.shares = TenantShares(context, live, self.budget)
         self.beams = BeamRows(context, live)
         self.preemption = Preemption(context, live, self.beams, self.staging)
         self.making_room = MakingRoom(
@@ -124,15 +126,14 @@ class Scheduler:
             self.shares,
             self.transfers,
             self.soft_holds,
-            self.headroom,
+            self.budget,
             self.making_room,
             self.preemption,
         )
         self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
         self.speculator = speculator
-        if speculator is not None:
-            speculator.forget_sequences()
-        self._drafts = None if speculator is None else Drafts(context, live, self.shares, speculator)
+        drafts_from = (context, live, self.budget, self.shares)
+        self._drafts = None if speculator is None else Drafts(*drafts_from, speculator)
         self._ending = Ending(context, live, self.beams, self._drafts)
         self._committer = Committer(
             context, live, self.beams, self._ending, self._drafts, self._forget_poisoned

@@ -146,6 +146,11 @@ class Sequence:
         )
         return blocks_for(self.known, block_size) + tails
 
+    def blocks_promised(self, block_size: int) -> int:
+        """Of these, the ones that it does not hold yet."""
+        held = 0 if self.table is None else len(self.table)
+        return max(0, self.blocks_known(block_size) - held)
+
     @property
     def priority(self) -> int:
         """Its own, or that of a follower who waits for its blocks."""

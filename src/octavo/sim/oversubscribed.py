@@ -104,7 +104,7 @@ class Foreseeing(Admission):
             scheduler.shares,
             scheduler.transfers,
             scheduler.soft_holds,
-            scheduler.headroom,
+            scheduler.budget,
             scheduler.making_room,
             scheduler.preemption,
         )
