@@ -117,7 +117,7 @@ class TurnWatch:
             return False
         if own[0] in self._prompts:
             return True
-        fits = self._scheduler._admission._fits(own[0], 0)
+        fits = self._scheduler.limits.fits(own[0], 0)
         is_closed = any(s.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)  # room is kept for it
         return own[0].wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
 

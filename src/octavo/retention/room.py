@@ -77,6 +77,11 @@ class Room:
         """As it is."""
         return self.capacities.everything
 
+    @property
+    def num_pinned(self) -> int:
+        """What all pins may hold."""
+        return self._pins.num_blocks
+
     # -- requests
 
     def beside_hard_pins(self, request: Request) -> int:

@@ -6,7 +6,7 @@ One call of `schedule` is one plan (`expire` comes before it, and ends requests 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; one that finds no block takes others' (planner.py, making_room.py)
+    4. reservation   in order of rank; one that finds no block takes others' (planner.py, reclaimer.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
     6. drafts        guesses at tokens to come, in what is left (drafts.py)
 
@@ -41,6 +41,7 @@ from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
+from octavo.scheduler.admission_limits import AdmissionLimits
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.block_budget import BlockBudget
@@ -53,13 +54,15 @@ from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.prefixes import PrefixLookup
+from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.tenants import Tenants
+from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
 from octavo.step.config import SchedulerConfig
 from octavo.step.context import Context
@@ -106,31 +109,20 @@ class Scheduler:
         self.shares = TenantShares(context, live, self.budget)
         self.beams = BeamRows(context, live)
         self.preemption = Preemption(context, live, self.beams, self.staging)
-        self.making_room = MakingRoom(
-            context, live, self.shares, self.transfers, self.staging, self.soft_holds, self.preemption
-        )
+        self.victims = Victims(context, live, self.shares)
+        self.reclaimer = Reclaimer(context, self.victims, self.transfers, self.soft_holds, self.preemption)
         # What clients and operators ask for beside requests.
         kept = (context, self.pins, self.session_table, self.naming, self.room, self.warm_pins)
         self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
         self.session_holds = SessionHolds(*kept, tier, self.timers)
-        self.tenants = Tenants(context, self.pins, live, self.room, self.soft_holds, self.making_room)
+        self.tenants = Tenants(context, self.pins, live, self.room, self.reclaimer)
         self.idle_memory = IdleMemory(context)
-        self.resizing = Resizing(
-            context, self.pins, live, self.room, self.transfers, self.making_room, self.idle_memory
-        )
+        self.resizing = Resizing(context, live, self.room, self.reclaimer, self.idle_memory)
         # What plans, and what takes the result.
-        self._admission = Admission(
-            context,
-            live,
-            self.pins,
-            self.shares,
-            self.transfers,
-            self.soft_holds,
-            self.budget,
-            self.making_room,
-            self.preemption,
-        )
-        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
+        self.prefixes = PrefixLookup(context, live, self.transfers)
+        self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
+        self.admission = Admission(live, self.prefixes, self.limits, self.victims, self.reclaimer)
+        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
         self.speculator = speculator
         drafts_from = (context, live, self.budget, self.shares)
         self._drafts = None if speculator is None else Drafts(*drafts_from, speculator)
@@ -271,8 +263,8 @@ class Scheduler:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
         self.context.now = now
         evicted_before = self.context.ledger.pool.num_evictions
-        if self._admission.leaders:
-            self._admission.give_back_priorities()
+        if self.prefixes.leaders:
+            self.prefixes.give_back_priorities()
         continuing, prompts = self._planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
             budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
@@ -281,7 +273,7 @@ class Scheduler:
                 and self.live.waiting.first.rank < continuing[self.context.config.step_tokens - 1].rank
             ):
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
-            self._admission.admit(prompts, budget)
+            self.admission.admit(prompts, budget)
             continuing, prompts = self._planner.ready()
         flights: list[InFlightChunk] = []
         for sequence, grant in self._planner.share(continuing, prompts):

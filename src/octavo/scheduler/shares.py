@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from collections.abc import Set
 
+from octavo.memory.holders import Without
 from octavo.memory.quota import SHARED
-from octavo.memory.table import BlockTable
 from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
@@ -86,6 +86,11 @@ class TenantShares:
         for guarantees that is its user's."""
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
 
+    def used_without(self, tenant: str, without: Without) -> int:
+        """The same once some holders have gone."""
+        once_shared = self._once_shared_of(tenant) - without.freed
+        return without.charged(self._quotas.owner(tenant)) + len(once_shared)
+
     def _once_shared_of(self, tenant: str) -> set[int]:
         """O(blocks that its holders list) where there are such, else O(1)."""
         pool = self._context.ledger.pool
@@ -105,39 +110,6 @@ class TenantShares:
         policy = self._quotas.policy(tenant)
         return max(0, self._quotas.charged(tenant) - policy.guaranteed) / policy.weight
 
-    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
-        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
-        guarantee; last in rank first. O(blocks of the candidates)."""
-        if not self._quotas.has_guarantees:
-            return list(candidates)
-        found, without = [], self._context.ledger.without()
-        for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
-            tenant = victim.request.tenant
-            left = without.charged(self._quotas.owner(tenant))
-            if tenant == winner.request.tenant or left > self._quotas.policy(tenant).guaranteed:
-                found.append(victim)
-                without.leave_out([victim.table])
-        return found
-
-    def victims_for(self, sequence: Sequence, num_hits: int, gone: Many[BlockTable]) -> list[Sequence] | None:
-        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
-        tables have gone; None: that would not help."""
-        victims = list[Sequence]()
-        without = self._context.ledger.without(gone)
-        rows = self._live.num_free_rows
-        for victim in self._borrowers(sequence):
-            tenant = victim.request.tenant
-            used = without.charged(self._quotas.owner(tenant))
-            used += len(self._once_shared_of(tenant) - without.freed)
-            if used <= self._quotas.policy(tenant).guaranteed:
-                continue
-            victims.append(victim)
-            without.leave_out([victim.table])
-            rows += 1 + victim.forks_left
-            if self.claim_fits(sequence, num_hits, rows, without.freed):
-                return victims
-        return None
-
     def claim_fits(self, sequence: Sequence, num_hits: int, rows: int, freed: Set[int]) -> bool:
         """Whether a sequence that its guarantee covers can enter, once `freed` are unheld: what running ones
         were promised stands back, because guarantees fit the pool together."""
@@ -145,14 +117,4 @@ class TenantShares:
             self._budget.suffices(sequence, num_hits, sequence.forks_left, freed)
             and rows >= 1 + sequence.forks_left
             and self.allows(sequence, num_hits, self._live.running, freed)
-        )
-
-    def _borrowers(self, sequence: Sequence) -> list[Sequence]:
-        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
-        tenant = sequence.request.tenant
-        found = [
-            s for s in self._live.running if s.request.tenant != tenant and self.is_borrower(s.request.tenant)
-        ]
-        return sorted(
-            found, key=lambda s: (-s.priority, self._live.service.of(s.request.tenant), s.rank), reverse=True
         )
