@@ -290,7 +290,7 @@ def test_staged_blocks_do_not_hinder_a_resize() -> None:
     run_for(served, 3)
     served.scheduler.preemption.preempt_all([sequence_of(served, victim)], None)
     served.scheduler.check()
-    assert served.scheduler.resizing.resize(18)
+    assert served.scheduler.resizer.resize(18)
     served.scheduler.check()
     plan = served.plan()
     targets = {copy.target for copy in plan.copies}

@@ -40,10 +40,10 @@ from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.planner import Planner
+from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.queue import NamesInProgress
-from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
@@ -145,7 +145,7 @@ def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None
     updates = []
     for sequence in self.live.sequences_of(request_id):
         if choice is None or sequence.choice == choice:
-            updates += self._ending.end(sequence, FinishReason.CANCELLED)
+            updates += self._finisher.end(sequence, FinishReason.CANCELLED)
     return updates
 
 
@@ -263,16 +263,16 @@ def _give_back_what_is_unused_now(self: IdleMemory) -> None:
     self._context.plan.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
 
 
-def _step_back_below_the_floor(self: PressurePolicy, resizing: Resizing, kept: int, more: int) -> int:
+def _step_back_below_the_floor(self: PressurePolicy, resizer: PoolResizer, kept: int, more: int) -> int:
     return max(1, kept - more)
 
 
 def _grow_beyond_what_was_asked_for(
-    self: PressurePolicy, resizing: Resizing, now: float, available: int
+    self: PressurePolicy, resizer: PoolResizer, now: float, available: int
 ) -> None:
-    resizing.idle_memory.blocks_wanted += 1
-    _GROW(self, resizing, now, available)
-    resizing.idle_memory.blocks_wanted -= 1
+    resizer.idle_memory.blocks_wanted += 1
+    _GROW(self, resizer, now, available)
+    resizer.idle_memory.blocks_wanted -= 1
 
 
 def _give_nothing_back(self: IdleMemory) -> None:
@@ -349,8 +349,8 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
-    PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
-    PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
+    PlantedBug("moved block, and its row is not told", PoolResizer, "_tell_rows", lambda self, copies: None),
+    PlantedBug("pool below its floor", PoolResizer, "floor", lambda self: 1),
     PlantedBug("events told to a tenant as written", own_views, "own_event", lambda event: event),
     PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
     PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),

@@ -53,8 +53,8 @@ class Reclaimer:
         return True
 
     def reserve(self, sequence: Sequence, start: int, stop: int) -> Reservation | None:
-        """Make positions [start, stop) of a running sequence writable, once others gave up the blocks that are
-        missing. None: no source has any left."""
+        """Make positions [start, stop) of a running sequence writable, once others gave up missing blocks.
+        None: no source has any left."""
         ledger, transfers, table = self._context.ledger, self._transfers, sequence.table
         assert table is not None
         reservation: Reservation | None = None

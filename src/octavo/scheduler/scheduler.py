@@ -49,16 +49,16 @@ from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.drafts import Drafts
-from octavo.scheduler.ending import Ending
 from octavo.scheduler.fair_queue import VirtualTokenCounter
+from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.planner import Planner
+from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
-from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.tenants import Tenants
@@ -117,7 +117,7 @@ class Scheduler:
         self.session_holds = SessionHolds(*kept, tier, self.timers)
         self.tenants = Tenants(context, self.pins, live, self.room, self.reclaimer)
         self.idle_memory = IdleMemory(context)
-        self.resizing = Resizing(context, live, self.room, self.reclaimer, self.idle_memory)
+        self.resizer = PoolResizer(context, live, self.room, self.reclaimer, self.idle_memory)
         # What plans, and what takes the result.
         self.prefixes = PrefixLookup(context, live, self.transfers)
         self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
@@ -126,10 +126,8 @@ class Scheduler:
         self.speculator = speculator
         drafts_from = (context, live, self.budget, self.shares)
         self._drafts = None if speculator is None else Drafts(*drafts_from, speculator)
-        self._ending = Ending(context, live, self.beams, self._drafts)
-        self._committer = Committer(
-            context, live, self.beams, self._ending, self._drafts, self._forget_poisoned
-        )
+        self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
+        self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
         # Named points at which features take part without lying on every request's way.
         self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
@@ -192,7 +190,7 @@ class Scheduler:
             elif choice is not None and sequence.forks_left:
                 sequence.unwanted.add(choice)
             elif choice is None or sequence.choice == choice:
-                updates += self._ending.end(sequence, FinishReason.CANCELLED)
+                updates += self._finisher.end(sequence, FinishReason.CANCELLED)
         return updates
 
     def expire(self, now: float) -> list[Update]:
@@ -235,7 +233,7 @@ class Scheduler:
             )
             if wait is not None:
                 text = f"{begin}waiting: {wait.in_words_of(s.request.tenant)}"
-            updates += self._ending.end(s, FinishReason.TIMEOUT, text)
+            updates += self._finisher.end(s, FinishReason.TIMEOUT, text)
         return updates
 
     def final_updates(self, reason: str, now: float) -> list[Update]:

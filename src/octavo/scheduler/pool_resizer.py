@@ -20,7 +20,7 @@ from octavo.types import BlockCopy
 
 
 @dataclass(eq=False)
-class Resizing:
+class PoolResizer:
     """Changes the size of the pool, between two plans."""
 
     context: Context
