@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import octavo
 from octavo.memory.ledger import Ledger
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
 from octavo.speculation.speculator import Speculation, Speculator
 from octavo.step.config import SchedulerConfig
 
@@ -48,6 +50,11 @@ def test_a_part_of_the_scheduler_is_made_from_at_most_five_others() -> None:
     }
     assert {"Admission", "Reclaimer", "Planner", "Committer"} <= counts.keys()
     assert {name: count for name, count in counts.items() if count > 5} == {}
+
+
+def test_a_sequence_has_at_most_30_fields() -> None:
+    """A feature attaches a part (`sequence_parts.py`), and a plain request has none."""
+    assert len(dataclasses.fields(Sequence)) <= 30
 
 
 def test_every_module_and_public_function_says_what_it_does() -> None:

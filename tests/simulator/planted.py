@@ -107,7 +107,7 @@ def _retire_inherits(self: PlanBuilder, row: int) -> None:
 
 def _preempt_in_the_same_epoch(self: LiveSequences, sequence: Sequence) -> None:
     _PREEMPT(self, sequence)
-    sequence.epoch -= 1
+    sequence.preemptions -= 1
 
 
 def _victim_already_planned(self: Victims, winner: Sequence) -> list[Sequence]:
@@ -170,7 +170,7 @@ def _remove_keeping_the_blocks(self: Pins, pin: Pin) -> None:
 
 def _admitted_is_forgotten(self: LiveSequences, sequence: Sequence, num_hits: int) -> None:
     _ENTER(self, sequence, num_hits)
-    sequence.was_admitted = False
+    sequence.phases = replace(sequence.phases, admitted=None)
 
 
 def _time_out_without_closing(self: Scheduler, request_id: int, deadline: object) -> list[Update]:

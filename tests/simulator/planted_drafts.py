@@ -39,7 +39,7 @@ def _table_loses_an_accepted_one(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed, table = _SETTLE(self, flight, samples, num_taken), flight.sequence.table
-    if flight.drafts and flight.epoch == flight.sequence.epoch and table is not None:
+    if flight.drafts and flight.is_current and table is not None:
         self._context.ledger.truncate(table, computed - self._context.ledger.block_size)
     return computed
 
@@ -48,7 +48,7 @@ def _planned_with_the_rejected(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed = _SETTLE(self, flight, samples, num_taken)
-    if flight.drafts and flight.epoch == flight.sequence.epoch:
+    if flight.drafts and flight.is_current:
         flight.sequence.num_planned = min(
             flight.stop, len(flight.sequence.tokens) - 1 + (computed < flight.stop)
         )
@@ -59,7 +59,7 @@ def _served_with_the_rejected(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed = _SETTLE(self, flight, samples, num_taken)
-    if flight.drafts and flight.epoch == flight.sequence.epoch:
+    if flight.drafts and flight.is_current:
         self._live.service.count(flight.sequence, flight.stop)
     return computed
 
@@ -76,7 +76,7 @@ def _accepted_with_the_rejected(
 def _settled_for_another_epoch(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
-    flight.epoch = flight.sequence.epoch
+    flight.epoch = flight.sequence.preemptions
     return _SETTLE(self, flight, samples, num_taken)
 
 
@@ -84,7 +84,7 @@ def _lengthen_charging(
     self: Drafts, offer: drafts_module._Offer, count: int, spare: int, promised: Counter[str]
 ) -> int:
     taken = _LENGTHEN(self, offer, count, spare, promised)
-    offer.flight.sequence.blocks_guessed = 0
+    offer.drafts.blocks_guessed = 0
     offer.flight.sequence.count_blocks(self._context.now)
     return taken
 
@@ -112,7 +112,7 @@ def _offers_beyond_the_row(
     self: Drafts, flights: list[InFlightChunk], to_read: int
 ) -> list[drafts_module._Offer]:
     return [
-        drafts_module._Offer(offer.drafting, offer.flight, offer.index, DRAFTS_MAX)
+        drafts_module._Offer(offer.drafts, offer.flight, offer.index, DRAFTS_MAX)
         for offer in _OFFERS(self, flights, to_read)
     ]
 
@@ -120,7 +120,8 @@ def _offers_beyond_the_row(
 def _requeued_with_its_guesses(self: LiveSequences, sequence: Sequence) -> None:
     guessed = sequence.num_guessed
     _REQUEUE(self, sequence)
-    sequence.num_guessed = guessed
+    if sequence.drafts is not None:
+        sequence.drafts.num_guessed = guessed
     sequence.num_planned = guessed
 
 

@@ -87,29 +87,29 @@ class Admission:
             limits.assume_released_for(None)
             if limits.is_crowded(sequence):
                 if head is not None:  # it is not its turn to take what is kept of sessions
-                    sequence.wait = limits.why_not(sequence, num_hits)
+                    sequence.queue.wait = limits.why_not(sequence, num_hits)
                     continue
                 if limits.may_fit_without_holds(sequence, num_hits):
                     limits.assume_released_for(sequence)
             entry = _Entry(sequence, num_hits)
             if not self._reclaim_within_bounds(entry):
-                sequence.wait = limits.why_tenant_does_not(sequence, num_hits)
+                sequence.queue.wait = limits.why_tenant_does_not(sequence, num_hits)
                 turns.pass_over(sequence.request.tenant)
                 continue
             if self._is_better_loaded(entry):
                 self._prefixes.await_blocks(sequence)
                 continue
             if not gets_some(self._contenders, self._contender(entry), budget):
-                sequence.wait = STEP_TOKENS
+                sequence.queue.wait = STEP_TOKENS
                 continue
             if self._reclaim_to_admit(entry, is_first=head is None):
                 self._enter(entry)
                 if head is not None:
-                    head.bypassed += 1
+                    head.queue.bypassed += 1
             else:
-                sequence.wait = limits.why_not(sequence, entry.num_hits)
+                sequence.queue.wait = limits.why_not(sequence, entry.num_hits)
                 head = head or sequence
-            if head is not None and head.bypassed >= BYPASS_MAX:
+            if head is not None and head.queue.bypassed >= BYPASS_MAX:
                 break
 
     def _claim_guarantees(self) -> None:

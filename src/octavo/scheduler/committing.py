@@ -13,6 +13,7 @@ from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence_parts import GrammarState
 from octavo.step.context import Context
 from octavo.types import FinishReason, SampledToken, StepResult, Update
 
@@ -53,7 +54,7 @@ class Committer:
         if flight.num_samples:
             sequence.note_token(self._context.now)
         if sequence.group is not None:
-            if flight.epoch == sequence.epoch:  # else it will be computed again, with the same candidates
+            if flight.is_current:  # else it will be computed again, with the same candidates
                 self._publish(sequence, flight.stop)
                 if flight.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
@@ -65,12 +66,12 @@ class Committer:
             samples = self._taken(sequence, sampled)
             if self._drafts is not None:
                 computed = self._drafts.settle(flight, sampled, len(samples))
-            sequence.num_last = len(sequence.tokens) - computed
-            sequence.num_forced += sequence.num_last - 1
-            if sequence.seq_id in result.in_grammar:
-                sequence.in_grammar = sequence.goes_alone = True
+            num_last, in_grammar = len(sequence.tokens) - computed, sequence.seq_id in result.in_grammar
+            if sequence.grammar is not None or num_last > 1 or in_grammar:
+                sequence.grammar = sequence.grammar or GrammarState()
+                sequence.grammar.note_sample(num_last, is_leading=in_grammar)
             sequence.chain.extend(sequence.tokens)
-        if flight.epoch == sequence.epoch:
+        if flight.is_current:
             self._publish(sequence, computed)
         updates = self._update(sequence, samples, result)
         if (

@@ -31,11 +31,10 @@ class Planner:
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
-        prompts. A beam's next token is not its own sample, behind a grammar's come those that it forces, and
-        guesses want to know the tokens before them: nothing follows one that is in flight."""
+        prompts."""
         continuing, prompts = [], []
         for s in self._live.running:
-            if s.pending and (s.goes_alone or s.awaits_drafts):
+            if s.pending and s.blocks_lookahead:
                 continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight
@@ -108,7 +107,7 @@ class Planner:
         sequence.num_planned = stop
         sequence.pending += num_samples
         self._live.service.count(sequence, stop)
-        flights.append(InFlightChunk(sequence, sequence.epoch, stop, num_samples))
+        flights.append(InFlightChunk(sequence, sequence.preemptions, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
             self._live.fork(sequence, flights)
 

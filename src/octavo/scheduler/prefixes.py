@@ -34,7 +34,7 @@ class PrefixLookup:
     def look_at(self, sequence: Sequence) -> int | None:
         """Its hits, or None when it waits for something that comes by itself: `wait` says what."""
         if sequence.pending:
-            sequence.wait = IN_FLIGHT
+            sequence.queue.wait = IN_FLIGHT
             return None
         if self._transfers.is_fetching(sequence.seq_id):
             sequence.await_blocks(self._context.now)
@@ -51,7 +51,7 @@ class PrefixLookup:
         It awaits the last of the blocks that one leader computes in a row: until that is published, or the
         leader is gone, there is nothing to look up. O(blocks), once per leader.
         """
-        sequence.awaited = None
+        sequence.queue.awaited = None
         if not self._may_hit(sequence):
             return 0
         limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
@@ -61,7 +61,7 @@ class PrefixLookup:
         for name in names[num_hits:] if leader is not None else ():
             if self._live.names.who_computes(name) is not leader:
                 break
-            sequence.awaited = name
+            sequence.queue.awaited = name
         return num_hits
 
     def num_fetchable(self, sequence: Sequence, num_hits: int) -> int | None:
@@ -100,13 +100,13 @@ class PrefixLookup:
     def _still_follows(self, sequence: Sequence) -> bool:
         """True, and its priority is lent, while a running sequence computes the block that it waits for.
         O(1)."""
-        if sequence.awaited is None or self._context.ledger.is_published(sequence.awaited):
+        if sequence.queue.awaited is None or self._context.ledger.is_published(sequence.queue.awaited):
             return False
-        leader = self._live.names.who_computes(sequence.awaited)
+        leader = self._live.names.who_computes(sequence.queue.awaited)
         if leader is None:
             return False
-        if sequence.wait.reason is not WaitReason.FOLLOWS:
-            sequence.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
+        if sequence.queue.wait.reason is not WaitReason.FOLLOWS:
+            sequence.queue.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
         if leader.priority < sequence.priority:
             leader.borrow(sequence.priority)
             self.leaders.append(leader)
