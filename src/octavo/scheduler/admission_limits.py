@@ -73,15 +73,15 @@ class AdmissionLimits:
             return []
         return [pin.holder for pin in self._soft_holds.chosen_for(sequence.request)]
 
-    def released(self) -> None:
-        """Those were released indeed."""
+    def note_holds_released(self) -> None:
+        """The holds that were counted as released have been."""
         self._released_tables, self._released_blocks = [], set()
 
     def release_holds(self, sequence: Sequence) -> None:
         """It does enter, or is loaded: release the holds that are in its way."""
         if self._released_tables or self.is_crowded(sequence):
             self._soft_holds.reclaim_soft_holds(sequence.request)
-            self.released()
+            self.note_holds_released()
             self.forget_counts()
 
     def may_fit_without_holds(self, sequence: Sequence, num_hits: int) -> bool:

@@ -223,7 +223,7 @@ class Admission:
     def _released(self, entry: _Entry, choice: Choice) -> None:
         """Others gave blocks up for it."""
         if choice[0].is_soft:
-            self.limits.released()
+            self.limits.note_holds_released()
         entry.num_hits = self._prefixes.find_hits(entry.sequence)  # what it held for itself may be gone
         self._recount()
 

@@ -124,8 +124,9 @@ class Scheduler:
         self.admission = Admission(live, self.prefixes, self.limits, self.victims, self.reclaimer)
         self._planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
         self.speculator = speculator
-        drafts_from = (context, live, self.budget, self.shares)
-        self._drafts = None if speculator is None else Drafts(*drafts_from, speculator)
+        self._drafts: Drafts | None = None
+        if speculator is not None:
+            self._drafts = Drafts(context, live, self.budget, self.shares, speculator)
         self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
         self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
         # Named points at which features take part without lying on every request's way.
