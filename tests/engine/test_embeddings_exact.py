@@ -154,7 +154,7 @@ def test_an_embedding_whose_blocks_move_in_a_resize_is_equal(pooling: Pooling, d
         nonlocal moved
         scheduler = engine.scheduler
         before = {s: list(s.table.blocks) for s in scheduler.live.running if s.table is not None}
-        if scheduler.resizing.resize(40 if step % 4 == 0 else 64):
+        if scheduler.resizer.resize(40 if step % 4 == 0 else 64):
             moved += sum(s.table is not None and s.table.blocks != before[s] for s in before)
 
     answers = run(engine, [*shorts, *wanted], between)

@@ -44,12 +44,12 @@ class Resizing:
         if step % 4 == 0:
             self._shrink()
         elif step % 4 == 2:
-            self.grown += self._engine.scheduler.resizing.resize(LARGE)
+            self.grown += self._engine.scheduler.resizer.resize(LARGE)
 
     def _shrink(self) -> None:
         scheduler = self._engine.scheduler
         before = {s: list(s.table.blocks) for s in scheduler.live.running if s.table is not None}
-        if not scheduler.resizing.resize(SMALL):
+        if not scheduler.resizer.resize(SMALL):
             return
         assert scheduler.ledger.pool.num_blocks == SMALL
         moved = [s for s in scheduler.live.running if s.table is not None and s.table.blocks != before[s]]

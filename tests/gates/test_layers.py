@@ -14,7 +14,7 @@ ROOT = Path(octavo.__file__).parent
 
 # What a room may import of Octavo besides itself. A room that is missing here may import nothing.
 VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
-VALUES |= {"octavo.schemas"}
+VALUES |= {"octavo.averages", "octavo.schemas"}
 LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
 LEDGER |= {"octavo.speculation"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.grammar": {"octavo.errors", "octavo.schemas"},
     "octavo.schemas": {"octavo.errors"},
     "octavo.errors": set(),
+    "octavo.averages": set(),
     "octavo.units": {"octavo.errors"},
     "octavo.setting": {"octavo.errors", "octavo.units"},
     "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting", "octavo.tools"},
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.memory": VALUES,
     "octavo.step": VALUES | {"octavo.memory"},
     "octavo.retention": VALUES | {"octavo.memory", "octavo.step"},
-    "octavo.speculation": set(),
+    "octavo.speculation": {"octavo.averages"},
     "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
     "octavo.inspect": VALUES
     | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.speculation"},
@@ -97,7 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.api", "octavo.memory", "octavo.sse_reader", "octavo._native", "octavo.__version__"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
-PURE = (*sorted(LEDGER), "octavo.types", "octavo.errors", "octavo.units")
+PURE = (*sorted(LEDGER), "octavo.averages", "octavo.types", "octavo.errors", "octavo.units")
 IMPURE = {"numpy", "time", "threading", "asyncio", "socket", "concurrent", "multiprocessing", "datetime"}
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 from pathlib import Path
 
 import pytest
 
 import octavo
+from octavo.memory.ledger import Ledger
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
+from octavo.speculation.speculator import Speculation, Speculator
+from octavo.step.config import SchedulerConfig
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*Path(octavo.__file__).parent.rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]pp")])
@@ -29,6 +36,25 @@ def test_a_function_has_under_70_lines() -> None:
         and node.end_lineno - node.lineno + 1 >= 70
     ]
     assert long == []
+
+
+def test_a_part_of_the_scheduler_is_made_from_at_most_five_others() -> None:
+    """What `Scheduler` makes and `octavo.scheduler` defines; the context counts as one."""
+    speculator = Speculator(Speculation.AUTO)
+    scheduler = Scheduler(Ledger(8, 4), SchedulerConfig(), lambda tenant: b"", speculator=speculator)
+    parts = {type(part) for part in vars(scheduler).values()}
+    counts = {
+        part.__name__: len(inspect.signature(part).parameters)
+        for part in parts
+        if part.__module__.startswith("octavo.scheduler.")
+    }
+    assert {"Admission", "Reclaimer", "Planner", "Committer"} <= counts.keys()
+    assert {name: count for name, count in counts.items() if count > 5} == {}
+
+
+def test_a_sequence_has_at_most_30_fields() -> None:
+    """A feature attaches a part (`sequence_parts.py`), and a plain request has none."""
+    assert len(dataclasses.fields(Sequence)) <= 30
 
 
 def test_every_module_and_public_function_says_what_it_does() -> None:

@@ -42,18 +42,18 @@ def test_idle_blocks_give_their_memory_back_once_and_cached_ones_keep_it() -> No
     serve_one(served, 30)  # 7 full blocks, which stay cached, and one that is free afterwards
     pool = served.memory.pool
     assert (pool.backing.count, served.memory.counts().cached) == (8, 7)
-    elasticity.act(served.scheduler.resizing, 59.0, None, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 59.0, None, served.scheduler.has_work)
     assert given_back(served) == set()
-    elasticity.act(served.scheduler.resizing, 60.0, None, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 60.0, None, served.scheduler.has_work)
     assert given_back(served).isdisjoint(pool.by_name.values())
     assert (pool.backing.count, served.memory.counts().cached) == (7, 7)
     assert last_event(served) == (
         "1 unused blocks gave their 1000 B back to the system: nothing has been computed for 60 s"
     )
-    elasticity.act(served.scheduler.resizing, 600.0, None, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 600.0, None, served.scheduler.has_work)
     assert given_back(served) == set()
     assert served.scheduler.events.counts[EventKind.RETURNED] == 1
-    assert elasticity.idle_at(served.scheduler.resizing) is None
+    assert elasticity.idle_at(served.scheduler.resizer) is None
 
 
 def test_a_pool_that_works_is_not_idle() -> None:
@@ -61,7 +61,7 @@ def test_a_pool_that_works_is_not_idle() -> None:
     serve_one(served, 30)
     served.add(30, 20)
     served.step()
-    elasticity.act(served.scheduler.resizing, 1e6, None, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 1e6, None, served.scheduler.has_work)
     assert served.plan().discarded == ()
 
 
@@ -84,9 +84,9 @@ def test_under_pressure_unused_memory_goes_first_then_the_longest_cached() -> No
     serve_one(served, 39)  # 9 cached
     serve_one(served, 39)
     first = list(served.memory.pool.by_name.values())[:9]
-    elasticity.act(served.scheduler.resizing, 0.0, RESERVE, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 0.0, RESERVE, served.scheduler.has_work)
     assert given_back(served) == set()  # exactly enough
-    elasticity.act(served.scheduler.resizing, 1.0, RESERVE - 5 * BLOCK, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 1.0, RESERVE - 5 * BLOCK, served.scheduler.has_work)
     back, counts = given_back(served), served.memory.counts()
     assert served.memory.pool.backing.count == counts.cached == 14
     assert len(back.intersection(first)) == 4
@@ -102,14 +102,14 @@ def test_pressure_that_comes_again_soon_makes_the_pool_smaller() -> None:
     served, elasticity = Served(blocks=60), policy()
     serve_one(served, 79)
     for now in (1.0, 2.0):
-        elasticity.act(served.scheduler.resizing, now, RESERVE - 5 * BLOCK, served.scheduler.has_work)
+        elasticity.act(served.scheduler.resizer, now, RESERVE - 5 * BLOCK, served.scheduler.has_work)
         given_back(served)
         served.scheduler.check()
     assert served.memory.counts().total == 10
     assert served.scheduler.idle_memory.blocks_wanted == 60
     assert "from 60 to 10 blocks" in served.scheduler.idle_memory.why_smaller
     for now in range(3, 20):  # an eighth stays open, at no cost
-        elasticity.act(served.scheduler.resizing, float(now), 0, served.scheduler.has_work)
+        elasticity.act(served.scheduler.resizer, float(now), 0, served.scheduler.has_work)
         given_back(served)
     assert served.memory.counts().total == 7
     assert served.memory.pool.backing.count == 0
@@ -121,16 +121,16 @@ def test_held_blocks_are_given_up_down_to_the_largest_request_and_no_further() -
     for _ in range(4):
         served.step()
     assert len(served.scheduler.live.running) == 4
-    elasticity.act(served.scheduler.resizing, 0.0, 0, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 0.0, 0, served.scheduler.has_work)
     served.scheduler.check()
     assert "20 blocks gave" in last_event(served)
     served.step()
-    elasticity.act(served.scheduler.resizing, 1.0, 0, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 1.0, 0, served.scheduler.has_work)
     served.step()
     assert served.memory.pool.backing.count <= 12
-    assert served.memory.counts().total == served.scheduler.resizing.floor() == 12
+    assert served.memory.counts().total == served.scheduler.resizer.floor() == 12
     with pytest.raises(ResizeRefused, match="allowed: 12"):
-        served.scheduler.resizing.resize(11)
+        served.scheduler.resizer.resize(11)
     while served.scheduler.has_work:
         served.step()
     assert all(served.finished(request) for request in requests)
@@ -140,27 +140,27 @@ def test_the_pool_grows_again_by_half_of_what_is_spare_when_it_has_been_calm() -
     served, elasticity = Served(blocks=60), policy()
     serve_one(served, 79)
     for now in range(9):
-        elasticity.act(served.scheduler.resizing, float(now), 0, served.scheduler.has_work)
+        elasticity.act(served.scheduler.resizer, float(now), 0, served.scheduler.has_work)
         given_back(served)
     assert served.memory.counts().total == 7
-    elasticity.act(served.scheduler.resizing, 8.0 + CALM_S - 1.0, PLENTY, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 8.0 + CALM_S - 1.0, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 7  # not calm for long enough
     elasticity.act(
-        served.scheduler.resizing, 8.0 + CALM_S, RESERVE + (7 + 20) * BLOCK, served.scheduler.has_work
+        served.scheduler.resizer, 8.0 + CALM_S, RESERVE + (7 + 20) * BLOCK, served.scheduler.has_work
     )
     assert served.memory.counts().total == 7 + 10
     assert served.scheduler.idle_memory.why_smaller != ""
-    elasticity.act(served.scheduler.resizing, 9.0 + CALM_S, PLENTY, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 9.0 + CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 17  # once in CALM_S
     elasticity.act(
-        served.scheduler.resizing, 8.0 + 2 * CALM_S, RESERVE + 18 * BLOCK, served.scheduler.has_work
+        served.scheduler.resizer, 8.0 + 2 * CALM_S, RESERVE + 18 * BLOCK, served.scheduler.has_work
     )
     assert served.memory.counts().total == 17  # what is spare is promised already
-    elasticity.act(served.scheduler.resizing, 8.0 + 3 * CALM_S, PLENTY, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 8.0 + 3 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
     assert served.scheduler.idle_memory.why_smaller == ""
     assert served.scheduler.events.counts[EventKind.RELIEVED] == 2
-    elasticity.act(served.scheduler.resizing, 8.0 + 9 * CALM_S, PLENTY, served.scheduler.has_work)
+    elasticity.act(served.scheduler.resizer, 8.0 + 9 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
 
 
@@ -168,9 +168,9 @@ def test_growth_does_not_bring_the_pressure_back() -> None:
     """Whatever is free, a pool that fills at once after growing leaves the reserve alone."""
     for free in range(0, 120, 7):
         served, elasticity = Served(blocks=60), policy()
-        served.scheduler.resizing.resize(5, for_now=True)
+        served.scheduler.resizer.resize(5, for_now=True)
         available = RESERVE + free * BLOCK
-        elasticity.act(served.scheduler.resizing, 0.0, available, served.scheduler.has_work)
+        elasticity.act(served.scheduler.resizer, 0.0, available, served.scheduler.has_work)
         could_take = served.memory.counts().total - 5
         assert available - could_take * BLOCK >= RESERVE
         assert could_take * 2 <= max(0, free - 5)
@@ -178,10 +178,10 @@ def test_growth_does_not_bring_the_pressure_back() -> None:
 
 def test_a_size_that_somebody_sets_is_the_one_that_is_wanted() -> None:
     served, elasticity = Served(blocks=60, capacity=80), policy()
-    assert served.scheduler.resizing.resize(30)
-    elasticity.act(served.scheduler.resizing, 1e6, PLENTY, served.scheduler.has_work)
+    assert served.scheduler.resizer.resize(30)
+    elasticity.act(served.scheduler.resizer, 1e6, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 30
-    assert served.scheduler.resizing.resize(70)
+    assert served.scheduler.resizer.resize(70)
     assert served.scheduler.idle_memory.blocks_wanted == 70
 
 
@@ -193,7 +193,7 @@ def test_a_block_on_its_way_below_keeps_its_memory() -> None:
     moving = {transfer.block for transfer in plan.transfers}
     assert moving
     for now in (1.0, 2.0, 3.0):
-        elasticity.act(served.scheduler.resizing, now, 0, served.scheduler.has_work)
+        elasticity.act(served.scheduler.resizer, now, 0, served.scheduler.has_work)
         served.scheduler.check()
         back = served.plan_of_nothing()
         for first, last in back.discarded if back is not None else ():

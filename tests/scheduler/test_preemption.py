@@ -6,7 +6,7 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.memory.holders import Holder, HolderKind
-from octavo.retention.reclaim import Candidate, choose
+from octavo.retention.reclaim import Candidate, cheapest, choose
 from octavo.retention.staging import Loss
 from octavo.scheduler.sequence import Sequence
 from octavo.step.events import EventKind
@@ -16,6 +16,11 @@ from octavo.types import BlockCopy, Move, StepPlan, Transfer, TransferDone
 
 def sequence_of(served: Served, request_id: int) -> Sequence:
     return served.scheduler.live.sequences_of(request_id)[0]
+
+
+def victims(served: Served, eligible: list[Sequence], needed: int) -> list[Sequence]:
+    by_holder = {s.as_holder(): s for s in eligible}
+    return [by_holder[h] for h in cheapest(list(by_holder), needed, served.scheduler.reclaimer.costs)]
 
 
 def candidate(
@@ -65,13 +70,10 @@ def test_of_equals_the_one_that_loses_least_goes() -> None:
     served = Served(tokens=100)
     first, short, long = served.add(16, 30), served.add(7, 20), served.add(24, 20)
     run_for(served, 2)
-    making_room = served.scheduler.making_room
-    behind = making_room.behind(sequence_of(served, first))
-    assert making_room.victims(behind, 1) == (sequence_of(served, short),)  # although `long` came last
-    assert making_room.victims(behind, 7) == (
-        sequence_of(served, long),
-    )  # 7 blocks are missing: `short` has 3
-    assert making_room.victims([], 1) == ()
+    behind = served.scheduler.victims.behind(sequence_of(served, first))
+    assert victims(served, behind, 1) == [sequence_of(served, short)]  # although `long` came last
+    assert victims(served, behind, 7) == [sequence_of(served, long)]  # 7 blocks are missing: `short` has 3
+    assert victims(served, [], 1) == []
 
 
 def test_only_those_behind_the_winner_may_be_victims() -> None:
@@ -90,8 +92,8 @@ def test_choices_of_a_request_go_as_one() -> None:
     served = Served(tokens=100)
     first, group = served.add(16, 50), served.add(8, 20, n=3)
     run_for(served, 3)
-    making_room, winner = served.scheduler.making_room, sequence_of(served, first)
-    members = making_room.victims(making_room.behind(winner), 1)
+    winner = sequence_of(served, first)
+    members = victims(served, served.scheduler.victims.behind(winner), 1)
     assert [s.choice for s in members] == [2, 1, 0]  # last in rank first
     served.scheduler.preemption.preempt_all(members, winner)
     served.scheduler.check()
@@ -105,9 +107,8 @@ def test_a_choice_that_needs_a_block_takes_it_from_its_siblings_one_by_one() -> 
     served = Served(tokens=100)
     group = served.add(8, 20, n=3)
     run_for(served, 3)
-    making_room = served.scheduler.making_room
-    behind = making_room.behind(sequence_of(served, group))
-    assert [s.choice for s in making_room.victims(behind, 1)] == [2]
+    behind = served.scheduler.victims.behind(sequence_of(served, group))
+    assert [s.choice for s in victims(served, behind, 1)] == [2]
 
 
 def test_what_others_hold_is_no_loss() -> None:
@@ -217,9 +218,10 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
     scheduler = served.scheduler
     scheduler.context.costs.token_s = 0.001  # a block: 4 ms
     if reason == "slow loads":
-        scheduler.transfers._load_s = 0.005
+        scheduler.transfers._load_s.add(0.005, 0.0)
     if reason == "slow stores":
-        scheduler.transfers._load_s, scheduler.arena._store_s = 0.002, 0.003
+        scheduler.transfers._load_s.add(0.002, 0.0)
+        scheduler.arena._store_s.add(0.003, 0.0)
     plan = until_preempted(served)
     assert stores(plan) == []
     assert scheduler.staging.num_recomputed == 1
@@ -288,7 +290,7 @@ def test_staged_blocks_do_not_hinder_a_resize() -> None:
     run_for(served, 3)
     served.scheduler.preemption.preempt_all([sequence_of(served, victim)], None)
     served.scheduler.check()
-    assert served.scheduler.resizing.resize(18)
+    assert served.scheduler.resizer.resize(18)
     served.scheduler.check()
     plan = served.plan()
     targets = {copy.target for copy in plan.copies}

@@ -18,7 +18,7 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
     served.step()
     table = list(served.scheduler.live.running[0].table.blocks)  # type: ignore[union-attr]
     assert max(table) >= 16
-    assert served.scheduler.resizing.resize(16)
+    assert served.scheduler.resizer.resize(16)
     served.scheduler.check()
     moved = served.scheduler.live.running[0].table.blocks  # type: ignore[union-attr]
     assert max(moved) < 16
@@ -37,12 +37,12 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
 
 def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None:
     served = Served(blocks=10, capacity=30)
-    assert served.scheduler.resizing.resize(30)
+    assert served.scheduler.resizer.resize(30)
     served.scheduler.check()
     assert served.memory.counts().free == 30
     served.add(100, 5)
     with pytest.raises(ResizeRefused, match=r"31 blocks was asked for; allowed: 26 .* to 30 \(reserved"):
-        served.scheduler.resizing.resize(31)
+        served.scheduler.resizer.resize(31)
 
 
 def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
@@ -50,10 +50,10 @@ def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
     served.scheduler.client_pins.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(20)), 1, fills_pin="greeting")
     served.add(40, 5)  # 11 blocks at its longest
-    assert served.scheduler.resizing.floor() == 16
+    assert served.scheduler.resizer.floor() == 16
     with pytest.raises(ResizeRefused, match="allowed: 16"):
-        served.scheduler.resizing.resize(15)
-    assert served.scheduler.resizing.resize(16)
+        served.scheduler.resizer.resize(15)
+    assert served.scheduler.resizer.resize(16)
     while served.scheduler.has_work:
         served.step()
     assert served.memory.counts().held == 5
@@ -65,7 +65,7 @@ def test_running_sequences_beyond_the_new_size_are_preempted_and_come_back() -> 
     for _ in range(10):
         served.step()
     assert len(served.scheduler.live.running) == 4
-    assert served.scheduler.resizing.resize(20)
+    assert served.scheduler.resizer.resize(20)
     served.scheduler.check()
     assert len(served.scheduler.live.running) < 4
     while served.scheduler.has_work:
@@ -79,7 +79,7 @@ def test_cached_blocks_of_the_tail_are_evicted_and_of_the_head_kept() -> None:
     while served.scheduler.has_work:
         served.step()
     assert served.memory.counts().cached == 19
-    assert served.scheduler.resizing.resize(10)
+    assert served.scheduler.resizer.resize(10)
     served.scheduler.check()
     assert served.memory.counts().cached >= 9
     assert served.plan_of_nothing() is not None  # the tail goes back although nobody runs
@@ -89,8 +89,8 @@ def test_what_is_in_use_again_before_the_next_plan_is_not_given_back() -> None:
     served = Served(blocks=40)
     served.add(30, 5)
     served.step()
-    assert served.scheduler.resizing.resize(12)
-    assert served.scheduler.resizing.resize(30)
+    assert served.scheduler.resizer.resize(12)
+    assert served.scheduler.resizer.resize(30)
     assert served.plan().discarded == ((30, 40),)
 
 
@@ -99,7 +99,7 @@ def test_shrinking_and_growing_again_forgets_nothing_that_is_held() -> None:
     request = served.add(30, 40)
     for size in (20, 35, 18, 40, 19):
         served.step()
-        assert served.scheduler.resizing.resize(size)
+        assert served.scheduler.resizer.resize(size)
         served.scheduler.check()
     while served.state(request) is not State.FINISHED:
         served.step()

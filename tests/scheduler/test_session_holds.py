@@ -126,7 +126,8 @@ def test_a_warm_hold_goes_below_lets_the_pool_go_and_is_never_dropped_there() ->
 def test_stores_of_a_hold_go_first_and_also_where_loading_is_slow() -> None:
     chats = Chats(blocks=60, slots=50)
     transfers = chats.scheduler.transfers
-    transfers._load_s, chats.scheduler.context.costs.token_s = 5.0, 0.001
+    transfers._load_s.add(5.0, 0.0)
+    chats.scheduler.context.costs.token_s = 0.001
     for first in (1000, 2000):
         chats.add(tuple(range(first, first + 22)))
     while chats.scheduler.has_work:

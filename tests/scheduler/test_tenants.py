@@ -126,8 +126,8 @@ def test_max_running_and_max_queue_are_a_tenants_own() -> None:
     served.step()
     assert served.state(first) is State.RUNNING
     (waiting,) = served.scheduler.live.sequences_of(second)
-    assert waiting.wait.reason is WaitReason.TENANT_RUNNING
-    assert "max_running" in waiting.wait.in_words()
+    assert waiting.queue.wait.reason is WaitReason.TENANT_RUNNING
+    assert "max_running" in waiting.queue.wait.in_words()
     served.drain()
 
 
@@ -169,7 +169,7 @@ def test_a_tenant_is_told_no_number_that_others_move() -> None:
     late = served.add(tuple(range(70)), 40, tenant="a", timeouts=Timeouts(queue=1.0))
     served.scheduler.schedule(0.5)
     (waiting,) = served.scheduler.live.sequences_of(late)
-    assert waiting.wait.reason is WaitReason.BLOCKS
+    assert waiting.queue.wait.reason is WaitReason.BLOCKS
     (final,) = served.scheduler.expire(2.0)
     assert final.error.endswith("waiting: too few blocks are unheld for it")
     assert "unheld, of which" in served.scheduler.events.recent(1)[0].text, "the operator is told all"

@@ -111,7 +111,7 @@ def check_planned(plan: StepPlan, scheduler: Scheduler) -> int:
         assert chunk.stop < sequence.max_length, "drafts pass the row's length"
         assert sequence.group is None, "a beam drafts"
         tenant = sequence.request.tenant
-        if sequence.blocks_guessed:
+        if sequence.drafts is not None and sequence.drafts.blocks_guessed:
             taken += 1
             if quotas.has_guarantees:
                 assert shares.used(tenant) <= quotas.policy(tenant).guaranteed, "drafts borrow"
@@ -141,6 +141,6 @@ def check_committed(scheduler: Scheduler) -> None:
             "a block of rejected positions is held"
         )
         assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1), "rejected positions count as served"
-        assert s.blocks_peak <= blocks_for(len(s.tokens), size), "blocks of rejected positions are told"
+        assert s.block_use.peak <= blocks_for(len(s.tokens), size), "blocks of rejected positions are told"
         assert s.drafting.num_accepted <= s.drafting.num_drafted
         assert s.drafting.num_accepted < max(1, len(s.tokens) - s.num_prompt), "more right than there are"

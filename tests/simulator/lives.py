@@ -127,7 +127,7 @@ class Simulation:
     def resize(self) -> None:
         """Make the pool larger or smaller, if that may be."""
         try:
-            self.outcome.resized += self.scheduler.resizing.resize(self.random.randint(1, self._capacity + 3))
+            self.outcome.resized += self.scheduler.resizer.resize(self.random.randint(1, self._capacity + 3))
         except ResizeRefused:
             self.outcome.resizes_refused += 1
 

@@ -30,6 +30,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.client_pins import ClientPins
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.transfers import Transfers, _Moving
+from octavo.scheduler import admit as admit_module
 from octavo.scheduler import beam_rows, beams, limits
 from octavo.scheduler import scheduler as scheduler_module
 from octavo.scheduler.admit import Admission
@@ -37,14 +38,15 @@ from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
+from octavo.scheduler.pool_resizer import PoolResizer
+from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.queue import NamesInProgress
-from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.victims import Victims
 from octavo.scheduler.waits import Wait
 from octavo.step.plan_builder import PlanBuilder
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
@@ -92,7 +94,7 @@ _NEVER = property(lambda sequence: False)
 _ALL_BEHIND_THE_PROMPT = property(lambda sequence: len(sequence.tokens) - sequence.num_prompt)
 
 
-def _hit_everything(self: Admission, sequence: Sequence) -> int:
+def _hit_everything(self: PrefixLookup, sequence: Sequence) -> int:
     if sequence.wants_prompt_logprobs:
         return 0
     return self._context.ledger.find_prefix(sequence.chain.names)
@@ -104,10 +106,10 @@ def _retire_inherits(self: PlanBuilder, row: int) -> None:
 
 def _preempt_in_the_same_epoch(self: LiveSequences, sequence: Sequence) -> None:
     _PREEMPT(self, sequence)
-    sequence.epoch -= 1
+    sequence.preemptions -= 1
 
 
-def _victim_already_planned(self: MakingRoom, winner: Sequence) -> list[Sequence]:
+def _victim_already_planned(self: Victims, winner: Sequence) -> list[Sequence]:
     return [s for s in self._live.running if s is not winner]
 
 
@@ -142,14 +144,14 @@ def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None
     updates = []
     for sequence in self.live.sequences_of(request_id):
         if choice is None or sequence.choice == choice:
-            updates += self._ending.end(sequence, FinishReason.CANCELLED)
+            updates += self._finisher.end(sequence, FinishReason.CANCELLED)
     return updates
 
 
-def _make_room_in_vain(self: Admission, sequence: Sequence, num_hits: int) -> bool:
-    for victim in [s for s in self._live.running if s.priority < sequence.priority]:
-        self._preemption.preempt(victim, sequence)
-    return False
+def _preempt_in_vain(self: Admission, entry: admit_module._Entry) -> list[Sequence]:
+    for victim in [s for s in self._live.running if s.priority < entry.sequence.priority]:
+        self._reclaimer._preemption.preempt(victim, entry.sequence)
+    return []
 
 
 def _fill_without_holding(self: Pins, pin: Pin) -> None:
@@ -167,7 +169,7 @@ def _remove_keeping_the_blocks(self: Pins, pin: Pin) -> None:
 
 def _admitted_is_forgotten(self: LiveSequences, sequence: Sequence, num_hits: int) -> None:
     _ENTER(self, sequence, num_hits)
-    sequence.was_admitted = False
+    sequence.phases = replace(sequence.phases, admitted=None)
 
 
 def _time_out_without_closing(self: Scheduler, request_id: int, deadline: object) -> list[Update]:
@@ -253,16 +255,16 @@ def _give_back_what_is_unused_now(self: IdleMemory) -> None:
     self._context.plan.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
 
 
-def _step_back_below_the_floor(self: PressurePolicy, resizing: Resizing, kept: int, more: int) -> int:
+def _step_back_below_the_floor(self: PressurePolicy, resizer: PoolResizer, kept: int, more: int) -> int:
     return max(1, kept - more)
 
 
 def _grow_beyond_what_was_asked_for(
-    self: PressurePolicy, resizing: Resizing, now: float, available: int
+    self: PressurePolicy, resizer: PoolResizer, now: float, available: int
 ) -> None:
-    resizing.idle_memory.blocks_wanted += 1
-    _GROW(self, resizing, now, available)
-    resizing.idle_memory.blocks_wanted -= 1
+    resizer.idle_memory.blocks_wanted += 1
+    _GROW(self, resizer, now, available)
+    resizer.idle_memory.blocks_wanted -= 1
 
 
 def _give_nothing_back(self: IdleMemory) -> None:
@@ -309,9 +311,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Ledger, "close", _close_leaking),
-    PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
+    PlantedBug("whole prompt served from the cache", PrefixLookup, "find_hits", _hit_everything),
     PlantedBug("published after the drop", LiveSequences, "requeue", _preempt_in_the_same_epoch),
-    PlantedBug("victim's blocks reused in its own plan", MakingRoom, "behind", _victim_already_planned),
+    PlantedBug("victim's blocks reused in its own plan", Victims, "behind", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
     PlantedBug("fork that is not a holder", Ledger, "fork", _fork_without_holding),
@@ -320,7 +322,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("poisoned block of a preempted one found again", BlockPool, "forget", _forget_what_is_held),
     PlantedBug("prompt logprobs asked for twice", LiveSequences, "requeue", _preempt_scoring_again),
     PlantedBug("cancelled choice takes its siblings along", Scheduler, "cancel", _cancel_before_the_fork),
-    PlantedBug("victims preempted in vain", Admission, "_make_room", _make_room_in_vain),
+    PlantedBug("victims preempted in vain", Admission, "_find_lower", _preempt_in_vain),
     PlantedBug("pin that is not a holder", Pins, "fill", _fill_without_holding),
     PlantedBug("pin that leaks its blocks", Pins, "remove", _remove_keeping_the_blocks),
     PlantedBug("pins without a budget", ClientPins, "_check_budget", lambda self, num_blocks, order: None),
@@ -339,8 +341,8 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
-    PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
-    PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
+    PlantedBug("moved block, and its row is not told", PoolResizer, "_tell_rows", lambda self, copies: None),
+    PlantedBug("pool below its floor", PoolResizer, "floor", lambda self: 1),
     PlantedBug("events told to a tenant as written", sight, "own_event", lambda event: event),
     PlantedBug("another tenant's request is told", Sight, "sees", lambda self, tenant: True),
     PlantedBug("another tenant's requests are listed", Sight, "requests", _requests_of_all),
@@ -401,7 +403,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug("hypotheses of all lengths alike", beams, "penalised", planted_beams.penalised_never),
     PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
-    PlantedBug("beam preempts its sibling", MakingRoom, "behind", planted_beams.victim_in_the_group),
+    PlantedBug("beam preempts its sibling", Victims, "behind", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
     PlantedBug("mean takes a prefix hit", Sequence, "computes_all", _SCORED_ALONE),
     PlantedBug("mean lacks the rows inside its prompt", Sequence, "wants_mean", _NEVER),

@@ -7,9 +7,9 @@ from octavo.params import BeamParams
 from octavo.scheduler import beams
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import Beam, BeamGroup, PathStep
-from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.victims import Victims
 from octavo.types import FinishReason, Request, Update, Usage
 from octavo.units import blocks_for
 
@@ -70,7 +70,7 @@ def ready_ahead(self: Planner) -> tuple[list[Sequence], list[Sequence]]:
     return continuing, prompts
 
 
-def victim_in_the_group(self: MakingRoom, winner: Sequence) -> list[Sequence]:
+def victim_in_the_group(self: Victims, winner: Sequence) -> list[Sequence]:
     """A beam without a block takes those of another beam."""
     siblings = [] if winner.group is None else winner.group.sequences()
     return [s for s in siblings if s is not winner][:1] or _BEHIND(self, winner)
@@ -85,4 +85,4 @@ def advance_with_one_too_few(self: BeamGroup[Sequence]) -> list[beams.Child[Sequ
 
 _GATHER, _DROP, _BEGIN = BeamRows.gather, BeamRows._drop, BeamRows.begin
 _SHARED = beams.shared_length
-_READY, _BEHIND, _ADVANCE = Planner.ready, MakingRoom.behind, BeamGroup.advance
+_READY, _BEHIND, _ADVANCE = Planner.ready, Victims.behind, BeamGroup.advance

@@ -11,6 +11,7 @@ from tests.simulator.planting import PlantedBug
 from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.scheduler import drafts as drafts_module
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.in_flight import InFlightChunk
@@ -38,7 +39,7 @@ def _table_loses_an_accepted_one(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed, table = _SETTLE(self, flight, samples, num_taken), flight.sequence.table
-    if flight.drafts and flight.epoch == flight.sequence.epoch and table is not None:
+    if flight.drafts and flight.is_current and table is not None:
         self._context.ledger.truncate(table, computed - self._context.ledger.block_size)
     return computed
 
@@ -47,7 +48,7 @@ def _planned_with_the_rejected(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed = _SETTLE(self, flight, samples, num_taken)
-    if flight.drafts and flight.epoch == flight.sequence.epoch:
+    if flight.drafts and flight.is_current:
         flight.sequence.num_planned = min(
             flight.stop, len(flight.sequence.tokens) - 1 + (computed < flight.stop)
         )
@@ -58,7 +59,7 @@ def _served_with_the_rejected(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
     computed = _SETTLE(self, flight, samples, num_taken)
-    if flight.drafts and flight.epoch == flight.sequence.epoch:
+    if flight.drafts and flight.is_current:
         self._live.service.count(flight.sequence, flight.stop)
     return computed
 
@@ -75,7 +76,7 @@ def _accepted_with_the_rejected(
 def _settled_for_another_epoch(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
-    flight.epoch = flight.sequence.epoch
+    flight.epoch = flight.sequence.preemptions
     return _SETTLE(self, flight, samples, num_taken)
 
 
@@ -83,7 +84,7 @@ def _lengthen_charging(
     self: Drafts, offer: drafts_module._Offer, count: int, spare: int, promised: Counter[str]
 ) -> int:
     taken = _LENGTHEN(self, offer, count, spare, promised)
-    offer.flight.sequence.blocks_guessed = 0
+    offer.drafts.blocks_guessed = 0
     offer.flight.sequence.count_blocks(self._context.now)
     return taken
 
@@ -103,7 +104,7 @@ def _beyond_the_maximum(self: Drafts, sequence: Sequence, table: BlockTable) -> 
     return self._context.ledger.num_unheld
 
 
-def _promised_to_nobody(self: Drafts) -> Counter[str]:
+def _promised_to_nobody(self: BlockBudget, running: Many[Sequence]) -> Counter[str]:
     return Counter()
 
 
@@ -111,7 +112,7 @@ def _offers_beyond_the_row(
     self: Drafts, flights: list[InFlightChunk], to_read: int
 ) -> list[drafts_module._Offer]:
     return [
-        drafts_module._Offer(offer.drafting, offer.flight, offer.index, DRAFTS_MAX)
+        drafts_module._Offer(offer.drafts, offer.flight, offer.index, DRAFTS_MAX)
         for offer in _OFFERS(self, flights, to_read)
     ]
 
@@ -119,7 +120,8 @@ def _offers_beyond_the_row(
 def _requeued_with_its_guesses(self: LiveSequences, sequence: Sequence) -> None:
     guessed = sequence.num_guessed
     _REQUEUE(self, sequence)
-    sequence.num_guessed = guessed
+    if sequence.drafts is not None:
+        sequence.drafts.num_guessed = guessed
     sequence.num_planned = guessed
 
 
@@ -138,7 +140,7 @@ DRAFT_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("stop amid a draft missed", Committer, "_taken", _taken_past_the_end),
     PlantedBug("drafts borrow", Drafts, "_own_room", _borrowed_for),
     PlantedBug("drafts beyond a tenant's maximum", Drafts, "_own_room", _beyond_the_maximum),
-    PlantedBug("drafts take what was promised", Drafts, "_promised", _promised_to_nobody),
+    PlantedBug("drafts take what was promised", BlockBudget, "promised_by_tenant", _promised_to_nobody),
     PlantedBug("drafts pass the row's length", Drafts, "_offers", _offers_beyond_the_row),
     PlantedBug("victim keeps its guesses", LiveSequences, "requeue", _requeued_with_its_guesses),
 )

@@ -11,8 +11,8 @@ from octavo.memory.holders import Holder
 from octavo.retention.arena import StagingArena
 from octavo.retention.staging import Loss, Staging
 from octavo.retention.transfers import Transfers
-from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.victims import Victims
 from octavo.step.headroom import Headroom
 from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, TransferDone
@@ -51,7 +51,7 @@ def _stored_from_the_pool(self: Staging, members: Many[Holder]) -> Loss:
     return loss
 
 
-def _victims_before_the_winner(self: MakingRoom, winner: Sequence) -> list[Sequence]:
+def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence]:
     planned = {chunk.seq_id for chunk in self._context.plan.chunks}
     return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
 
@@ -72,6 +72,6 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("kept block is not copied", PlanBuilder, "copy", lambda self, copy: None),
     PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", Staging, "keep", _stored_from_the_pool),
-    PlantedBug("victim that ranks before the winner", MakingRoom, "behind", _victims_before_the_winner),
+    PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
     PlantedBug("headroom changes while a plan is made", Headroom, "undone", _headroom_changes_at_once),
 )

@@ -39,7 +39,7 @@ class SimulatedMachine:
         available = max(0, self._total - self._others - resident) * BLOCK_BYTES
         scheduler.context.now = now
         before = scheduler.ledger.pool.num_blocks
-        self._policy.act(scheduler.resizing, now, r.choice([available, available, None]), scheduler.has_work)
+        self._policy.act(scheduler.resizer, now, r.choice([available, available, None]), scheduler.has_work)
         after, elastic = scheduler.ledger.pool.num_blocks, scheduler.idle_memory
         assert after <= elastic.blocks_wanted, "the pool became larger than was asked for"
         assert after < elastic.blocks_wanted or not elastic.why_smaller, "a reason for nothing"
@@ -49,8 +49,8 @@ class SimulatedMachine:
 
     def rest(self, scheduler: Scheduler, now: float) -> None:
         """Nothing has run for a long time, in which the pool was looked at."""
-        self._policy.act(scheduler.resizing, now - 2 * self._policy.config.idle_return_s, None, has_work=True)
-        self._policy.act(scheduler.resizing, now, None, scheduler.has_work)
+        self._policy.act(scheduler.resizer, now - 2 * self._policy.config.idle_return_s, None, has_work=True)
+        self._policy.act(scheduler.resizer, now, None, scheduler.has_work)
 
     def check_rested(self, scheduler: Scheduler, executor: OracleExecutor) -> None:
         """After it: only blocks that are cached, or on their way below, have memory."""

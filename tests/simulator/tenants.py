@@ -117,9 +117,10 @@ class TurnWatch:
             return False
         if own[0] in self._prompts:
             return True
-        fits = self._scheduler._admission._fits(own[0], 0)
-        is_closed = any(s.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)  # room is kept for it
-        return own[0].wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
+        fits = self._scheduler.limits.fits(own[0], 0)
+        # Room is kept for one that many have passed.
+        is_closed = any(s.queue.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)
+        return own[0].queue.wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
 
 
 class GuaranteeWatch:
@@ -158,7 +159,8 @@ class GuaranteeWatch:
                 continue
             seen.add(tenant)
             lent = any(other.request.tenant != tenant for other in borrowed)
-            if s.wait.reason is WaitReason.FOLLOWS or 1 + s.forks_left > scheduler.live.num_free_rows + lent:
+            is_following = s.queue.wait.reason is WaitReason.FOLLOWS
+            if is_following or 1 + s.forks_left > scheduler.live.num_free_rows + lent:
                 continue  # a guarantee is of blocks: of rows, one
             if not scheduler.shares.allows(s, 0, scheduler.live.running, frozenset()):
                 continue

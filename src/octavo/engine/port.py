@@ -273,7 +273,7 @@ class Port:
             case SetTenants(policies):
                 s.tenants.set_policies(policies)
             case Resize(num_blocks):
-                return s.resizing.resize(num_blocks)
+                return s.resizer.resize(num_blocks)
             case ReadMemory(available):
                 self._read_memory(available, now)
             case FinishTransfer(done):
@@ -325,7 +325,7 @@ class Port:
     @property
     def unused_until(self) -> float | None:
         """When unused blocks give their memory back, if nothing is computed until then."""
-        return None if self._pressure is None else self._pressure.idle_at(self._scheduler.resizing)
+        return None if self._pressure is None else self._pressure.idle_at(self._scheduler.resizer)
 
     def retire(self) -> None:
         """Another scheduler follows this one: what it has counted stays counted."""
@@ -364,7 +364,7 @@ class Port:
 
     def _read_memory(self, available: int | None, now: float) -> None:
         assert self._pressure is not None
-        self._pressure.act(self._scheduler.resizing, now, available, self._scheduler.has_work)
+        self._pressure.act(self._scheduler.resizer, now, available, self._scheduler.has_work)
 
     # -- sessions
 

@@ -45,6 +45,12 @@ def block_name(parent: bytes, tokens: array[int]) -> bytes:
     return hashlib.blake2b(tokens.tobytes(), digest_size=NAME_BYTES, key=parent).digest()
 
 
+def hits_max(num_tokens: int, block_size: int) -> int:
+    """Blocks of so many tokens that a prefix hit may cover: never the last token's, which is computed, since
+    the next one is sampled from its logits."""
+    return (num_tokens - 1) // block_size
+
+
 class NameChain:
     """The names of the full blocks of one growing list of tokens, computed once each.
 

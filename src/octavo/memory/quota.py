@@ -12,7 +12,7 @@ their tenant does not want them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from octavo.memory.pool import BlockPool
@@ -109,6 +109,17 @@ class Quotas:
         if maximum is None:
             return self._pool.num_blocks
         return maximum - self._pool.charged[owner]
+
+    def charge_of(self, owner: int, blocks: Iterable[int], freed: Set[int] = frozenset()) -> int:
+        """How many of these published blocks it would be charged for beyond those it holds, if it held them
+        too and the blocks `freed` were unheld."""
+        pool = self._pool
+        if owner == self.shared:  # those that no pin shares yet become its own when its pin is filled
+            return sum(pool.owner[b] != owner for b in blocks)
+        return sum(
+            pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
+            for b in blocks
+        )
 
     def owner_below(self, owner: int) -> int:
         """Whose share of the tier below a block of that owner takes."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from octavo.averages import FadingAverage
 from octavo.step.context import Context
 from octavo.types import TransferDone
 
-SMOOTHING = 0.2
-HALF_LIFE_S = 20.0  # a measurement counts half after it
+
+def transfer_average() -> FadingAverage:
+    """Of the seconds that the transfers of one direction take for a block."""
+    return FadingAverage(weight=0.2, half_life_s=20.0)
 
 
 class StagingArena:
@@ -20,8 +22,7 @@ class StagingArena:
         self.num_blocks = context.config.staging_blocks
         self._context = context
         self._free = list(range(self.first + self.num_blocks - 1, self.first - 1, -1))
-        self._store_s: float | None = None  # for a block, measured
-        self._stored_at = 0.0
+        self._store_s = transfer_average()
 
     @property
     def free(self) -> Sequence[int]:
@@ -36,13 +37,9 @@ class StagingArena:
         """The store from this block has ended, well or not."""
         self._free.append(block)
         if done.ok:
-            self._stored_at = self._context.now
-            old = self._store_s
-            self._store_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
+            self._store_s.add(done.seconds, self._context.now)
 
     @property
     def store_s(self) -> float | None:
-        """Seconds to store a block; None: not measured. A measurement counts half after `HALF_LIFE_S`."""
-        if self._store_s is None:
-            return None
-        return self._store_s * math.exp2(-(self._context.now - self._stored_at) / HALF_LIFE_S)
+        """Seconds to store a block; None: not measured."""
+        return self._store_s.at(self._context.now)

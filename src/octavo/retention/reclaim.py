@@ -1,7 +1,8 @@
-"""Who gives blocks up, and in which order: pure choices over holder records. The scheduler applies them.
+"""Who gives blocks up, and in which order: pure choices over holder records. `Reclaimer` (reclaimer.py)
+executes them.
 
-A ladder is asked from its first rung on, again and again, until there is room or no rung has an answer. They
-are not alike, and each for a reason:
+An order lists sources. Its first source that has an answer releases blocks, again and again from the first
+one on, until the request is met or no source has an answer. The orders are not alike, and each for a reason:
 
     RESERVING   a running sequence needs its next block      fetches behind it have computed nothing and are
                                                              cheapest; of the sequences behind it goes who
@@ -19,8 +20,8 @@ are not alike, and each for a reason:
     RELOADING   a tenant holds more than it may now          its running sequences, which come back by
                                                              themselves; then its soft holds, then fetches
 
-Soft holds are no request's: to admit or to claim they are counted as gone first, and let go when that lets
-the sequence in (`Admission`).
+Soft holds are no request's: to admit or to claim they are counted as released (`AdmissionLimits`), and are
+released when that lets the sequence in, before any sequence is preempted for it.
 
 A sequence is chosen by what it would lose:
 
@@ -41,15 +42,15 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.memory.holders import Holder
 
 CANDIDATES_MAX = 32  # whose losses are compared
 
 
-class Rung(enum.Enum):
-    """Who may be asked."""
+class ReclaimSource(enum.Enum):
+    """Whose blocks may be reclaimed."""
 
     FETCHES_BEHIND = enum.auto()  # complete fetches for sequences that rank after the one that is short
     FETCHES = enum.auto()  # all complete fetches
@@ -62,16 +63,32 @@ class Rung(enum.Enum):
     LAST_RESORT = enum.auto()  # all that have nothing planned, for the best-ranked of all
 
 
-Ladder = tuple[Rung, ...]
+ReclaimOrder = tuple[ReclaimSource, ...]
 
-RESERVING: Ladder = (Rung.FETCHES_BEHIND, Rung.SEQUENCES_BEHIND, Rung.FETCHES, Rung.LAST_RESORT)
-BOUNDING: Ladder = (Rung.FETCHES_BEHIND, Rung.FETCHES)
-ADMITTING: Ladder = (Rung.FETCHES, Rung.LOWER_PRIORITIES)
-CLAIMING: Ladder = (Rung.BORROWED_FETCHES, Rung.BORROWERS)
-RESIZING: Ladder = (Rung.FETCHES, Rung.SEQUENCES)
-RELOADING: Ladder = (Rung.SEQUENCES, Rung.SOFT_HOLDS, Rung.FETCHES)
+RESERVING: ReclaimOrder = (
+    ReclaimSource.FETCHES_BEHIND,
+    ReclaimSource.SEQUENCES_BEHIND,
+    ReclaimSource.FETCHES,
+    ReclaimSource.LAST_RESORT,
+)
+BOUNDING: ReclaimOrder = (ReclaimSource.FETCHES_BEHIND, ReclaimSource.FETCHES)
+ADMITTING: ReclaimOrder = (
+    ReclaimSource.FETCHES,
+    ReclaimSource.SOFT_HOLDS,
+    ReclaimSource.LOWER_PRIORITIES,
+)
+CLAIMING: ReclaimOrder = (
+    ReclaimSource.BORROWED_FETCHES,
+    ReclaimSource.SOFT_HOLDS,
+    ReclaimSource.BORROWERS,
+)
+RESIZING: ReclaimOrder = (ReclaimSource.FETCHES, ReclaimSource.SEQUENCES)
+RELOADING: ReclaimOrder = (ReclaimSource.SEQUENCES, ReclaimSource.SOFT_HOLDS, ReclaimSource.FETCHES)
 
-_ONE_BY_ONE = {Rung.FETCHES_BEHIND, Rung.FETCHES, Rung.BORROWED_FETCHES}  # the last in rank first
+# The last in rank first, one by one.
+_ONE_BY_ONE = {ReclaimSource.FETCHES_BEHIND, ReclaimSource.FETCHES, ReclaimSource.BORROWED_FETCHES}
+# All candidates together: who is among them was computed so that they are enough.
+_ALL_AT_ONCE = {ReclaimSource.SOFT_HOLDS, ReclaimSource.BORROWERS}
 Choice = tuple[Holder, ...]  # who is to go, together; (): there is no one
 
 
@@ -94,46 +111,53 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
-    """How many blocks are missing, and who may be asked for them: `asked` is looked up rung by rung."""
+class ReclaimRequest:
+    """What blocks are reclaimed for, and from whom."""
 
-    needed: int
-    asked: Mapping[Rung, Callable[[], Many[Holder]]]
+    is_met: Callable[[], bool]  # true when nothing more is to be reclaimed
+    candidates_by_source: Mapping[ReclaimSource, Callable[[], Many[Holder]]]  # of the order's sources
+    num_missing: Callable[[], int] = lambda: 1  # blocks, now
+    after_release: Callable[[Choice], None] = lambda choice: None
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCosts:
+    """What decides which of some running sequences go."""
+
     running: Callable[[], Iterable[Holder]]
     share_of: Callable[[Holder], float]
-    loss_of: Callable[[Choice, int], tuple[int, float]]  # gain and loss, where so many are needed
+    loss_of: Callable[[Choice, int], tuple[int, float]]  # gain and loss, where so many blocks are missing
 
 
-def find(ladder: Ladder, shortage: Shortage) -> Choice:
-    """Who is to go, from the first rung that has an answer."""
-    for rung in ladder:
-        holders = shortage.asked[rung]()
+def next_choice(order: ReclaimOrder, request: ReclaimRequest, costs: PreemptionCosts) -> Choice:
+    """Who is to go, from the first source that has an answer."""
+    for source in order:
+        holders = request.candidates_by_source[source]()
         if not holders:
             continue
-        if rung in _ONE_BY_ONE:
+        if source in _ONE_BY_ONE:
             return (max(holders, key=lambda holder: holder.rank),)
-        if rung is Rung.SOFT_HOLDS:
+        if source in _ALL_AT_ONCE:
             return tuple(holders)
-        last = rung is Rung.LAST_RESORT  # one after the other: one that gives one block up may do
-        return cheapest(holders, replace(shortage, needed=1) if last else shortage)
+        # Of the last resort one after the other: one that gives one block up may do.
+        return cheapest(holders, 1 if source is ReclaimSource.LAST_RESORT else request.num_missing(), costs)
     return ()
 
 
-def cheapest(holders: Many[Holder], shortage: Shortage) -> Choice:
-    """Which of these sequences are to go, together. O(blocks of those that priority and share leave)."""
-    groups = grouped(holders, shortage.running)
+def cheapest(holders: Many[Holder], needed: int, costs: PreemptionCosts) -> Choice:
+    """Which of these sequences are to go, together, where `needed` blocks are missing. O(blocks of those that
+    priority and share leave)."""
+    groups = grouped(holders, costs.running)
     if len(groups) <= 1:
         return groups[0] if groups else ()
-    order = [(max(-m.rank[0] for m in group), -shortage.share_of(group[0])) for group in groups]
+    order = [(max(-m.rank[0] for m in group), -costs.share_of(group[0])) for group in groups]
     first = min(order)
     alike = [group for group, place in zip(groups, order, strict=True) if place == first]
     if len(alike) > CANDIDATES_MAX:  # a bound on the work: those that rank last are looked at
         alike = sorted(alike, key=lambda group: group[0].rank)[-CANDIDATES_MAX:]
     priority, share = first
-    candidates = [
-        Candidate(group, priority, -share, *shortage.loss_of(group, shortage.needed)) for group in alike
-    ]
-    chosen = choose(candidates, shortage.needed)
+    candidates = [Candidate(group, priority, -share, *costs.loss_of(group, needed)) for group in alike]
+    chosen = choose(candidates, needed)
     assert chosen is not None
     return chosen.members
 

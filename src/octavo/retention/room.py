@@ -10,6 +10,7 @@ from typing import Protocol
 
 from octavo.memory.capacity import Capacities, Capacity
 from octavo.memory.demand import blocks_needed
+from octavo.memory.names import hits_max
 from octavo.memory.quota import SHARED
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
@@ -76,6 +77,11 @@ class Room:
         """As it is."""
         return self.capacities.everything
 
+    @property
+    def num_pinned(self) -> int:
+        """What all pins may hold."""
+        return self._pins.num_blocks
+
     # -- requests
 
     def beside_hard_pins(self, request: Request) -> int:
@@ -121,8 +127,8 @@ class Room:
         return num_own
 
     def num_hits_max(self, request: Request) -> int:
-        """Blocks of its prompt that can be hits: never the last token's."""
-        return (len(request.prompt) - 1) // self._context.ledger.block_size
+        """Blocks of its prompt that can be hits."""
+        return hits_max(len(request.prompt), self._context.ledger.block_size)
 
     # -- the pool
 
@@ -143,16 +149,8 @@ class Room:
     def may_hold(self, tenant: str, names: Many[bytes]) -> bool:
         """Whether its maximum lets the tenant hold these published names too."""
         ledger, owner = self._context.ledger, self._context.ledger.quotas.owner(tenant)
-        pool = ledger.pool
-        blocks = [pool.find(name) for name in names]
-        if owner == ledger.quotas.shared:  # those that no other pin shares become its own
-            new = sum(b is not None and pool.owner[b] != owner for b in blocks)
-        else:
-            new = sum(
-                b is not None and pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged)
-                for b in blocks
-            )
-        return new <= ledger.quotas.room(owner)
+        found = [block for name in names if (block := ledger.pool.find(name)) is not None]
+        return ledger.quotas.charge_of(owner, found) <= ledger.quotas.room(owner)
 
     def missing(self, tenant: str, more: int = 0, *, hard_only: bool = False) -> Missing:
         """What as many `more` blocks pinned for that tenant would lack. O(tenants and requests)."""

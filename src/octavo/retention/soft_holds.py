@@ -46,6 +46,11 @@ class SoftHolds:
     _room: Room
     _warm_pins: WarmPins
 
+    @property
+    def num_blocks(self) -> int:
+        """What all of them may hold."""
+        return self._pins.num_soft
+
     def is_crowded(self, request: Request) -> bool:
         """True when holds of idle sessions keep out a request that was taken. O(1) where there are none, or
         where there is plenty of room."""

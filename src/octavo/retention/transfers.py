@@ -12,7 +12,6 @@ damaged are recomputed: the sequence is admitted with what is there.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED
 from octavo.memory.tiers import Moved, OffloadTier
-from octavo.retention.arena import HALF_LIFE_S, SMOOTHING, StagingArena
+from octavo.retention.arena import StagingArena, transfer_average
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
@@ -71,8 +70,7 @@ class Transfers:
         self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
         self._num_stores = 0
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
-        self._load_s: float | None = None  # for a block, measured
-        self._loaded_at = 0.0
+        self._load_s = transfer_average()
         self._last_id = 0
         if tier is not None:
             # Bounded: of those that a slow store cannot follow, the longest cached are left out.
@@ -342,9 +340,7 @@ class Transfers:
         assert fetch is not None
         if done.ok:
             self.num_loaded += 1
-            self._loaded_at = self._context.now
-            old = self._load_s
-            self._load_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
+            self._load_s.add(done.seconds, self._context.now)
         if self._loading.get(transfer.name) == transfer.transfer_id:
             del self._loading[transfer.name]
         if self.tier.end_load(transfer.name, done.ok):
@@ -394,11 +390,8 @@ class Transfers:
 
     @property
     def load_s(self) -> float | None:
-        """Seconds to load a block; None: not measured. A measurement counts half after each `HALF_LIFE_S`, so
-        that one slow spell is tried again."""
-        if self._load_s is None:
-            return None
-        return self._load_s * math.exp2(-(self._context.now - self._loaded_at) / HALF_LIFE_S)
+        """Seconds to load a block; None: not measured."""
+        return self._load_s.at(self._context.now)
 
     def is_worth_it(self) -> bool:
         """Loading a block is thought cheaper than computing it; also while that is unknown."""

@@ -38,7 +38,7 @@ class BeamRows:
         ends = sequence.request.params.end_ids(self._context.config.stop_ids)
         group: BeamGroup[Sequence] = BeamGroup(sequence.request, params, ends)
         group.beams[0].sequence = sequence
-        sequence.group, sequence.goes_alone = group, True
+        sequence.group = group
         sequence.forks_left = group.params.width - 1
 
     def deliver(self, sequence: Sequence, sampled: SampledToken) -> None:
@@ -147,7 +147,6 @@ class BeamRows:
             num_planned=num_shared,
             num_cached=parent.num_cached,
             num_served=len(tokens) - 1,  # the tail was computed before, but for the newest token
-            was_admitted=True,
             group=parent.group,
         )
         beam.phases = parent.phases
@@ -162,7 +161,7 @@ class BeamRows:
         if sequence is None:
             return
         self._live.close(sequence)
-        group.block_seconds += sequence.block_seconds
+        group.block_seconds += sequence.block_use.block_seconds
         beam.sequence = None
 
     def _promise(self, group: BeamGroup[Sequence]) -> None:

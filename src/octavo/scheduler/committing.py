@@ -5,17 +5,16 @@ A sample of a sequence that was preempted meanwhile is taken all the same; its o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.scheduler.beam_rows import BeamRows, is_over
 from octavo.scheduler.drafts import Drafts
-from octavo.scheduler.ending import Ending
+from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence_parts import GrammarState
 from octavo.step.context import Context
-from octavo.step.events import Event, EventKind
 from octavo.types import FinishReason, SampledToken, StepResult, Update
 
 
@@ -26,13 +25,12 @@ class Committer:
     _context: Context
     _live: LiveSequences
     _beams: BeamRows
-    _ending: Ending
+    _finisher: Finisher
     _drafts: Drafts | None
-    _forget: Callable[[list[bytes]], None]  # names whose blocks were found poisoned
 
     def commit(self, flights: list[InFlightChunk], result: StepResult) -> list[Update]:
         """Take the result of the plan whose stakes `flights` are."""
-        ended = {**result.failures, **result.dead_ends}
+        ended = result.failures.keys() | result.dead_ends.keys()
         updates: list[Update] = []
         for flight in flights:
             flight.sequence.pending -= flight.num_samples
@@ -44,20 +42,7 @@ class Committer:
             for flight in (flights if ended else ())
             if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id in ended
         ]
-        for sequence in failed:  # all of them first: the end of one beam is the end of its group
-            if sequence.seq_id in result.dead_ends:
-                continue  # the model is not to blame: others may go on with the same prefix
-            self._forget(sequence.chain.names)
-        for sequence in failed:
-            if sequence.state is not State.FINISHED:
-                reason, request = ended[sequence.seq_id], sequence.request
-                text = f"request {request.request_id} failed: {reason}"
-                self._context.events.record(
-                    Event(self._context.now, EventKind.FAILED, text, request.request_id, request.tenant)
-                )
-                is_dead_end = sequence.seq_id in result.dead_ends
-                finish = FinishReason.DEAD_END if is_dead_end else FinishReason.ERROR
-                updates += self._ending.end(sequence, finish, reason)
+        updates += self._finisher.fail(failed, result)
         groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
         if groups:
             updates += self._beams.settle(group for group in groups.values() if not is_over(group))
@@ -69,7 +54,7 @@ class Committer:
         if flight.num_samples:
             sequence.note_token(self._context.now)
         if sequence.group is not None:
-            if flight.epoch == sequence.epoch:  # else it will be computed again, with the same candidates
+            if flight.is_current:  # else it will be computed again, with the same candidates
                 self._publish(sequence, flight.stop)
                 if flight.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
@@ -81,12 +66,12 @@ class Committer:
             samples = self._taken(sequence, sampled)
             if self._drafts is not None:
                 computed = self._drafts.settle(flight, sampled, len(samples))
-            sequence.num_last = len(sequence.tokens) - computed
-            sequence.num_forced += sequence.num_last - 1
-            if sequence.seq_id in result.in_grammar:
-                sequence.in_grammar = sequence.goes_alone = True
+            num_last, in_grammar = len(sequence.tokens) - computed, sequence.seq_id in result.in_grammar
+            if sequence.grammar is not None or num_last > 1 or in_grammar:
+                sequence.grammar = sequence.grammar or GrammarState()
+                sequence.grammar.note_sample(num_last, is_leading=in_grammar)
             sequence.chain.extend(sequence.tokens)
-        if flight.epoch == sequence.epoch:
+        if flight.is_current:
             self._publish(sequence, computed)
         updates = self._update(sequence, samples, result)
         if (
@@ -94,7 +79,7 @@ class Committer:
             and not sequence.forks_left
             and sequence.state is not State.FINISHED
         ):
-            updates += self._ending.end(sequence, FinishReason.CANCELLED)
+            updates += self._finisher.end(sequence, FinishReason.CANCELLED)
         return updates
 
     def _taken(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
@@ -135,7 +120,7 @@ class Committer:
             for attached in sequence.attached:
                 error = error or attached.on_last_token(sequence.request)
             finish = FinishReason.ERROR if error else finish
-            self._ending.close(sequence, is_well=True)
+            self._finisher.close(sequence, is_well=True)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         embedding = result.pooled.get(sequence.seq_id, b"")
         if embedding:  # its sample stands for nothing

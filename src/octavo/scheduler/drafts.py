@@ -19,11 +19,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from octavo.memory.table import BlockTable
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence_parts import DraftState
 from octavo.scheduler.shares import TenantShares
-from octavo.speculation.speculator import DRAFTS_MAX, READ_TOKENS, Drafting, Speculator
+from octavo.speculation.speculator import DRAFTS_MAX, READ_TOKENS, Speculator
 from octavo.step.context import Context
 from octavo.types import Chunk, SampledToken
 from octavo.units import blocks_for
@@ -35,7 +37,7 @@ RETRY_TOKENS = 16  # after which guesses that were not taken are waited for agai
 class _Offer:
     """A sequence that has guesses: its share of the plan being made, and how many it may take."""
 
-    drafting: Drafting
+    drafts: DraftState
     flight: InFlightChunk
     index: int  # of its chunk
     limit: int
@@ -47,19 +49,23 @@ class Drafts:
 
     _context: Context
     _live: LiveSequences
+    _budget: BlockBudget
     _shares: TenantShares
     _speculator: Speculator
+
+    def __post_init__(self) -> None:
+        self._speculator.forget_sequences()  # those of an earlier scheduler
 
     def begin(self, sequence: Sequence) -> None:
         """It was submitted; beams decode plainly, and so do those whose clients say so."""
         request, params = sequence.request, sequence.request.params
         if params.speculate and params.beams is None and request.max_tokens > 1:
-            sequence.drafting = self._speculator.begin()
+            sequence.drafts = DraftState(self._speculator.begin())
 
     def end(self, sequence: Sequence) -> None:
         """It has ended."""
-        if sequence.drafting is not None:
-            self._speculator.end(sequence.drafting)
+        if sequence.drafts is not None:
+            self._speculator.end(sequence.drafts.drafting)
 
     def plan(self, flights: list[InFlightChunk]) -> None:
         """Lengthen chunks of the plan being made, all of which are there: `flights` are their stakes."""
@@ -70,17 +76,19 @@ class Drafts:
         if not offers:
             return
         counts = self._speculator.counts(
-            [(offer.drafting, offer.limit) for offer in offers],
+            [(offer.drafts.drafting, offer.limit) for offer in offers],
             num_positions,
             self._context.config.step_tokens - num_positions,
             is_measured=all(chunk.continues for chunk in chunks),
         )
-        promised = self._promised() if any(counts) else Counter[str]()
+        promised = Counter[str]()
+        if any(counts):
+            promised = self._budget.promised_by_tenant(self._live.running)
         spare = self._context.ledger.num_unheld - promised.total()
         for offer, count in zip(offers, counts, strict=True):
             taken = self._lengthen(offer, count, spare, promised) if count else 0
             spare -= taken
-            offer.drafting.was_taken = bool(offer.flight.drafts)
+            offer.drafts.drafting.was_taken = bool(offer.flight.drafts)
 
     def _begin_forks(self, flights: list[InFlightChunk]) -> None:
         """Forks of this plan guess on from where their parents are."""
@@ -91,7 +99,8 @@ class Drafts:
         for flight in flights:
             parent = by_row.get(flight.sequence.row)
             if parent is not None and parent.drafting is not None:
-                flight.sequence.drafting = self._speculator.fork(parent.drafting)
+                twin = self._speculator.fork(parent.drafting)
+                flight.sequence.drafts = None if twin is None else DraftState(twin)
 
     def _offers(self, flights: list[InFlightChunk], to_read: int) -> list[_Offer]:
         """What may be drafted; beside it drafters read on in their prompts, so many tokens at most."""
@@ -102,25 +111,17 @@ class Drafts:
         for index, chunk in enumerate(plan.chunks):
             flight = flight_of[chunk.seq_id]
             sequence = flight.sequence
-            drafting = sequence.drafting
-            if drafting is None:
+            if sequence.drafts is None:
                 continue
+            drafting = sequence.drafts.drafting
             to_read -= self._speculator.read(drafting, sequence.tokens, to_read)
             is_next = chunk.num_samples == 1 and sequence.pending == 1  # nothing else of it is in flight
             if not is_next or not drafting.draft.tokens or chunk.row in parents:
                 continue
             limit = min(DRAFTS_MAX, sequence.max_length - 1 - chunk.stop)
             if limit > 0 and len(sequence.tokens) > sequence.num_prompt:
-                offers.append(_Offer(drafting, flight, index, limit))
+                offers.append(_Offer(sequence.drafts, flight, index, limit))
         return offers
-
-    def _promised(self) -> Counter[str]:
-        """Blocks that running sequences still need for tokens that they have, by tenant. O(running)."""
-        size, promised = self._context.ledger.block_size, Counter[str]()
-        for s in self._live.running:
-            if s.table is not None:
-                promised[s.request.tenant] += max(0, s.blocks_known(size) - len(s.table)) + s.forks_left
-        return promised
 
     def _lengthen(self, offer: _Offer, count: int, spare: int, promised: Counter[str]) -> int:
         """Draft up to `count` tokens, fewer where blocks are short; returns how many blocks that took."""
@@ -140,12 +141,12 @@ class Drafts:
             return 0
         if reservation.blocks:
             self._context.plan.reserve(sequence.row, reservation)  # counted when they are kept
-        drafts = offer.drafting.draft.tokens[:count]
+        drafts = offer.drafts.drafting.draft.tokens[:count]
         chunks = self._context.plan.chunks
         chunks[offer.index] = _with_drafts(chunks[offer.index], drafts)
         sequence.num_planned += count
-        sequence.num_guessed, sequence.blocks_guessed = count, max(0, missing)
-        sequence.awaits_drafts = True
+        offer.drafts.num_guessed, offer.drafts.blocks_guessed = count, max(0, missing)
+        offer.drafts.is_awaited = True
         flight.stop, flight.drafts = stop + count, drafts
         return max(0, missing)
 
@@ -160,7 +161,7 @@ class Drafts:
     def settle(self, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int) -> int:
         """The chunk's samples are here, and the sequence took `num_taken` of them as its newest tokens.
         Rejected positions are taken back. Returns what is computed: positions up to there."""
-        sequence, drafts = flight.sequence, flight.drafts
+        sequence, drafts, state = flight.sequence, flight.drafts, flight.sequence.drafts
         accepted = 0
         for sampled, guess in zip(samples, drafts, strict=False):
             if sampled.token != guess:
@@ -169,24 +170,26 @@ class Drafts:
         # The newest token is never computed, also where a sample behind it failed, or it was itself a draft.
         accepted = min(accepted, num_taken - 1)
         computed = flight.stop - len(drafts) + accepted
-        sequence.num_guessed = sequence.blocks_guessed = 0
-        if drafts and flight.epoch == sequence.epoch:
+        if state is None:
+            return computed
+        state.land()
+        if drafts and flight.is_current:
             assert sequence.table is not None
             assert sequence.num_planned == flight.stop, "something is planned behind drafts"
             sequence.num_planned = computed
             self._context.ledger.truncate(sequence.table, computed)
             sequence.count_blocks(self._context.now)
             self._live.service.count(sequence, computed)
-        drafting = sequence.drafting
-        if drafting is not None and drafting.drafter.num_tokens == len(sequence.tokens) - num_taken:
+        drafting = state.drafting
+        if drafting.drafter.num_tokens == len(sequence.tokens) - num_taken:
             came = [sampled.token for sampled in samples[:num_taken]]
             self._speculator.learn(drafting, came, len(drafts), accepted)
             self._speculator.read(drafting, sequence.tokens, num_taken)
             # Beside steps in flight guesses are waited for only where they are taken, and now and then.
             is_tried = drafting.was_taken or len(sequence.tokens) % RETRY_TOKENS < num_taken
-            sequence.awaits_drafts = is_tried and self._speculator.promises(drafting)
+            state.is_awaited = is_tried and self._speculator.promises(drafting)
         else:
-            sequence.awaits_drafts = False
+            state.is_awaited = False
         return computed
 
     def observe(self, num_positions: int, seconds: float) -> None:

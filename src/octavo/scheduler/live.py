@@ -75,7 +75,7 @@ class LiveSequences:
         """Waiting -> running, as one more holder of its first `num_hits` published blocks."""
         self.waiting.remove(sequence)
         sequence.state = State.RUNNING
-        sequence.bypassed = 0
+        sequence.queue.bypassed = 0
         sequence.row = self._free_rows.pop()
         sequence.table = self._context.ledger.open(sequence.holder, sequence.chain.num_shared)
         adopted = self._context.ledger.adopt(sequence.table, sequence.chain.names[:num_hits])
@@ -88,9 +88,8 @@ class LiveSequences:
             sequence.num_cached = sequence.num_planned
         sequence.num_served = max(sequence.num_served, sequence.num_planned)
         sequence.note_admission(self._context.now)
-        sequence.was_admitted = True
         self.service.admit(sequence)
-        sequence.wait = QUEUED
+        sequence.queue.wait = QUEUED
         sequence.count_blocks(self._context.now)
         bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
         self._rows_promised += sequence.forks_left
@@ -109,7 +108,7 @@ class LiveSequences:
             self.service.enter(child.request.tenant)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self._context.plan.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
-            flights.append(InFlightChunk(child, child.epoch, child.num_planned, 1))
+            flights.append(InFlightChunk(child, child.preemptions, child.num_planned, 1))
         self._rows_promised -= parent.forks_left
         parent.forks_left = 0
 
@@ -138,9 +137,9 @@ class LiveSequences:
     def why_waiting(self, sequence: Sequence) -> Wait:
         """What keeps a waiting sequence out: rows, in which case no more is looked at, or what was found when
         it was last looked at."""
-        if sequence.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
+        if sequence.queue.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
             return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
-        return sequence.wait
+        return sequence.queue.wait
 
     def place(self, sequence: Sequence) -> Place:
         """Whose prompt comes first in a step: by priority, then whose tenant was served least, then
@@ -192,10 +191,10 @@ class LiveSequences:
         """Running -> waiting: its table is dropped. Resuming is an ordinary admission that finds its own
         blocks."""
         sequence.num_lost = sequence.num_planned - sequence.num_guessed
-        sequence.num_guessed = sequence.blocks_guessed = 0
+        if sequence.drafts is not None:
+            sequence.drafts.land()
         self._leave_row(sequence)
         sequence.state = State.WAITING
-        sequence.epoch += 1
         sequence.num_computed = sequence.num_planned = 0
         sequence.preemptions += 1
         self.num_preemptions += 1

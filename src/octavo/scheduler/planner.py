@@ -1,7 +1,7 @@
 """Who computes how many positions in a step, and where: grants, reservations, chunks.
 
-In order of rank: a sequence that finds no block takes one from others (making_room.py); with no one left to
-ask it pauses. Acts on sequences and on the plan in the making.
+In order of rank: a sequence that finds no block takes one from others (reclaimer.py); where no source has a
+block left it pauses. Acts on sequences and on the plan in the making.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from octavo.scheduler.budget import share_in_turn
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
+from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
 from octavo.step.context import Context
@@ -27,15 +27,14 @@ class Planner:
     _live: LiveSequences
     _prefill_budget: PrefillBudget
     _shares: TenantShares
-    _making_room: MakingRoom
+    _reclaimer: Reclaimer
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
-        prompts. A beam's next token is not its own sample, behind a grammar's come those that it forces, and
-        guesses want to know the tokens before them: nothing follows one that is in flight."""
+        prompts."""
         continuing, prompts = [], []
         for s in self._live.running:
-            if s.pending and (s.goes_alone or s.awaits_drafts):
+            if s.pending and s.blocks_lookahead:
                 continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight
@@ -108,7 +107,7 @@ class Planner:
         sequence.num_planned = stop
         sequence.pending += num_samples
         self._live.service.count(sequence, stop)
-        flights.append(InFlightChunk(sequence, sequence.epoch, stop, num_samples))
+        flights.append(InFlightChunk(sequence, sequence.preemptions, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
             self._live.fork(sequence, flights)
 
@@ -118,17 +117,17 @@ class Planner:
         start = sequence.num_planned
         while True:
             reservation = self._context.ledger.reserve(sequence.table, start, start + grant)
+            if reservation is None:
+                reservation = self._reclaimer.reserve(sequence, start, start + grant)
             if reservation is not None:
                 if reservation.blocks:
                     self._context.plan.reserve(sequence.row, reservation)
                     sequence.count_blocks(self._context.now)
                 return grant
-            if self._making_room.for_positions(sequence, start + grant):
-                continue
             unheld = min(
                 self._context.ledger.num_unheld, self._context.ledger.quotas.room(sequence.table.owner)
             )
-            # No one is left to ask: take what fits without a new block, else pause until one ahead ends.
+            # No source has any left: take what fits without a new block, else pause until one ahead ends.
             room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start
             if room >= grant or room <= 0:
                 return 0

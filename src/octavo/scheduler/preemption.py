@@ -4,8 +4,10 @@ and it waits again."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from collections.abc import Set
 from dataclasses import dataclass
 
+from octavo.memory.holders import Holder
 from octavo.retention.staging import Staging
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.live import LiveSequences
@@ -22,6 +24,16 @@ class Preemption:
     _live: LiveSequences
     _beams: BeamRows
     _staging: Staging
+
+    def price_of(self, members: Many[Holder], freed: Set[int]) -> float:
+        """What these sequences would lose if they went together, in positions. `freed`: the blocks that only
+        they hold."""
+        return self._staging.loss_of(members, freed).price(self._staging.load_price)
+
+    def preempt_holders(self, holders: Many[Holder], winner: Sequence | None) -> None:
+        """The running sequences of these records go. O(running)."""
+        by_holder = {s.holder: s for s in self._live.running}
+        self.preempt_all([by_holder[holder] for holder in holders], winner)
 
     def preempt_all(self, members: Many[Sequence], winner: Sequence | None) -> None:
         """They go, and what is worth it is kept below: together, so that heads have the first turn."""

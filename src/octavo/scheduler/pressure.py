@@ -6,7 +6,7 @@ is available are arguments.
     pressed     less is available than `reserve_bytes`: what is missing goes back, in this order
                   1. the memory of unused blocks
                   2. cached blocks, longest cached first
-                  3. held blocks: the pool becomes so much smaller, down to the floor of `resizing`, below
+                  3. held blocks: the pool becomes so much smaller, down to the floor of `PoolResizer`, below
                      which a request that was taken could not be served
                 Pressure that comes again within `CALM_S` makes the pool as small as what it holds and caches,
                 so that it does not fill again; an eighth of the wanted size stays open to new requests.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.scheduler.resizing import Resizing
+from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.step.events import Event, EventKind
 from octavo.units import format_bytes
 
@@ -52,50 +52,48 @@ class PressurePolicy:
         self._pressed_at: float | None = None  # when less than the reserve was last available
         self._grown_at: float | None = None
 
-    def act(self, resizing: Resizing, now: float, available: int | None, has_work: bool) -> None:
+    def act(self, resizer: PoolResizer, now: float, available: int | None, has_work: bool) -> None:
         """Do what is to be done now. `available`: bytes that the system could still give; None: not known.
 
         What goes back is in the next plan. O(1), or O(blocks) when something is to be done.
         """
         self._began_at = now if self._began_at is None else self._began_at
-        if not has_work and self._is_idle(resizing, now):
-            self._return_idle(resizing, now)
+        if not has_work and self._is_idle(resizer, now):
+            self._return_idle(resizer, now)
         if available is None or not self.config.reserve_bytes:
             return
         if available < self.config.reserve_bytes:
-            self._step_back(resizing, now, available)
-        elif resizing.context.ledger.pool.num_blocks < resizing.idle_memory.blocks_wanted:
-            self._grow(resizing, now, available)
+            self._step_back(resizer, now, available)
+        elif resizer.context.ledger.pool.num_blocks < resizer.idle_memory.blocks_wanted:
+            self._grow(resizer, now, available)
 
-    def idle_at(self, resizing: Resizing) -> float | None:
+    def idle_at(self, resizer: PoolResizer) -> float | None:
         """When blocks will have been idle for long enough; None: never, or no unused one has memory."""
-        since = (
-            resizing.idle_memory.worked_at if resizing.idle_memory.worked_at is not None else self._began_at
-        )
-        pool = resizing.context.ledger.pool
-        may_have_unused = pool.backing.count > pool.num_blocks - resizing.context.ledger.counts().free
+        since = resizer.idle_memory.worked_at if resizer.idle_memory.worked_at is not None else self._began_at
+        pool = resizer.context.ledger.pool
+        may_have_unused = pool.backing.count > pool.num_blocks - resizer.context.ledger.counts().free
         if not self.config.idle_return_s or since is None or not may_have_unused:
             return None
         return since + self.config.idle_return_s
 
-    def _is_idle(self, resizing: Resizing, now: float) -> bool:
-        at = self.idle_at(resizing)
+    def _is_idle(self, resizer: PoolResizer, now: float) -> bool:
+        at = self.idle_at(resizer)
         return at is not None and now >= at
 
-    def _return_idle(self, resizing: Resizing, now: float) -> None:
-        unused = resizing.idle_memory.count_unused()
+    def _return_idle(self, resizer: PoolResizer, now: float) -> None:
+        unused = resizer.idle_memory.count_unused()
         if unused == 0:
             return
-        resizing.idle_memory.give_back()
+        resizer.idle_memory.give_back()
         text = (
             f"{unused:,} unused blocks gave their {self._in_bytes(unused)} back to the system: nothing has "
             f"been computed for {self.config.idle_return_s:,.0f} s"
         )
-        resizing.context.events.record(Event(now, EventKind.RETURNED, text, blocks=unused))
+        resizer.context.events.record(Event(now, EventKind.RETURNED, text, blocks=unused))
 
-    def _step_back(self, resizing: Resizing, now: float, available: int) -> None:
+    def _step_back(self, resizer: PoolResizer, now: float, available: int) -> None:
         """Return what is missing of the reserve, as far as the floor allows."""
-        elastic, pool = resizing.idle_memory, resizing.context.ledger.pool
+        elastic, pool = resizer.idle_memory, resizer.context.ledger.pool
         again = self._pressed_at is not None and now - self._pressed_at < CALM_S
         self._pressed_at = now
         missing = -(-(self.config.reserve_bytes - available) // self.config.bytes_per_block)
@@ -106,18 +104,18 @@ class PressurePolicy:
         # 3. What is held, and the room to grow into.
         more = max(0, missing - unused - dropped)
         if more or again:
-            target = self._smaller(resizing, pool.backing.count - unused - dropped, more)
+            target = self._smaller(resizer, pool.backing.count - unused - dropped, more)
             if target < before:
-                resizing.resize(target, for_now=True)  # False: again at the next look
+                resizer.resize(target, for_now=True)  # False: again at the next look
         given = elastic.count_unused()
         if given:
             elastic.give_back()
         if given or pool.num_blocks < before:
-            self._tell(resizing, available, given, before)
+            self._tell(resizer, available, given, before)
 
-    def _tell(self, resizing: Resizing, available: int, given: int, before: int) -> None:
+    def _tell(self, resizer: PoolResizer, available: int, given: int, before: int) -> None:
         """The pool had `before` blocks, and `given` of them lose their memory."""
-        after = resizing.context.ledger.pool.num_blocks
+        after = resizer.context.ledger.pool.num_blocks
         text = (
             f"{format_bytes(available)} of memory were available, and "
             f"{format_bytes(self.config.reserve_bytes)} are to stay so (setting memory_reserve): {given:,} "
@@ -125,21 +123,21 @@ class PressurePolicy:
         )
         if after < before:
             text += f", and the pool went from {before:,} to {after:,} blocks"
-            resizing.idle_memory.why_smaller = text
-        resizing.context.events.record(Event(resizing.context.now, EventKind.PRESSED, text, blocks=given))
+            resizer.idle_memory.why_smaller = text
+        resizer.context.events.record(Event(resizer.context.now, EventKind.PRESSED, text, blocks=given))
 
-    def _smaller(self, resizing: Resizing, kept: int, more: int) -> int:
+    def _smaller(self, resizer: PoolResizer, kept: int, more: int) -> int:
         """The size for a pool that keeps `kept` blocks and shall give up `more` of them."""
-        target = max(kept - more, resizing.floor())
+        target = max(kept - more, resizer.floor())
         if target >= kept:  # a smaller pool would return no memory, and only keep newcomers out
-            target = max(target, resizing.idle_memory.blocks_wanted // _OPEN_PARTS)
+            target = max(target, resizer.idle_memory.blocks_wanted // _OPEN_PARTS)
         return target
 
-    def _grow(self, resizing: Resizing, now: float, available: int) -> None:
+    def _grow(self, resizer: PoolResizer, now: float, available: int) -> None:
         """A step towards the wanted size, if there has been room for long enough."""
         if any(at is not None and now - at < CALM_S for at in (self._pressed_at, self._grown_at)):
             return
-        elastic, pool = resizing.idle_memory, resizing.context.ledger.pool
+        elastic, pool = resizer.idle_memory, resizer.context.ledger.pool
         promised = max(0, pool.num_blocks - pool.backing.count) * self.config.bytes_per_block
         spare = available - self.config.reserve_bytes - promised
         before, wanted = pool.num_blocks, elastic.blocks_wanted
@@ -147,14 +145,14 @@ class PressurePolicy:
         if growth < min(wanted - before, max(1, wanted // _GROWTH_PARTS)):
             return
         why = elastic.why_smaller
-        resizing.resize(before + growth, for_now=True)
+        resizer.resize(before + growth, for_now=True)
         self._grown_at = now
         elastic.why_smaller = why if pool.num_blocks < wanted else ""
         text = (
             f"{format_bytes(available)} of memory are available again: the pool grew from {before:,} to "
             f"{pool.num_blocks:,} of {wanted:,} blocks"
         )
-        resizing.context.events.record(Event(now, EventKind.RELIEVED, text, blocks=growth))
+        resizer.context.events.record(Event(now, EventKind.RELIEVED, text, blocks=growth))
 
     def _in_bytes(self, blocks: int) -> str:
         return format_bytes(blocks * self.config.bytes_per_block)

@@ -6,7 +6,7 @@ One call of `schedule` is one plan (`expire` comes before it, and ends requests 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; one that finds no block takes others' (planner.py, making_room.py)
+    4. reservation   in order of rank; one that finds no block takes others' (planner.py, reclaimer.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
     6. drafts        guesses at tokens to come, in what is left (drafts.py)
 
@@ -40,25 +40,29 @@ from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
+from octavo.scheduler.admission_limits import AdmissionLimits
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.drafts import Drafts
-from octavo.scheduler.ending import Ending
 from octavo.scheduler.fair_queue import VirtualTokenCounter
+from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.limits import check_fits, with_max_tokens
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
+from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.scheduler.preemption import Preemption
-from octavo.scheduler.resizing import Resizing
+from octavo.scheduler.prefixes import PrefixLookup
+from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.tenants import Tenants
+from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
 from octavo.step.config import SchedulerConfig
 from octavo.step.context import Context
@@ -101,42 +105,30 @@ class Scheduler:
         self.live = live = LiveSequences(context, counter, self.transfers)
         self.room = Room(context, self.pins, self.session_table, live)
         self.soft_holds = SoftHolds(context, self.pins, self.session_table, live, self.room, self.warm_pins)
-        self.shares = TenantShares(context, live)
+        self.budget = BlockBudget(context, self.headroom)
+        self.shares = TenantShares(context, live, self.budget)
         self.beams = BeamRows(context, live)
         self.preemption = Preemption(context, live, self.beams, self.staging)
-        self.making_room = MakingRoom(
-            context, live, self.shares, self.transfers, self.staging, self.soft_holds, self.preemption
-        )
+        self.victims = Victims(context, live, self.shares)
+        self.reclaimer = Reclaimer(context, self.victims, self.transfers, self.soft_holds, self.preemption)
         # What clients and operators ask for beside requests.
         kept = (context, self.pins, self.session_table, self.namer, self.room, self.warm_pins)
         self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
         self.session_holds = SessionHolds(*kept, tier, self.timers)
-        self.tenants = Tenants(context, self.pins, live, self.room, self.soft_holds, self.making_room)
+        self.tenants = Tenants(context, self.pins, live, self.room, self.reclaimer)
         self.idle_memory = IdleMemory(context)
-        self.resizing = Resizing(
-            context, self.pins, live, self.room, self.transfers, self.making_room, self.idle_memory
-        )
+        self.resizer = PoolResizer(context, live, self.room, self.reclaimer, self.idle_memory)
         # What plans, and what takes the result.
-        self._admission = Admission(
-            context,
-            live,
-            self.pins,
-            self.shares,
-            self.transfers,
-            self.soft_holds,
-            self.headroom,
-            self.making_room,
-            self.preemption,
-        )
-        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
+        self.prefixes = PrefixLookup(context, live, self.transfers)
+        self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
+        self.admission = Admission(live, self.prefixes, self.limits, self.victims, self.reclaimer)
+        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
         self.speculator = speculator
+        self._drafts: Drafts | None = None
         if speculator is not None:
-            speculator.forget_sequences()
-        self._drafts = None if speculator is None else Drafts(context, live, self.shares, speculator)
-        self._ending = Ending(context, live, self.beams, self._drafts)
-        self._committer = Committer(
-            context, live, self.beams, self._ending, self._drafts, self._forget_poisoned
-        )
+            self._drafts = Drafts(context, live, self.budget, self.shares, speculator)
+        self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
+        self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
         # Named points at which features take part without lying on every request's way.
         self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
@@ -225,7 +217,7 @@ class Scheduler:
             elif choice is not None and sequence.forks_left:
                 sequence.unwanted.add(choice)
             elif choice is None or sequence.choice == choice:
-                updates += self._ending.end(sequence, FinishReason.CANCELLED)
+                updates += self._finisher.end(sequence, FinishReason.CANCELLED)
         return updates
 
     def expire(self, now: float) -> list[Update]:
@@ -268,7 +260,7 @@ class Scheduler:
             )
             if wait is not None:
                 text = f"{begin}waiting: {wait.in_words_of(s.request.tenant)}"
-            updates += self._ending.end(s, FinishReason.TIMEOUT, text)
+            updates += self._finisher.end(s, FinishReason.TIMEOUT, text)
         return updates
 
     def final_updates(self, reason: str, now: float) -> list[Update]:
@@ -296,8 +288,8 @@ class Scheduler:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
         self.context.now = now
         evicted_before = self.context.ledger.pool.num_evictions
-        if self._admission.leaders:
-            self._admission.give_back_priorities()
+        if self.prefixes.leaders:
+            self.prefixes.give_back_priorities()
         continuing, prompts = self._planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
             budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
@@ -306,7 +298,7 @@ class Scheduler:
                 and self.live.waiting.first.rank < continuing[self.context.config.step_tokens - 1].rank
             ):
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
-            self._admission.admit(prompts, budget)
+            self.admission.admit(prompts, budget)
             continuing, prompts = self._planner.ready()
         flights: list[InFlightChunk] = []
         for sequence, grant in self._planner.share(continuing, prompts):

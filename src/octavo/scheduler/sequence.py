@@ -22,7 +22,8 @@ from octavo.memory.table import BlockTable
 from octavo.params import Pooling
 from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
-from octavo.scheduler.waits import LOADING, QUEUED, Wait
+from octavo.scheduler.sequence_parts import BlockUse, DraftState, GrammarState
+from octavo.scheduler.waits import LOADING, QUEUED, QueueState
 from octavo.speculation.speculator import Drafting
 from octavo.types import AdmittedRow, FinishReason, Phases, Request, Usage
 from octavo.units import blocks_for
@@ -54,29 +55,15 @@ class Sequence:
     num_planned: int = 0
     pending: int = 0
     forks_left: int = 0
-    epoch: int = 0  # grows when the blocks are dropped: results of an older one publish nothing
     num_cached: int = 0
     num_served: int = 0  # positions that its tenant was charged for, or that came from the cache
-    preemptions: int = 0
-    in_grammar: bool = False  # the executor has told that a grammar leads its output now
-    num_forced: int = 0  # output tokens that it forced
-    num_last: int = 1  # tokens at the end that are not computed when the sequence ends there
-    drafting: Drafting | None = None  # guesses at its next tokens; None: it decodes plainly
-    num_guessed: int = 0  # of the planned positions, those of drafts in flight
-    blocks_guessed: int = 0  # of its blocks, those that nothing but drafts in flight needs
-    awaits_drafts: bool = False  # nothing is planned while a sample of it is in flight: guesses will be
+    preemptions: int = 0  # with each its blocks were dropped
     num_lost: int = 0  # positions that were computed when it was preempted, until it is back
-    was_admitted: bool = False
-    wait: Wait = QUEUED  # why it waits, when the scheduler last looked
-    blocks_peak: int = 0
-    block_seconds: float = 0.0  # up to _counted_at
-    _num_blocks: int = 0  # held since _counted_at
-    _counted_at: float = 0.0
-    bypassed: int = 0  # how many were admitted past us since we stand at the head of the queue
     prompt_logprobs_done: int = 0  # prompt positions whose logits were already asked for
-    awaited: bytes | None = (
-        None  # name of the last block that a running sequence was computing for us when we looked
-    )
+    queue: QueueState = field(default_factory=lambda: QueueState(QUEUED))
+    block_use: BlockUse = field(default_factory=BlockUse)
+    drafts: DraftState | None = None  # None: it decodes plainly
+    grammar: GrammarState | None = None  # None: no grammar has led its output, or forced any of it
     unwanted: set[int] = field(
         default_factory=set
     )  # choices cancelled before they existed; one set for all choices
@@ -85,7 +72,6 @@ class Sequence:
     phases: Phases = field(init=False)
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
-    goes_alone: bool = field(init=False)  # nothing is planned while a sample of it is in flight
     # Sort keys: the smallest runs first, and is preempted last: by priority, then arrival, then
     # choice. Beams of a group rank as one, so none is ever the victim of another.
     own_rank: tuple[int, int, int] = field(init=False)
@@ -95,10 +81,6 @@ class Sequence:
         self.phases = Phases(self.request.arrival)
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
-        params = self.request.params
-        # Behind thinking, or a trigger, the executor tells when a grammar begins.
-        is_led = params.grammar is not None and not params.grammar.triggers and params.thinking is None
-        self.goes_alone = self.group is not None or is_led
         tenant, group = self.request.tenant, self.request.request_id
         self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group)
         self.become_choice(self.choice)
@@ -116,6 +98,49 @@ class Sequence:
         """Be called so by people."""
         self.choice = choice
         self.holder.label = f"request {self.request.request_id}, choice {choice}"
+
+    @property
+    def was_admitted(self) -> bool:
+        """True from its first admission on."""
+        return self.phases.admitted is not None
+
+    @property
+    def blocks_lookahead(self) -> bool:
+        """True where nothing is planned while a sample of it is in flight. A beam's next token is not its own
+        sample, behind a grammar's come those that it forces, and guesses want to know the tokens before
+        them."""
+        if self.group is not None or (self.drafts is not None and self.drafts.is_awaited):
+            return True
+        if self.in_grammar:
+            return True
+        params = self.request.params
+        # Behind thinking, or a trigger, the executor tells when a grammar begins.
+        return params.grammar is not None and not params.grammar.triggers and params.thinking is None
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """Guesses at its next tokens; None: it decodes plainly."""
+        return None if self.drafts is None else self.drafts.drafting
+
+    @property
+    def num_guessed(self) -> int:
+        """Of the planned positions, those of drafts in flight."""
+        return 0 if self.drafts is None else self.drafts.num_guessed
+
+    @property
+    def in_grammar(self) -> bool:
+        """True when the executor has told that a grammar leads its output now."""
+        return self.grammar is not None and self.grammar.is_leading
+
+    @property
+    def num_forced(self) -> int:
+        """Output tokens that a grammar, or the end of thinking, forced."""
+        return 0 if self.grammar is None else self.grammar.num_forced
+
+    @property
+    def num_last(self) -> int:
+        """Tokens at the end that are not computed when it ends there."""
+        return 1 if self.grammar is None else self.grammar.num_last
 
     @property
     def known(self) -> int:
@@ -145,6 +170,11 @@ class Sequence:
             0 if self.group is None or self.group.leader is not self else self.group.tail_blocks(block_size)
         )
         return blocks_for(self.known, block_size) + tails
+
+    def blocks_promised(self, block_size: int) -> int:
+        """Of these, the ones that it does not hold yet."""
+        held = 0 if self.table is None else len(self.table)
+        return max(0, self.blocks_known(block_size) - held)
 
     @property
     def priority(self) -> int:
@@ -199,7 +229,6 @@ class Sequence:
         twin.num_served = self.num_served
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted
-        twin.was_admitted = True
         twin.phases = self.phases
         return twin
 
@@ -231,7 +260,7 @@ class Sequence:
 
     def await_blocks(self, now: float) -> None:
         """It waits for blocks that come from the tier below."""
-        self.wait, phases = LOADING, self.phases
+        self.queue.wait, phases = LOADING, self.phases
         if phases.admitted is None and (phases.loading_begun is None or phases.loaded is not None):
             begun = now if phases.loading_begun is None else phases.loading_begun
             self.phases = replace(phases, loading_begun=begun, loaded=None)
@@ -253,23 +282,22 @@ class Sequence:
             self.phases = replace(self.phases, first_token=now)
 
     def count_blocks(self, now: float) -> None:
-        """Its table changed, or its usage is asked for: add what was held until now."""
-        self.block_seconds += self._num_blocks * (now - self._counted_at)
-        self._counted_at = now
-        self._num_blocks = 0 if self.table is None else len(self.table.blocks) - self.blocks_guessed
-        self.blocks_peak = max(self.blocks_peak, self._num_blocks)
+        """Its table changed, or its usage is asked for."""
+        guessed = 0 if self.drafts is None else self.drafts.blocks_guessed
+        self.block_use.count(0 if self.table is None else len(self.table.blocks) - guessed, now)
 
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
         self.count_blocks(now)
+        drafting = self.drafting
         return Usage(
             self.num_prompt,
             self.num_output,
             self.num_cached,
             self.preemptions,
-            self.blocks_peak,
-            self.block_seconds,
-            0 if self.drafting is None else self.drafting.num_drafted,
-            0 if self.drafting is None else self.drafting.num_accepted,
+            self.block_use.peak,
+            self.block_use.block_seconds,
+            0 if drafting is None else drafting.num_drafted,
+            0 if drafting is None else drafting.num_accepted,
             self.phases,
         )

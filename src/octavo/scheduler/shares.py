@@ -11,9 +11,11 @@ tenant, or of all borrowers, always advances.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from collections.abc import Set
 
+from octavo.memory.holders import Without
 from octavo.memory.quota import SHARED
-from octavo.memory.table import BlockTable
+from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import Wait, WaitReason
@@ -23,30 +25,13 @@ from octavo.step.context import Context
 class TenantShares:
     """Answers. Changes nothing."""
 
-    def __init__(self, context: Context, live: LiveSequences) -> None:
+    def __init__(self, context: Context, live: LiveSequences, budget: BlockBudget) -> None:
         self._context = context
         self._quotas = context.ledger.quotas
         self._live = live
+        self._budget = budget
 
-    def charge_of(
-        self, sequence: Sequence, num_hits: int, freed: set[int] | frozenset[int] = frozenset()
-    ) -> int:
-        """Blocks that its tenant would be charged for beyond those it holds, once `freed` are unheld."""
-        memory, owner = self._context.ledger, self._quotas.owner(sequence.request.tenant)
-        hits = memory.blocks_of(sequence.chain.names[:num_hits])
-        pool = memory.pool
-        if owner == self._quotas.shared:  # what no pin shares yet becomes its own when this one's is filled
-            adopted = sum(pool.owner[b] != owner for b in hits)
-        else:
-            adopted = sum(
-                pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
-                for b in hits
-            )
-        return sequence.blocks_known(memory.block_size) - num_hits + adopted + sequence.forks_left
-
-    def allows(
-        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
-    ) -> bool:
+    def allows(self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: Set[int]) -> bool:
         """Whether its tenant's own bounds let it in beside `running`, once `freed` are unheld."""
         tenant = sequence.request.tenant
         policy = self._quotas.policy(tenant)
@@ -56,28 +41,18 @@ class TenantShares:
                 return False
         if policy.maximum is None:
             return True
-        size, pool, owner = (
-            self._context.ledger.block_size,
-            self._context.ledger.pool,
-            self._quotas.owner(tenant),
-        )
-        promised, alone, filled = 0, True, set[int]()
-        for s in running:
-            if s.request.tenant == tenant and s.table is not None:
-                promised += max(0, s.blocks_known(size) - len(s.table))
-                alone = False
-                filled.update(s.table.blocks if owner == self._quotas.shared else ())
-        promised += sum(pool.owner[b] == self._quotas.once_shared for b in filled)  # as in `charge_of`
-        back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
-        needed = self.charge_of(sequence, num_hits, freed)
-        needed -= sequence.forks_left if alone else 0  # one choice can always preempt the others
-        return pool.charged[owner] - back + promised + needed <= policy.maximum
+        budget, owner = self._budget, self._quotas.owner(tenant)
+        own = [s for s in running if s.request.tenant == tenant]
+        charged = self._quotas.charged(tenant) - budget.charge_back(owner, freed)
+        needed = budget.charge_to_come(own, owner) + budget.charge_of(sequence, num_hits, freed)
+        needed -= 0 if own else sequence.forks_left  # one choice can always preempt the others
+        return charged + needed <= policy.maximum
 
     def why_not(self, sequence: Sequence, num_hits: int) -> Wait:
         """What `allows` lacked."""
         policy = self._quotas.policy(sequence.request.tenant)
         room = self._quotas.room(self._quotas.owner(policy.name))
-        needed = self.charge_of(sequence, num_hits)
+        needed = self._budget.charge_of(sequence, num_hits)
         if policy.maximum is not None and needed > room:
             return Wait(WaitReason.QUOTA, needed, max(0, room))
         running = {s.request.request_id for s in self._live.running if s.request.tenant == policy.name}
@@ -99,7 +74,7 @@ class TenantShares:
     def covers(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether its tenant would use no more than it was guaranteed with this sequence, too."""
         tenant, pool = sequence.request.tenant, self._context.ledger.pool
-        more = self.charge_of(sequence, num_hits)
+        more = self._budget.charge_of(sequence, num_hits)
         if tenant != SHARED:  # of which `charge_of` counts them
             known = self._once_shared_of(tenant)
             hits = self._context.ledger.blocks_of(sequence.chain.names[:num_hits])
@@ -110,6 +85,11 @@ class TenantShares:
         """What it is charged for, and what it holds that all could find once and no tenant is charged for:
         for guarantees that is its user's."""
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
+
+    def used_without(self, tenant: str, without: Without) -> int:
+        """The same once some holders have gone."""
+        once_shared = self._once_shared_of(tenant) - without.freed
+        return without.charged(self._quotas.owner(tenant)) + len(once_shared)
 
     def _once_shared_of(self, tenant: str) -> set[int]:
         """O(blocks that its holders list) where there are such, else O(1)."""
@@ -130,61 +110,11 @@ class TenantShares:
         policy = self._quotas.policy(tenant)
         return max(0, self._quotas.charged(tenant) - policy.guaranteed) / policy.weight
 
-    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
-        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
-        guarantee; last in rank first. O(blocks of the candidates)."""
-        if not self._quotas.has_guarantees:
-            return list(candidates)
-        found, without = [], self._context.ledger.without()
-        for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
-            tenant = victim.request.tenant
-            left = without.charged(self._quotas.owner(tenant))
-            if tenant == winner.request.tenant or left > self._quotas.policy(tenant).guaranteed:
-                found.append(victim)
-                without.leave_out([victim.table])
-        return found
-
-    def victims_for(self, sequence: Sequence, num_hits: int, gone: Many[BlockTable]) -> list[Sequence] | None:
-        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
-        tables have gone; None: that would not help."""
-        victims = list[Sequence]()
-        without = self._context.ledger.without(gone)
-        rows = self._live.num_free_rows
-        for victim in self._borrowers(sequence):
-            tenant = victim.request.tenant
-            used = without.charged(self._quotas.owner(tenant))
-            used += len(self._once_shared_of(tenant) - without.freed)
-            if used <= self._quotas.policy(tenant).guaranteed:
-                continue
-            victims.append(victim)
-            without.leave_out([victim.table])
-            rows += 1 + victim.forks_left
-            if self.claim_fits(sequence, num_hits, rows, without.freed):
-                return victims
-        return None
-
-    def claim_fits(
-        self, sequence: Sequence, num_hits: int, rows: int, freed: set[int] | frozenset[int]
-    ) -> bool:
+    def claim_fits(self, sequence: Sequence, num_hits: int, rows: int, freed: Set[int]) -> bool:
         """Whether a sequence that its guarantee covers can enter, once `freed` are unheld: what running ones
         were promised stands back, because guarantees fit the pool together."""
-        memory = self._context.ledger
-        left = memory.num_unheld + len(freed) - sequence.forks_left
-        left -= sequence.blocks_known(memory.block_size) - num_hits
-        hits = memory.blocks_of(sequence.chain.names[:num_hits])
-        left -= sum(memory.pool.holders[block] == 0 or block in freed for block in hits)
         return (
-            left >= 0
+            self._budget.suffices(sequence, num_hits, sequence.forks_left, freed)
             and rows >= 1 + sequence.forks_left
             and self.allows(sequence, num_hits, self._live.running, freed)
-        )
-
-    def _borrowers(self, sequence: Sequence) -> list[Sequence]:
-        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
-        tenant = sequence.request.tenant
-        found = [
-            s for s in self._live.running if s.request.tenant != tenant and self.is_borrower(s.request.tenant)
-        ]
-        return sorted(
-            found, key=lambda s: (-s.priority, self._live.service.of(s.request.tenant), s.rank), reverse=True
         )

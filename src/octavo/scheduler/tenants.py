@@ -11,9 +11,8 @@ from octavo.memory.holders import HolderKind
 from octavo.memory.quota import SHARED, TenantPolicy, share_of
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room
-from octavo.retention.soft_holds import SoftHolds
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
+from octavo.scheduler.reclaimer import Reclaimer
 from octavo.step.context import Context
 
 
@@ -26,16 +25,14 @@ class Tenants:
         pins: Pins,
         live: LiveSequences,
         room: Room,
-        soft_holds: SoftHolds,
-        making_room: MakingRoom,
+        reclaimer: Reclaimer,
     ) -> None:
         self._context = context
         self._quotas = context.ledger.quotas
         self._pins = pins
         self._live = live
         self._room = room
-        self._soft_holds = soft_holds
-        self._making_room = making_room
+        self._reclaimer = reclaimer
         self._named: set[str] = set()  # tenants whose bounds were set last
         self.gone: set[str] = set()  # tenants that were named once, and are not now
         self.leaving: set[str] = set()  # of these, the ones of whom something is left
@@ -61,11 +58,7 @@ class Tenants:
         self._named = named
         self._quotas.num_tenants = len(named - {SHARED})
         self._live.service.reweigh()
-        self._soft_holds.keep_to_bounds()
-        for policy in policies:
-            while policy.maximum is not None and self._quotas.charged(policy.name) > policy.maximum:
-                if not self._making_room.for_bounds(policy.name):
-                    raise AssertionError(f"tenant {policy.name!r} holds what cannot go")
+        self._reclaimer.keep_to_bounds(policies)
 
     def continue_from(self, old: Tenants) -> None:
         """The same tenants over a new ledger."""

@@ -63,6 +63,15 @@ class Wait:
                 return "it was preempted while a step ran, and waits for that step's token"
 
 
+@dataclass(slots=True, eq=False)
+class QueueState:
+    """What the scheduler knows of a sequence while it waits."""
+
+    wait: Wait  # why it waits, when the scheduler last looked
+    bypassed: int = 0  # how many were admitted past it since it stands at the head of the queue
+    awaited: bytes | None = None  # name of the last block that a running sequence was computing for it then
+
+
 # Of reasons whose words hold numbers or ids of others.
 _OWN_WORDS = {
     WaitReason.ROWS: "as many sequences run as may (setting max_seqs)",

@@ -27,7 +27,7 @@ from octavo.memory.demand import blocks_needed
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
-from octavo.scheduler.admit import Admission
+from octavo.scheduler.admission_limits import AdmissionLimits
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.step.config import SchedulerConfig
@@ -93,25 +93,18 @@ class Served:
         return self.tokens / self.seconds
 
 
-class Foreseeing(Admission):
-    """Admission that knows the length of every answer, and keeps `margin` blocks free."""
+class Foreseeing(AdmissionLimits):
+    """Limits that know the length of every answer, and keep `margin` blocks free."""
 
     def __init__(self, scheduler: Scheduler, margin: int) -> None:
         super().__init__(
-            scheduler.context,
-            scheduler.live,
-            scheduler.pins,
-            scheduler.shares,
-            scheduler.transfers,
-            scheduler.soft_holds,
-            scheduler.headroom,
-            scheduler.making_room,
-            scheduler.preemption,
+            scheduler.context, scheduler.live, scheduler.budget, scheduler.shares, scheduler.soft_holds
         )
         self._prefill_budget = scheduler.prefill_budget
         self._margin = margin
 
-    def _fits(self, sequence: Sequence, num_hits: int) -> bool:
+    def fits(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether all that run, and this one, can run to their ends."""
         if self._live.num_free_rows < 1:
             return False
         if not self._live.running:
@@ -173,7 +166,7 @@ class Oversubscription:
         self.scheduler = Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self._is_foreseen = margin is not None
         if margin is not None:
-            self.scheduler._admission = Foreseeing(self.scheduler, margin)
+            self.scheduler.admission.limits = Foreseeing(self.scheduler, margin)
         self._teach(setup.costs)
         self._worker = _Worker(setup.costs)
         self._now = 0.0

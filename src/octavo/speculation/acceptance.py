@@ -6,6 +6,8 @@ also while no guess is worth its cost: drafting is never off for good.
 
 from __future__ import annotations
 
+from octavo.averages import smoothed
+
 # By bit length of the match, until more is known: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, more.
 _FIRST_RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.85)
 _SMOOTHING = 0.03  # of a rate by one guess
@@ -27,7 +29,7 @@ class Acceptance:
     def learn(self, match: int, is_right: bool) -> None:
         """One more guess was compared."""
         bucket = min(match.bit_length(), len(self._rates) - 1)
-        self._rates[bucket] += _SMOOTHING * (is_right - self._rates[bucket])
+        self._rates[bucket] = smoothed(self._rates[bucket], is_right, _SMOOTHING)
 
 
 class Fate:

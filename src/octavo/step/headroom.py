@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 
+from octavo.averages import smoothed
+
 TARGET = 0.02
 GAIN = 0.05
 LEAST, MOST = 0.25, 16.0
@@ -38,8 +40,7 @@ class Headroom:
         """A step took so long; 0: it was not measured. Changes the headroom, which nothing else does: while a
         plan is made it stays what it was."""
         if seconds > 0.0:
-            old = self._step_s
-            self._step_s = seconds if old is None else old + _SMOOTHING * (seconds - old)
+            self._step_s = smoothed(self._step_s, seconds, _SMOOTHING)
             steps, self._undone_s = self._undone_s / self._step_s - TARGET, 0.0
             self.each = min(MOST, max(LEAST, self.each * math.exp(min(1.0, GAIN * steps))))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from octavo.averages import smoothed
+
 
 class PrefillBudget:
     """How many prompt tokens a step may carry beside decoding sequences, so that these hardly notice.
@@ -45,17 +47,14 @@ class PrefillBudget:
         if num_prompt_tokens == 0:
             bucket = num_decoding.bit_length()
             _, old = self.decode_steps.get(bucket, (0, None))
-            self.decode_steps[bucket] = (num_decoding, self._blend(old, seconds))
+            self.decode_steps[bucket] = (num_decoding, smoothed(old, seconds, self.SMOOTHING))
             return
         size, base = self._nearest(num_decoding) if self.decode_steps else (0, 0.0)
         more = num_decoding + num_prompt_tokens - size  # positions beyond those of the step we compare with
         if more > 0 and seconds > base:
-            self.token_s = self._blend(self.token_s, (seconds - base) / more)
+            self.token_s = smoothed(self.token_s, (seconds - base) / more, self.SMOOTHING)
 
     def _nearest(self, num_decoding: int) -> tuple[int, float]:
         """The measured decoding step, as (size, seconds), whose size is nearest."""
         bucket = num_decoding.bit_length()
         return self.decode_steps[min(self.decode_steps, key=lambda known: abs(known - bucket))]
-
-    def _blend(self, old: float | None, new: float) -> float:
-        return new if old is None else old + self.SMOOTHING * (new - old)

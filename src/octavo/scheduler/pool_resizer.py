@@ -2,7 +2,7 @@
 goes back to the system when that plan has run.
 
 It never becomes smaller than its floor: what pins may hold, what tenants are guaranteed, and the largest
-request that was taken. Running sequences beyond that are preempted (making_room.py).
+request that was taken. Running sequences beyond that are preempted (reclaimer.py).
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.errors import ResizeRefused
-from octavo.retention.pins import Pins
 from octavo.retention.room import Room
-from octavo.retention.transfers import Transfers
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.making_room import MakingRoom
+from octavo.scheduler.reclaimer import Reclaimer
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
 from octavo.types import BlockCopy
 
 
 @dataclass(eq=False)
-class Resizing:
+class PoolResizer:
     """Changes the size of the pool, between two plans."""
 
     context: Context
-    _pins: Pins
     _live: LiveSequences
     _room: Room
-    _transfers: Transfers
-    _making_room: MakingRoom
+    _reclaimer: Reclaimer
     idle_memory: IdleMemory
 
     def floor(self) -> int:
@@ -49,18 +45,14 @@ class Resizing:
         if not floor <= num_blocks <= capacity:
             reason = (
                 f"a pool of {num_blocks:,} blocks was asked for; allowed: {floor:,} (pins may hold "
-                f"{self._pins.num_blocks:,}; guarantees and the largest request need the rest) to "
+                f"{self._room.num_pinned:,}; guarantees and the largest request need the rest) to "
                 f"{capacity:,} (reserved at start)"
             )
             self.context.events.record(Event(self.context.now, EventKind.REFUSED, reason))
             raise ResizeRefused(reason)
-        fixed = self._transfers.blocks()
-        if any(num_blocks <= block for block in fixed) or num_blocks < len(self._unmoved_by_preempting()):
+        fixed = self._reclaimer.for_smaller_pool(num_blocks)
+        if fixed is None:
             return False
-        while (
-            memory.pool.num_blocks - memory.num_unheld > num_blocks and self._making_room.for_smaller_pool()
-        ):
-            pass
         evicted_before = memory.pool.num_evictions
         copies = memory.resize(num_blocks, fixed)
         if copies is None:
@@ -79,12 +71,6 @@ class Resizing:
             Event(self.context.now, EventKind.RESIZED, text, blocks=abs(before - num_blocks))
         )
         return True
-
-    def _unmoved_by_preempting(self) -> set[int]:
-        """Blocks that stay held when nothing runs and every complete fetch has let go."""
-        return {
-            b for holder in self.context.ledger.holders.values() if holder.is_fixed for b in holder.blocks
-        }
 
     def _tell_rows(self, copies: tuple[BlockCopy, ...]) -> None:
         """The tables of running sequences name other blocks now."""

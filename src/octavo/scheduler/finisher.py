@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import Sequence, State
 from octavo.step.context import Context
-from octavo.types import FinishReason, Update
+from octavo.step.events import Event, EventKind
+from octavo.types import FinishReason, StepResult, Update
 
 
 @dataclass(eq=False)
-class Ending:
+class Finisher:
     """Ends sequences, and tells what is attached to them."""
 
     _context: Context
     _live: LiveSequences
     _beams: BeamRows
     _drafts: Drafts | None
+    _forget: Callable[[list[bytes]], None]  # names whose blocks were found poisoned
 
     def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
@@ -30,6 +33,26 @@ class Ending:
         self.close(sequence, is_well=False)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
+
+    def fail(self, sequences: list[Sequence], result: StepResult) -> list[Update]:
+        """These failed in a step, or came to a dead end."""
+        for sequence in sequences:  # all of them first: the end of one beam is the end of its group
+            if sequence.seq_id in result.dead_ends:
+                continue  # the model is not to blame: others may go on with the same prefix
+            self._forget(sequence.chain.names)
+        updates: list[Update] = []
+        for sequence in sequences:
+            if sequence.state is State.FINISHED:
+                continue
+            is_dead_end, request = sequence.seq_id in result.dead_ends, sequence.request
+            reason = (result.dead_ends if is_dead_end else result.failures)[sequence.seq_id]
+            text = f"request {request.request_id} failed: {reason}"
+            self._context.events.record(
+                Event(self._context.now, EventKind.FAILED, text, request.request_id, request.tenant)
+            )
+            finish = FinishReason.DEAD_END if is_dead_end else FinishReason.ERROR
+            updates += self.end(sequence, finish, reason)
+        return updates
 
     def close(self, sequence: Sequence, *, is_well: bool) -> None:
         """It holds nothing any more."""

@@ -1,0 +1,81 @@
+"""What sequences take of the pool and of their tenants' bounds, in blocks: every such sum is made here.
+
+promised    what a running sequence will still take for the tokens that it has; its chunks come later
+headroom    what is left to those that run for tokens to come (step/headroom.py)
+needed      what a waiting sequence takes for its known tokens, beyond its prefix hits
+adopted     a hit that no other holder lists is taken from the unheld blocks, as a new block is
+charge      what the sequence's tenant would be charged for (`Quotas.charge_of`), and a block for each
+            choice that will fork, which copies a tail
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from octavo.scheduler.sequence import Sequence
+from octavo.step.context import Context
+from octavo.step.headroom import Headroom
+
+NOTHING_FREED: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
+class BlockBudget:
+    """Answers. Changes nothing. `freed`: blocks that are to be counted as unheld."""
+
+    _context: Context
+    _headroom: Headroom
+
+    def promised(self, running: Iterable[Sequence]) -> int:
+        """Blocks that these running sequences still need for their known tokens."""
+        size = self._context.ledger.block_size
+        return sum(s.blocks_promised(size) for s in running)
+
+    def promised_by_tenant(self, running: Iterable[Sequence]) -> Counter[str]:
+        """The same by tenant, and a block for each choice that will fork."""
+        size, promised = self._context.ledger.block_size, Counter[str]()
+        for s in running:
+            promised[s.request.tenant] += s.blocks_promised(size) + s.forks_left
+        return promised
+
+    def headroom(self, num_running: int) -> int:
+        """Blocks that admission leaves to so many running sequences for tokens to come."""
+        return self._headroom.blocks(num_running, self._context.ledger.pool.num_blocks)
+
+    def needed(self, sequence: Sequence, num_hits: int) -> int:
+        """New blocks for the known tokens of a waiting sequence."""
+        return sequence.blocks_known(self._context.ledger.block_size) - num_hits
+
+    def suffices(self, sequence: Sequence, num_hits: int, left_to_others: int, freed: Set[int]) -> bool:
+        """Whether the unheld blocks hold a waiting sequence, if so many of them are left to others."""
+        ledger = self._context.ledger
+        left = ledger.num_unheld + len(freed) - left_to_others - self.needed(sequence, num_hits)
+        if left < 0:
+            return False
+        hits, holders = ledger.blocks_of(sequence.chain.names[:num_hits]), ledger.pool.holders
+        return left >= sum(holders[block] == 0 or block in freed for block in hits)
+
+    def charge_of(self, sequence: Sequence, num_hits: int, freed: Set[int] = NOTHING_FREED) -> int:
+        """Blocks that its tenant would be charged for beyond those it holds."""
+        ledger = self._context.ledger
+        owner, hits = ledger.quotas.owner(sequence.request.tenant), sequence.chain.names[:num_hits]
+        adopted = ledger.quotas.charge_of(owner, ledger.blocks_of(hits), freed)
+        return self.needed(sequence, num_hits) + adopted + sequence.forks_left
+
+    def charge_to_come(self, own: Iterable[Sequence], owner: int) -> int:
+        """Blocks that a tenant will be charged for beyond those it holds, for its running sequences `own`."""
+        quotas, pool = self._context.ledger.quotas, self._context.ledger.pool
+        promised, filled = 0, set[int]()
+        for s in own:
+            promised += s.blocks_promised(self._context.ledger.block_size)
+            if owner == quotas.shared and s.table is not None:
+                filled.update(s.table.blocks)
+        # What is not shared yet becomes its own when a pin is filled, see `Quotas.charge_of`.
+        return promised + sum(pool.owner[b] == quotas.once_shared for b in filled)
+
+    def charge_back(self, owner: int, freed: Set[int]) -> int:
+        """Blocks that a tenant is charged for now, and not once `freed` are unheld."""
+        pool = self._context.ledger.pool
+        return sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)

@@ -1,0 +1,113 @@
+"""What a waiting sequence can have of its prefix: published blocks, blocks that a running sequence computes,
+blocks in an offload tier.
+
+Followers: where the next block a sequence needs is being computed by a running one, it waits for that block.
+This is decided anew every step, so a leader that is cancelled or preempted releases its followers. A follower
+never blocks those behind it, and lends its priority to its leader.
+"""
+
+from __future__ import annotations
+
+from octavo.memory.names import hits_max
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waits import IN_FLIGHT, Wait, WaitReason
+from octavo.step.context import Context
+
+
+class PrefixLookup:
+    """Looks prefixes up, lends priorities, and begins fetches."""
+
+    def __init__(self, context: Context, live: LiveSequences, transfers: Transfers) -> None:
+        self._context = context
+        self._live = live
+        self._transfers = transfers
+        self.leaders: list[Sequence] = []  # those that borrowed a priority in the last step
+
+    def give_back_priorities(self) -> None:
+        """What was lent in the last step ends."""
+        for leader in self.leaders:
+            leader.give_back()
+        self.leaders.clear()
+
+    def look_at(self, sequence: Sequence) -> int | None:
+        """Its hits, or None when it waits for something that comes by itself: `wait` says what."""
+        if sequence.pending:
+            sequence.queue.wait = IN_FLIGHT
+            return None
+        if self._transfers.is_fetching(sequence.seq_id):
+            sequence.await_blocks(self._context.now)
+            return None
+        sequence.end_loading(self._context.now)
+        if self._still_follows(sequence):
+            return None  # its next block will soon be there
+        num_hits = self.find_hits(sequence)
+        return None if self._still_follows(sequence) else num_hits
+
+    def find_hits(self, sequence: Sequence) -> int:
+        """Published blocks to adopt, never the last token's; notes whether the next ones are being computed.
+
+        It awaits the last of the blocks that one leader computes in a row: until that is published, or the
+        leader is gone, there is nothing to look up. O(blocks), once per leader.
+        """
+        sequence.queue.awaited = None
+        if not self._may_hit(sequence):
+            return 0
+        limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
+        names = sequence.chain.names[:limit]
+        num_hits = self._context.ledger.find_prefix(names)
+        leader = self._live.names.who_computes(names[num_hits]) if num_hits < limit else None
+        for name in names[num_hits:] if leader is not None else ():
+            if self._live.names.who_computes(name) is not leader:
+                break
+            sequence.queue.awaited = name
+        return num_hits
+
+    def num_fetchable(self, sequence: Sequence, num_hits: int) -> int | None:
+        """How many blocks after its hits are to be loaded from an offload tier; None: the first of them is
+        being loaded for another sequence. O(blocks that are there)."""
+        transfers = self._transfers
+        if transfers.tier is None or transfers.has_fetched(sequence.seq_id) or not self._may_hit(sequence):
+            return 0
+        limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
+        rest = sequence.chain.names[num_hits:limit]
+        count = transfers.below(rest)
+        on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
+        return None if count > 0 and on_their_way == 0 else on_their_way
+
+    def may_fetch(self, sequence: Sequence, num_blocks: int) -> bool:
+        """False where too many loads are on their way. O(blocks)."""
+        return self._transfers.may_fetch(sequence.chain.names[:num_blocks])
+
+    def fetch(self, sequence: Sequence, num_blocks: int) -> None:
+        """Hold its first blocks for it, and load those that are not in the pool."""
+        request, chain = sequence.request, sequence.chain
+        names = chain.names[:num_blocks]
+        self._transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, chain, names)
+
+    def await_blocks(self, sequence: Sequence) -> None:
+        """It waits for blocks that are being loaded."""
+        sequence.await_blocks(self._context.now)
+
+    def num_to_compute(self, sequence: Sequence, num_hits: int) -> int:
+        """Positions behind its hits."""
+        return len(sequence.tokens) - num_hits * self._context.ledger.block_size
+
+    def _may_hit(self, sequence: Sequence) -> bool:
+        return self._context.config.prefix_caching and not sequence.computes_all
+
+    def _still_follows(self, sequence: Sequence) -> bool:
+        """True, and its priority is lent, while a running sequence computes the block that it waits for.
+        O(1)."""
+        if sequence.queue.awaited is None or self._context.ledger.is_published(sequence.queue.awaited):
+            return False
+        leader = self._live.names.who_computes(sequence.queue.awaited)
+        if leader is None:
+            return False
+        if sequence.queue.wait.reason is not WaitReason.FOLLOWS:
+            sequence.queue.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
+        if leader.priority < sequence.priority:
+            leader.borrow(sequence.priority)
+            self.leaders.append(leader)
+        return True

@@ -1,0 +1,137 @@
+"""Which running sequences may be preempted, and for whom. Which of them are is `retention.reclaim`'s choice.
+
+Liveness: only sequences that rank after the one that is short are candidates, whatever they would lose. Ranks
+are a strict order, so of two sequences only one can ever preempt the other, and the best-ranked that runs is
+no other's victim: it advances in every step until it ends, or until one of better rank enters. That makes the
+best rank better, which can happen only as often as there are requests, so some request ends. What ends never
+comes back, and tokens that were sampled are never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from octavo.memory.holders import Holder
+from octavo.memory.table import BlockTable
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.shares import TenantShares
+from octavo.step.context import Context
+
+
+def whole_groups(eligible: list[Sequence]) -> list[Sequence]:
+    """Without beams of a group some of whose beams are not among them: a group goes as one, or not at all."""
+    if all(s.group is None for s in eligible):
+        return eligible
+    return [s for s in eligible if s.group is None or all(beam in eligible for beam in s.group.sequences())]
+
+
+@dataclass(eq=False)
+class Victims:
+    """Answers. Changes nothing."""
+
+    _context: Context
+    _live: LiveSequences
+    _shares: TenantShares
+
+    def running(self, tenant: str | None = None) -> list[Sequence]:
+        """All that run, of all tenants or one."""
+        return [s for s in self._live.running if tenant in (None, s.request.tenant)]
+
+    def running_holders(self) -> Iterator[Holder]:
+        """The same by their records."""
+        return (s.holder for s in self._live.running)
+
+    def is_borrower(self, tenant: str) -> bool:
+        """True when it uses more than it was guaranteed."""
+        return self._shares.is_borrower(tenant)
+
+    def share_of(self, holder: Holder) -> float:
+        """How many blocks its tenant borrows, for its weight."""
+        return self._shares.share_of(holder.tenant)
+
+    def behind(self, winner: Sequence) -> list[Sequence]:
+        """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
+        guarantee; a tenant within its own guarantee comes before borrowers of any rank."""
+        shares, own = self._shares, winner.request.tenant
+        claims = shares.used(own) < self._context.ledger.quotas.policy(own).guaranteed
+        return whole_groups(
+            [
+                s
+                for s in self.unplanned(winner)
+                if not shares.is_protected(s, winner)
+                and (s.rank > winner.rank or (claims and s.request.tenant != own))
+            ]
+        )
+
+    def unplanned(self, winner: Sequence) -> list[Sequence]:
+        """All others that have no chunk in the plan being made."""
+        plan = self._context.plan
+        planned = {chunk.seq_id for chunk in plan.chunks} | {fork.child_seq_id for fork in plan.forks}
+        others = [s for s in self._live.running if s is not winner and s.seq_id not in planned]
+        return whole_groups(others)
+
+    def last_resort(self, sequence: Sequence) -> list[Sequence]:
+        """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
+        them are charged to no tenant: then the best-ranked of all may preempt those that rank after it."""
+        if not self._context.ledger.quotas.has_guarantees:
+            return []
+        if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share theirs
+            return []
+        return self.unplanned(sequence)
+
+    def of_lower_priority(self, sequence: Sequence, *, own_only: bool) -> list[Sequence]:
+        """Running sequences of strictly lower priority than a waiting one, of all tenants or its own."""
+        tenant = sequence.request.tenant
+        return [
+            s
+            for s in self._live.running
+            if s.priority < sequence.priority and (not own_only or s.request.tenant == tenant)
+        ]
+
+    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
+        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
+        guarantee; last in rank first. O(blocks of the candidates)."""
+        quotas = self._context.ledger.quotas
+        if not quotas.has_guarantees:
+            return list(candidates)
+        found, without = [], self._context.ledger.without()
+        for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
+            tenant = victim.request.tenant
+            left = without.charged(quotas.owner(tenant))
+            if tenant == winner.request.tenant or left > quotas.policy(tenant).guaranteed:
+                found.append(victim)
+                without.leave_out([victim.table])
+        return found
+
+    def borrowers_for(
+        self, sequence: Sequence, gone: Many[BlockTable], fits: Callable[[int, Set[int]], bool]
+    ) -> list[Sequence]:
+        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
+        tables have gone; none: that would not help. `fits`: whether it does with so many rows and such blocks
+        freed."""
+        victims, quotas = list[Sequence](), self._context.ledger.quotas
+        without = self._context.ledger.without(gone)
+        rows = self._live.num_free_rows
+        for victim in self._borrowers(sequence):
+            tenant = victim.request.tenant
+            if self._shares.used_without(tenant, without) <= quotas.policy(tenant).guaranteed:
+                continue
+            victims.append(victim)
+            without.leave_out([victim.table])
+            rows += 1 + victim.forks_left
+            if fits(rows, without.freed):
+                return victims
+        return []
+
+    def _borrowers(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
+        shares, service, tenant = self._shares, self._live.service, sequence.request.tenant
+        found = [
+            s
+            for s in self._live.running
+            if s.request.tenant != tenant and shares.is_borrower(s.request.tenant)
+        ]
+        return sorted(found, key=lambda s: (-s.priority, service.of(s.request.tenant), s.rank), reverse=True)
