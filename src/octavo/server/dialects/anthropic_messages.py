@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from octavo.engine.messages import CALLS_MAX
 from octavo.errors import InvalidRequest, shown
 from octavo.grammar import check_depth
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.media import unread_media
 from octavo.server.field_list import Place
 from octavo.server.prompts import too_long
+from octavo.tools.messages import CALLS_MAX
 from octavo.types import ChatMessage, ToolCall
 
 _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {

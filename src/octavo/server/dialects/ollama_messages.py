@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.engine.messages import CALLS_MAX, read_message
 from octavo.errors import InvalidRequest, shown
 from octavo.grammar import check_depth
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
@@ -17,6 +16,7 @@ from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.prompts import too_long
 from octavo.server.sse import encode_json
+from octavo.tools.messages import CALLS_MAX, read_message
 from octavo.types import ChatMessage, ToolCall
 
 _CALL = '{"function": {"name": ..., "arguments": {...}}}'
