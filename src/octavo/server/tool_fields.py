@@ -19,12 +19,12 @@ _FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": Tr
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingWish:
-    """What the client wants of a model's thinking."""
+class ThinkingOptions:
+    """What becomes of a model's thinking."""
 
     max_tokens: int | None
     is_split: bool  # else it stays in the text
-    is_told: bool  # else it is left out
+    is_shown: bool  # else it is left out
 
 
 class ToolsBody(BaseModel):
@@ -66,7 +66,7 @@ class AnswerBody(ToolsBody):
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
-    def thinking_wish(self) -> ThinkingWish:
+    def thinking_options(self) -> ThinkingOptions:
         """What becomes of the thinking. Raises InvalidRequest."""
         given = self.reasoning_format or "auto"
         if given not in _FORMATS:
@@ -75,7 +75,7 @@ class AnswerBody(ToolsBody):
                 param="reasoning_format",
             )
         is_split = _FORMATS[given] and self.separate_reasoning is not False
-        return ThinkingWish(self._budget, is_split, self.include_reasoning is not False)
+        return ThinkingOptions(self._budget, is_split, self.include_reasoning is not False)
 
     @property
     def _budget(self) -> int | None:

@@ -42,7 +42,7 @@ class ReadMessages:
 
 
 @dataclass(slots=True)
-class _Text:
+class _JoinedText:
     """Text in the making: its pieces, and which message the last one is of."""
 
     pieces: list[str] = field(default_factory=list)
@@ -62,8 +62,8 @@ class _Turn:
     """A message in the making, of one or more of the client's."""
 
     role: str
-    text: _Text = field(default_factory=_Text)
-    thought: _Text = field(default_factory=_Text)
+    text: _JoinedText = field(default_factory=_JoinedText)
+    thought: _JoinedText = field(default_factory=_JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
     function: str = ""  # of a tool's result
     call_id: str = ""
@@ -80,7 +80,7 @@ def read_messages(system: object, messages: object, context_length: int) -> Read
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
     _check_count(messages, context_length)
-    reader = _Reader()
+    reader = _TurnReader()
     if system is not None:
         reader.add_system(system)
     for index, item in enumerate(messages):
@@ -98,7 +98,7 @@ def _check_count(messages: Sequence[object], context_length: int) -> None:
         raise too_long(f"{blocks:,} blocks in {len(messages):,} messages", "messages", context_length)
 
 
-class _Reader:
+class _TurnReader:
     """Reads the messages in turn."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Reader:
         """The system prompt: text, or text blocks."""
         text = _joined(given, "system")
         if text:
-            self._turns.append(_Turn("system", _Text([text])))
+            self._turns.append(_Turn("system", _JoinedText([text])))
 
     def add(self, given: object, index: int, *, is_last: bool) -> None:
         """One message."""
@@ -187,7 +187,7 @@ class _Reader:
         text = "" if content is None else _joined(content, f"{where}.content", has_media=True)
         if is_error:
             text = f"Error: {text}"  # no chat template has another word for it
-        result = _Turn("tool", _Text([text]), function=self._functions[call_id], call_id=call_id)
+        result = _Turn("tool", _JoinedText([text]), function=self._functions[call_id], call_id=call_id)
         self._turns.append(result)
 
 

@@ -1,4 +1,4 @@
-"""A request for a response: its fields, checked, as a `ChatBody`, and as they are told again in the answer.
+"""A request for a response: its fields, checked, as a `ChatBody`, and as the answer repeats them.
 
     max_output_tokens     max_completion_tokens
     tools, tool_choice    the same, as functions: `responses_tools`
@@ -24,7 +24,7 @@ from octavo.server.dialects.names import named
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
 from octavo.server.dialects.responses_tools import (
     LEFT_OUT,
-    Offered,
+    OfferedTools,
     joined_name,
     left_out_metadata,
     read_tools,
@@ -93,13 +93,13 @@ class ResponsesBody(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked request. `told` are the fields of the answer that repeat it."""
+class ParsedRequest:
+    """A checked request. `echoed_fields` are those of the answer that repeat it."""
 
     body: ResponsesBody
     chat: ChatBody
-    told: JsonObject
-    tools: Offered
+    echoed_fields: JsonObject
+    tools: OfferedTools
 
     @property
     def is_stored(self) -> bool:
@@ -124,7 +124,7 @@ def own_names() -> Iterator[None]:
         raise type(error)(str(error).replace("].function.", "]."), param="tools", code=error.code) from None
 
 
-def read_request(raw: JsonObject) -> Asked:
+def read_request(raw: JsonObject) -> ParsedRequest:
     """The request of a body. Raises InvalidRequest."""
     RESPONSES_FIELDS.check(raw, Place.RESPONSES)
     body = validate(ResponsesBody, raw)
@@ -150,7 +150,7 @@ def read_request(raw: JsonObject) -> Asked:
     }
     with own_names():
         chat = validate(ChatBody, fields)
-    return Asked(body, chat, _told(body, chat, form, offered), offered)
+    return ParsedRequest(body, chat, _echoed_fields(body, chat, form, offered), offered)
 
 
 def includes_of(given: object, param: str) -> tuple[str, ...]:
@@ -272,7 +272,9 @@ def _function(given: object) -> JsonObject:
     return {"type": "function", "function": {"name": name}}
 
 
-def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: Offered) -> JsonObject:
+def _echoed_fields(
+    body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: OfferedTools
+) -> JsonObject:
     """The fields of the answer that repeat the request."""
     reasoning = body.reasoning or {}
     return {

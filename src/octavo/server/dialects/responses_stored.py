@@ -42,7 +42,7 @@ async def delete_response(edge: Edge, request: Request) -> Response:
     edge.model.sessions.responses.find(tenant, response_id)
     running = edge.running.find(tenant, response_id)
     if running is not None:
-        await running.end()
+        await running.stop()
     await edge.model.sessions.responses.delete(tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -52,7 +52,7 @@ async def cancel_response(edge: Edge, request: Request) -> Response:
     running = edge.running.find(*_named(request))
     if not isinstance(running, ResponseRun):
         raise _cannot_cancel(_found(edge, request).response)
-    await running.end()
+    await running.stop()
     if running.response["status"] != "cancelled":
         raise _cannot_cancel(running.response)
     return json_response(running.response)

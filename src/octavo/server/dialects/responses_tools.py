@@ -32,7 +32,7 @@ _INPUT: Final = "input"
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedTools:
     """The tools of a request. Keys are names of functions as the model knows them."""
 
     functions: list[JsonObject] | None = None  # as a chat offers them; None: the field was not given
@@ -42,10 +42,10 @@ class Offered:
     left_out: tuple[str, ...] = ()  # types
 
 
-def read_tools(given: object) -> Offered:
+def read_tools(given: object) -> OfferedTools:
     """What is offered. Raises InvalidRequest for a type that changes the answer and is not built."""
     if given is None:
-        return Offered()
+        return OfferedTools()
     items = as_items("tools", given, "a list of tools", TOOLS_MAX, of="number of tools")
     functions, told, left_out = list[JsonObject](), list[JsonObject](), list[str]()
     custom, namespaces = set[str](), dict[str, tuple[str, str]]()
@@ -76,7 +76,7 @@ def read_tools(given: object) -> Offered:
                     param="tools",
                     code="unsupported_parameter",
                 )
-    return Offered(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
+    return OfferedTools(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
 
 
 def joined_name(namespace: str, name: str) -> str:
@@ -99,7 +99,7 @@ def custom_arguments(text: str) -> JsonObject:
     return {_INPUT: text}
 
 
-def left_out_metadata(offered: Offered, metadata: Mapping[str, object]) -> JsonObject:
+def left_out_metadata(offered: OfferedTools, metadata: Mapping[str, object]) -> JsonObject:
     """The metadata of the answer: the client's, and the types of tools that were left out."""
     return {**metadata} | ({LEFT_OUT_KEY: ", ".join(offered.left_out)} if offered.left_out else {})
 
