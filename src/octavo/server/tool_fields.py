@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest, wrong_value
 from octavo.tools.definitions import ToolUse, tool_use
 
 _FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": True}
@@ -70,10 +70,7 @@ class AnswerBody(ToolsBody):
         """What becomes of the thinking. Raises InvalidRequest."""
         given = self.reasoning_format or "auto"
         if given not in _FORMATS:
-            raise InvalidRequest(
-                f"reasoning_format is {shown(given)}; allowed: {', '.join(_FORMATS)}",
-                param="reasoning_format",
-            )
+            raise wrong_value("reasoning_format", given, ", ".join(_FORMATS))
         is_split = _FORMATS[given] and self.separate_reasoning is not False
         return ThinkingOptions(self._budget, is_split, self.include_reasoning is not False)
 

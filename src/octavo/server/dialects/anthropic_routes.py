@@ -14,7 +14,7 @@ from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBod
 from octavo.server.dialects.anthropic_answer import MessageCodec
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.error_shapes import request_id_of
-from octavo.server.dialects.names import named
+from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import CHAT_HAS_SESSIONS, Edge, refuse_session

@@ -17,7 +17,6 @@ from octavo.errors import InvalidRequest
 from octavo.server.answering import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
-from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import (
     NAMES,
     OllamaBody,
@@ -31,6 +30,7 @@ from octavo.server.dialects.ollama import (
 from octavo.server.dialects.ollama_answer import OllamaCodec, OllamaShape
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.dialects.ollama_messages import chat_messages, goes_on
+from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import Edge, held_grammar, refuse_session, submit_all

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest, UnknownSession, shown
+from octavo.errors import InvalidRequest, UnknownSession, shown, wrong_value
 from octavo.server.dialects.responses_request import includes_of
 from octavo.server.dialects.responses_run import Document, ResponseRun, parse_document
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
@@ -63,7 +63,7 @@ async def list_input_items(edge: Edge, request: Request) -> Response:
     _check_includes(request)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {shown(order)}; allowed: asc, desc", param="order")
+        raise wrong_value("order", order, "asc, desc")
     items = _found(edge, request).items
     items = items if order == "asc" else items[::-1]
     limit, first = _limit_of(request), _place_after(request, items)
@@ -114,7 +114,7 @@ def _limit_of(request: Request) -> int:
     given = request.query_params.get("limit", str(ITEMS_DEFAULT))
     limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= _DIGITS_MAX else 0
     if not 1 <= limit <= ITEMS_MAX:
-        raise InvalidRequest(f"limit is {shown(given)}; allowed: 1 to {ITEMS_MAX}", param="limit")
+        raise wrong_value("limit", given, f"1 to {ITEMS_MAX}")
     return limit
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import pydantic_core
 
-from octavo.errors import InvalidRequest, as_items, shown
+from octavo.errors import InvalidRequest, as_items, shown, wrong_value
 from octavo.server.errors import JsonObject
 from octavo.tools.definitions import TOOLS_MAX
 
@@ -53,7 +53,7 @@ def read_tools(given: object) -> OfferedTools:
         where = f"tools[{index}]"
         kind = item.get("type") if isinstance(item, Mapping) else None
         if not isinstance(item, Mapping) or not isinstance(kind, str):
-            raise _wrong(where, item, '{"type": "function", "name": ..., "parameters": ...}')
+            raise wrong_value(where, item, '{"type": "function", "name": ..., "parameters": ...}')
         match kind:
             case "function":
                 functions.append(_function(item, where))
@@ -122,11 +122,11 @@ def _custom(given: Mapping[str, object], where: str) -> JsonObject:
     """A function of one string; its `format`, a grammar, is told to the model and not enforced."""
     name, description, form = given.get("name"), given.get("description"), given.get("format")
     if not isinstance(name, str):
-        raise _wrong(f"{where}.name", name, "a string")
+        raise wrong_value(f"{where}.name", name, "a string")
     if not isinstance(description, str | None):
-        raise _wrong(f"{where}.description", description, "a string")
+        raise wrong_value(f"{where}.description", description, "a string")
     if not isinstance(form, Mapping | None):
-        raise _wrong(f"{where}.format", form, '{"type": "text"}, or {"type": "grammar", ...}')
+        raise wrong_value(f"{where}.format", form, '{"type": "text"}, or {"type": "grammar", ...}')
     definition = form.get("definition") if form is not None else None
     wanted = f"It must follow this {form.get('syntax')} grammar:\n{definition}" if form and definition else ""
     text: JsonObject = {"type": "string", "description": wanted or "What the tool is given."}
@@ -142,7 +142,7 @@ def _of_namespace(given: Mapping[str, object], where: str) -> Sequence[tuple[Jso
     """Its functions, and their own names."""
     name, tools = given.get("name"), given.get("tools")
     if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.name", name, "a string that is not empty")
+        raise wrong_value(f"{where}.name", name, "a string that is not empty")
     found = []
     items = as_items(f"{where}.tools", tools, "a list of functions", TOOLS_MAX, of="number of its tools")
     for index, item in enumerate(items):
@@ -152,11 +152,7 @@ def _of_namespace(given: Mapping[str, object], where: str) -> Sequence[tuple[Jso
             or item.get("type") != "function"
             or not isinstance(item.get("name"), str)
         ):
-            raise _wrong(inner, item, '{"type": "function", "name": ..., "parameters": ...}')
+            raise wrong_value(inner, item, '{"type": "function", "name": ..., "parameters": ...}')
         function = _function({**item, "name": joined_name(name, str(item["name"]))}, inner)
         found.append((function, str(item["name"])))
     return found
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param="tools")
