@@ -152,6 +152,11 @@ def wrong_value(what: str, given: object, allowed: str, *, param: str | None = N
     return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=name)
 
 
+def unsupported(message: str, param: str | None = None) -> InvalidRequest:
+    """The refusal of what would change the answer and is not built; `message` says what to use instead."""
+    return InvalidRequest(message, param=param, code="unsupported_parameter")
+
+
 def _beginning(given: object, left: list[int]) -> object:
     """The first values of lists and dictionaries, of each of which a text has one character at least."""
     left[0] -= 1

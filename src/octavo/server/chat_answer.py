@@ -5,8 +5,6 @@ chunks: role, {content | reasoning | tool_calls}..., finish_reason; at last the 
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +13,7 @@ from octavo.errors import OctavoError
 from octavo.server.answering import AnswerCodec, Framing
 from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.errors import JsonObject, error_body
+from octavo.server.generation import answer_head
 from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
 from octavo.server.openai_schema import ChatBody
 from octavo.server.sse import DONE, event
@@ -99,13 +98,8 @@ class ChatCodec(AnswerCodec[Step]):
         self._is_stream = bool(body.stream)
         self._usage = body.usage_options
         self._choices: dict[int, _ChatChoice] = {}  # that have begun
-        self._head: JsonObject = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": None,
-        }
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._head = answer_head("chatcmpl", kind, model)
 
     def step(self, step: Step) -> Sequence[JsonObject]:
         """Perhaps the role, text or calls, logprobs or token ids, perhaps the end."""
@@ -123,9 +117,7 @@ class ChatCodec(AnswerCodec[Step]):
 
     def end(self) -> Sequence[JsonObject]:
         """The usage, where it is wanted."""
-        if not self._usage.last:
-            return ()
-        return ({**self._head, "choices": [], "usage": self._generation.usage()},)
+        return self._generation.usage_chunk(self._head, self._usage)
 
     def error(self, error: OctavoError) -> Sequence[JsonObject]:
         """The error object."""

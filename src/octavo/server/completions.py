@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,9 +19,10 @@ from octavo.server.errors import JsonObject, error_body
 from octavo.server.field_list import Place
 from octavo.server.generation import (
     CHAT_HAS_SESSIONS,
+    ChoiceDelta,
     Edge,
     Generation,
-    Piece,
+    answer_head,
     held_grammar,
     refuse_session,
     submit_all,
@@ -160,7 +159,7 @@ class _TextChoice:
         return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-class CompletionCodec(AnswerCodec[Piece]):
+class CompletionCodec(AnswerCodec[ChoiceDelta]):
     """One answer to `body`. `echoes` are the texts of the prompts, or "" without echo."""
 
     framing = Framing(event, DONE)
@@ -178,15 +177,9 @@ class CompletionCodec(AnswerCodec[Piece]):
         self._prompts, self._echoes = prompts, echoes
         self._usage = body.usage_options
         self._choices: dict[int, _TextChoice] = {}  # that have begun
-        self._head: JsonObject = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": None,
-        }
+        self._head = answer_head("cmpl", "text_completion", model)
 
-    def step(self, step: Piece) -> Sequence[JsonObject]:
+    def step(self, step: ChoiceDelta) -> Sequence[JsonObject]:
         """A chunk, the prompt before the first where it is echoed; none where the delta says nothing yet."""
         delta, text, tokens = step.delta, step.delta.text, step.delta.tokens
         choice = self._choices.get(step.index)
@@ -224,9 +217,7 @@ class CompletionCodec(AnswerCodec[Piece]):
 
     def end(self) -> Sequence[JsonObject]:
         """The usage, where it is wanted."""
-        if not self._usage.last:
-            return ()
-        return ({**self._head, "choices": [], "usage": self._generation.usage()},)
+        return self._generation.usage_chunk(self._head, self._usage)
 
     def error(self, error: OctavoError) -> Sequence[JsonObject]:
         """The error object."""

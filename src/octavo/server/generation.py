@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -78,7 +80,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChoiceDelta:
     """A delta and where it belongs."""
 
     index: int  # of its choice, over all prompts
@@ -138,7 +140,7 @@ class Generation:
             stream.cancel()
         self._watch.leave(self.num_choices)
 
-    async def steps(self) -> AsyncGenerator[Piece, None]:
+    async def steps(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Every delta of every choice as it comes; raises InvalidRequest for one that met a dead end,
         RequestFailed or EngineStopped for one that failed."""
         if len(self._streams) == 1:
@@ -150,7 +152,7 @@ class Generation:
                     yield self._note(prompt, delta)
         self._watch.finish()
 
-    def _note(self, prompt: int, delta: Delta) -> Piece:
+    def _note(self, prompt: int, delta: Delta) -> ChoiceDelta:
         """The delta in its place, counted; raises what it failed with."""
         if self._scores_only:
             delta = _without_output(delta)
@@ -160,7 +162,7 @@ class Generation:
             self._check_end(delta)
         self._usage[index] = delta.usage
         self._prompt_infos[prompt].extend(delta.prompt_logprobs)
-        return Piece(index, prompt, delta)
+        return ChoiceDelta(index, prompt, delta)
 
     def _check_end(self, delta: Delta) -> None:
         """Raise for an end that is no answer's."""
@@ -190,6 +192,10 @@ class Generation:
         if options.every:
             return {"usage": self.usage()}
         return {"usage": None} if options.last else {}
+
+    def usage_chunk(self, head: JsonObject, options: UsageOptions) -> Sequence[JsonObject]:
+        """The last chunk of a stream: none unless the client asked for it."""
+        return ({**head, "choices": [], "usage": self.usage()},) if options.last else ()
 
     def usage_of(self, index: int) -> Usage:
         """What a choice has cost so far."""
@@ -300,6 +306,17 @@ def cut_to(params: SamplerParams, num_prompt: int, context_length: int) -> int |
     """The tokens that the context has room for behind a prompt, where max_tokens is more; else None."""
     left = context_length - num_prompt
     return left if params.max_tokens is not None and params.max_tokens > left else None
+
+
+def answer_head(prefix: str, kind: str, model: str) -> JsonObject:
+    """The fields of OpenAI's answers, and of their chunks, before the choices."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": None,
+    }
 
 
 def _as_header(text: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from octavo.errors import InvalidRequest, wrong_value
+from octavo.errors import InvalidRequest, unsupported, wrong_value
 from octavo.grammar import ANY_OBJECT, Grammar, GrammarKind, of_choices, of_schema, of_text
 
 
@@ -77,10 +77,9 @@ def _structured_outputs(given: object, name: str) -> Grammar | None:
         raise wrong_value(name, given, "an object")
     for unbuilt in ("structural_tag", "whitespace_pattern"):
         if given.get(unbuilt) is not None:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{name}.{unbuilt} is not supported by this server",
-                param=f"{name}.{unbuilt}",
-                code="unsupported_parameter",
+                f"{name}.{unbuilt}",
             )
     found = [
         read(given[key], f"{name}.{key}")

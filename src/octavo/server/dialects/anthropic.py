@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from octavo.errors import InvalidRequest, as_items, require_range, shown, wrong_value
+from octavo.errors import InvalidRequest, as_items, require_range, shown, unsupported, wrong_value
 from octavo.params import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX, TOKENS_MAX
 from octavo.server.body import validate
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
@@ -136,11 +136,10 @@ def _check_edits(given: object) -> None:
         raise wrong_value("context_management", given, '{"edits": [...]}')
     for index, edit in enumerate(edits):
         if not isinstance(edit, Mapping) or (edit.get("type"), edit.get("keep")) != (_CLEAR_THINKING, "all"):
-            raise InvalidRequest(
+            raise unsupported(
                 f"context_management.edits[{index}] is {shown(edit)}, which is not supported by this server; "
                 f'allowed: {{"type": "{_CLEAR_THINKING}", "keep": "all"}}; shorten messages in the client',
-                param="context_management",
-                code="unsupported_parameter",
+                "context_management",
             )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from octavo.errors import InvalidRequest, shown, wrong_value
+from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
 from octavo.grammar import check_depth
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.reading import string_of, unread_media
@@ -228,10 +228,9 @@ def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping
     if not isinstance(given, Mapping) or not isinstance(kind, str):
         raise wrong_value(where, given, f"an object with a type: {', '.join(kinds)}")
     if kind not in kinds:
-        raise InvalidRequest(
+        raise unsupported(
             f"{where}.type is {shown(kind)}; allowed: {', '.join(kinds)} (this model reads text only)",
-            param=where.partition("[")[0],
-            code="unsupported_parameter",
+            where.partition("[")[0],
         )
     ANTHROPIC_FIELDS.check(given, Place.BLOCK, f"{where}.")
     return given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from octavo.errors import InvalidRequest, as_items, shown, wrong_value
+from octavo.errors import InvalidRequest, as_items, shown, unsupported, wrong_value
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
@@ -52,11 +52,10 @@ def _tool(given: object, where: str) -> JsonObject:
         raise wrong_value(where, given, "an object with name and input_schema")
     kind = given.get("type")
     if kind not in (None, "custom"):
-        raise InvalidRequest(
+        raise unsupported(
             f"{where}.type is {shown(kind)}, which is not supported by this server; allowed: custom, a tool "
             "that the client runs and whose input_schema it gives",
-            param="tools",
-            code="unsupported_parameter",
+            "tools",
         )
     ANTHROPIC_FIELDS.check(given, Place.TOOL, f"{where}.")
     name, schema = given.get("name"), given.get("input_schema")

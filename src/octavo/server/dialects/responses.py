@@ -26,7 +26,7 @@ from octavo.server.dialects.responses_input import check_outputs, read_input
 from octavo.server.dialects.responses_items import chars_of, messages_of, numbered
 from octavo.server.dialects.responses_lookup import Lookup
 from octavo.server.dialects.responses_request import ParsedRequest, own_names, read_request
-from octavo.server.dialects.responses_run import Conversation, ResponseRun, document_of
+from octavo.server.dialects.responses_run import ResponseContext, ResponseRun, document_of
 from octavo.server.dialects.responses_truncation import fitting
 from octavo.server.errors import JsonObject
 from octavo.server.generation import Edge, refuse_session
@@ -75,7 +75,7 @@ def _begun(edge: Edge, parsed: ParsedRequest, response_id: str) -> JsonObject:
     return begun | parsed.echoed_fields
 
 
-def _conversation(edge: Edge, tenant: str, parsed: ParsedRequest, response_id: str) -> Conversation:
+def _conversation(edge: Edge, tenant: str, parsed: ParsedRequest, response_id: str) -> ResponseContext:
     """All that was said before, and what the request says. Raises InvalidRequest, RequestTooLarge,
     UnknownSession, or SessionBusy where the previous response has not ended."""
     lookup, previous = Lookup(edge, tenant), parsed.body.previous_response_id
@@ -84,7 +84,7 @@ def _conversation(edge: Edge, tenant: str, parsed: ParsedRequest, response_id: s
     _check_size([*before, *given], edge.model.context_length)
     own = numbered(given, response_id)
     check_outputs([*before, *own])
-    return Conversation([*before, *own], len(own))
+    return ResponseContext([*before, *own], len(own))
 
 
 def _check_size(items: Sequence[JsonObject], context_length: int) -> None:
@@ -102,7 +102,7 @@ async def _begin(
     request: Request,
     parsed: ParsedRequest,
     response: JsonObject,
-    talk: Conversation,
+    talk: ResponseContext,
     watch: RequestWatch,
 ) -> ChatRun:
     """Queue its turn."""
@@ -132,7 +132,7 @@ async def _begin(
 
 
 async def _messages(
-    edge: Edge, request: Request, parsed: ParsedRequest, talk: Conversation, tenant: str
+    edge: Edge, request: Request, parsed: ParsedRequest, talk: ResponseContext, tenant: str
 ) -> Sequence[ChatMessage]:
     messages = messages_of(talk.items, parsed.body.instructions)
     if not parsed.may_be_truncated:

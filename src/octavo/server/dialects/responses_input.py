@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from octavo.errors import InvalidRequest, shown, wrong_value
+from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
 from octavo.server.dialects.reading import string_of, unread_media
 from octavo.server.dialects.responses_items import CALLS, OUTPUTS, response_of
 from octavo.server.errors import JsonObject
@@ -174,10 +174,9 @@ def _part(part: object, where: str, has_media: bool) -> str:
         return unread_media(str(kind).removeprefix("input_"))
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         if kind in _MEDIA_PARTS:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{where} is of type {kind}, which is not supported by this server: it reads text only",
-                param="input",
-                code="unsupported_parameter",
+                "input",
             )
         raise wrong_value(f"{where}.type", kind, ", ".join(_TEXT_PARTS))
     text = part.get(_TEXT_PARTS[kind])

@@ -34,7 +34,7 @@ END_WAIT_S = 1.0  # for the stream to end by itself: its client may have stopped
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ResponseContext:
     """What a response answers. `items` are all, of which the last `num_own` are its request's."""
 
     items: Sequence[JsonObject]
@@ -75,7 +75,7 @@ class ResponseRun(AnswerCodec[Step]):
         edge: Edge,
         tenant: str,
         response: JsonObject,
-        conversation: Conversation,
+        conversation: ResponseContext,
         run: ChatRun,
         tools: OfferedTools,
     ) -> None:

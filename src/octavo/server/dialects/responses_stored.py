@@ -11,7 +11,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest, UnknownSession, shown, wrong_value
+from octavo.errors import UnknownSession, shown, unsupported, wrong_value
 from octavo.server.dialects.responses_request import includes_of
 from octavo.server.dialects.responses_run import Document, ResponseRun, parse_document
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
@@ -28,10 +28,9 @@ async def show_response(edge: Edge, request: Request) -> Response:
     for name, harmless in (("stream", ("false",)), ("starting_after", ())):
         given = request.query_params.get(name)
         if given is not None and given not in harmless:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{name} is not supported by this server: stream when it is created, and retrieve it whole",
-                param=name,
-                code="unsupported_parameter",
+                name,
             )
     return json_response(_found(edge, request).response)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import pydantic_core
 
-from octavo.errors import InvalidRequest, as_items, shown, wrong_value
+from octavo.errors import as_items, shown, unsupported, wrong_value
 from octavo.server.errors import JsonObject
 from octavo.tools.definitions import TOOLS_MAX
 
@@ -70,11 +70,10 @@ def read_tools(given: object) -> OfferedTools:
             case _ if kind in LEFT_OUT:
                 left_out.append(kind)
             case _:
-                raise InvalidRequest(
+                raise unsupported(
                     f"{where} is of type {shown(kind)}, which is not supported by this server: hosted tools "
                     "are not run here; use functions",
-                    param="tools",
-                    code="unsupported_parameter",
+                    "tools",
                 )
     return OfferedTools(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
 
@@ -107,10 +106,9 @@ def left_out_metadata(offered: OfferedTools, metadata: Mapping[str, object]) -> 
 def _function(given: Mapping[str, object], where: str) -> JsonObject:
     for name, harmless in (("async", (None, False)), ("allowed_callers", (None, ["direct"]))):
         if given.get(name) not in harmless:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{where}.{name} is not supported by this server: the client alone runs functions",
-                param="tools",
-                code="unsupported_parameter",
+                "tools",
             )
     return {
         "type": "function",
