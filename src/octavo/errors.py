@@ -29,6 +29,7 @@ Expected shortage (no free block, no free row) is a value, not an exception. A b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from itertools import islice
 from numbers import Integral, Real
@@ -144,6 +145,18 @@ def shown(given: object) -> str:
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
 
 
+def wrong_value(what: str, given: object, allowed: str, *, param: str | None = None) -> InvalidRequest:
+    """The refusal of a value. `what` is its place, such as "messages[3].role", whose first name is the
+    request's parameter unless `param` says otherwise."""
+    name = re.split(r"[.[]", what)[0] if param is None else param
+    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=name)
+
+
+def unsupported(message: str, param: str | None = None) -> InvalidRequest:
+    """The refusal of what would change the answer and is not built; `message` says what to use instead."""
+    return InvalidRequest(message, param=param, code="unsupported_parameter")
+
+
 def _beginning(given: object, left: list[int]) -> object:
     """The first values of lists and dictionaries, of each of which a text has one character at least."""
     left[0] -= 1
@@ -185,7 +198,7 @@ def as_items(
     """The items of a list, tuple, set or array. Raises InvalidRequest, that says what is `allowed`, for what
     is none of these, text and mappings among them, and for less than `least` or more than `most` items."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
-        raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}", param=name)
+        raise wrong_value(name, given, allowed, param=name)
     require_range(of, len(given), least, most, param=name)
     return tuple(given)
 

@@ -20,7 +20,7 @@ import octavo.cli.main
 from octavo.engine.outputs import Delta, EngineStats
 from octavo.server.metrics import Metrics
 from octavo.server.route import Access
-from octavo.server.routes import access_to, find_route
+from octavo.server.routes import match_route
 from octavo.types import FinishReason, Phases, Usage
 
 yaml = pytest.importorskip("yaml")
@@ -173,12 +173,12 @@ def test_a_probe_asks_an_open_route_at_the_port_that_is_served():
     assert (named["name"], named["containerPort"]) == ("http", port)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         asked = pod[probe]["httpGet"]
-        assert (asked["port"], access_to("GET", asked["path"])) == ("http", Access.OPEN)
-        assert 503 in find_route("GET", asked["path"]).statuses
+        assert (asked["port"], match_route("GET", asked["path"]).access) == ("http", Access.OPEN)
+        assert 503 in match_route("GET", asked["path"]).route.statuses
     [service] = [one for one in MANIFESTS if one["kind"] == "Service"]
     assert service["spec"]["ports"][0]["targetPort"] == "http"
     [asked] = re.findall(r"http://127.0.0.1:(\d+)(/\w+)", DOCKERFILE)
-    assert (int(asked[0]), access_to("GET", asked[1])) == (8000, Access.OPEN)
+    assert (int(asked[0]), match_route("GET", asked[1]).access) == (8000, Access.OPEN)
     assert f"EXPOSE {asked[0]}" in DOCKERFILE
 
 

@@ -192,7 +192,7 @@ def test_tool_choice(choice, mode, names, is_parallel):
 def test_thinking_is_told_where_it_was_asked_for(thinking, enable, budget, is_told):
     body = body_of(thinking=thinking)
     assert body.chat_options.template_kwargs == {"enable_thinking": enable}
-    assert (body.thinking_wish.max_tokens, body.thinking_wish.is_told) == (budget, is_told)
+    assert (body.thinking_options.max_tokens, body.thinking_options.is_shown) == (budget, is_told)
 
 
 @pytest.mark.parametrize("field", ["output_config", "output_format"])

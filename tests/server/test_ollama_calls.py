@@ -7,7 +7,7 @@ import pytest
 from tests.server.ollama_asking import CALLS, HI, NOW, TOOL, chat, generate, lines, params, whole
 
 from octavo.grammar import Thinking
-from octavo.server.dialects.ollama_answer import Teller
+from octavo.server.dialects.ollama_answer import PartReader
 from octavo.tools.events import ArgumentsText, CallBegun, Content
 from octavo.tools.formats import HERMES, MISTRAL
 
@@ -61,10 +61,10 @@ def test_a_call_that_is_cut_is_text_whole_and_streamed(edge):
     "arguments", ['{"a": 1e999}', '{"a": "\\ud83d"}', '{"a": NaN}', "[1]", '{"a": ' + "9" * 5000 + "}", ""]
 )
 def test_arguments_that_json_cannot_say_again_are_text(arguments):
-    teller = Teller(None)
-    said = teller.push([Content("So "), CallBegun(0, "f"), ArgumentsText(0, arguments)], is_last=False)
+    reader = PartReader(None)
+    said = reader.push([Content("So "), CallBegun(0, "f"), ArgumentsText(0, arguments)], is_last=False)
     assert (said.content, said.calls) == ("So ", ())
-    said = teller.push([Content("and")], is_last=True)
+    said = reader.push([Content("and")], is_last=True)
     assert (said.content, said.calls) == ('and{"name": "f", "arguments": ' + arguments, ())
 
 

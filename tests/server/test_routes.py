@@ -10,7 +10,8 @@ from tests.waiting import LIMIT_S
 from octavo import __version__
 from octavo.engine.outputs import EngineStats
 from octavo.server.logs import JsonLines, TextLines
-from octavo.server.routes import ROUTES
+from octavo.server.route import Access
+from octavo.server.routes import ROUTES, match_route
 from octavo.server.sse import EventStream
 from octavo.server.storms import PreemptionWatch
 
@@ -41,6 +42,34 @@ def test_the_page_for_people_names_every_route_and_loads_nothing(edge):
 def test_probes_and_version_answer(edge):
     assert edge.get("/ping").json() == {"status": "ok"}
     assert edge.get("/version").json() == {"version": __version__}
+
+
+def test_a_request_is_matched_with_the_table_once(edge, monkeypatch):
+    matched = []
+
+    def match(method, path):
+        matched.append((method, path))
+        return match_route(method, path)
+
+    monkeypatch.setattr("octavo.server.routes.match_route", match)
+    asked = [
+        ("HEAD", "/health", 200),
+        ("GET", "/v1/models/x", 404),
+        ("PUT", "/v1/kv", 405),
+        ("GET", "/a", 404),
+    ]
+    for method, path, status in asked:
+        assert edge.request(method, path).status_code == status
+    assert matched == [(method, path) for method, path, _ in asked]
+
+
+def test_a_label_is_the_template_of_a_path_whatever_the_method():
+    found = match_route("PUT", "/v1/kv/pins/mine")
+    assert (found.route, found.label, found.access) == (None, "/v1/kv/pins/{name}", Access.OPERATOR)
+    found = match_route("HEAD", "/ui/a/b.js")
+    assert (found.label, found.access, found.path_params) == ("/ui/{name}", Access.OPEN, {"name": "a/b.js"})
+    found = match_route("GET", "/made/up")
+    assert (found.label, found.access) == ("other", Access.OPERATOR)
 
 
 @pytest.mark.parametrize("given", ["abc-1", "a" * 128, "trace:1.2_3"])

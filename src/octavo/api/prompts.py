@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NotRequired, TypedDict
 
-from octavo.engine.messages import read_message
 from octavo.engine.requests import render_chat
 from octavo.errors import InvalidRequest, as_tokens, is_number, shown
 from octavo.params import TOKENS_MAX
 from octavo.text.continuation import encode_rendered
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.definitions import tools_of
+from octavo.tools.messages import read_message
 from octavo.types import ChatMessage, ChatOptions
 
 

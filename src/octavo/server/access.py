@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.dialects.error_shapes import REQUEST_ID_KEY, is_anthropics
 from octavo.server.logs import ACCESS
 from octavo.server.metrics import Metrics, RequestWatch
-from octavo.server.routes import label_of
+from octavo.server.routes import match_of
 from octavo.server.tenant import SCOPE_KEY
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -59,7 +59,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_and_look)
         finally:
-            route = label_of(scope["path"])
+            route = match_of(scope).label
             self._metrics.count_answer(route, status)
             watch = scope.get(RequestWatch.SCOPE_KEY)
             if isinstance(watch, RequestWatch):

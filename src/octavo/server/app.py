@@ -9,29 +9,31 @@ It asks the client alone and knows nothing of engines; tests have a double of it
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from http import HTTPStatus
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
+from starlette.routing import request_response
+from starlette.types import ASGIApp
 
 from octavo import __version__
 from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
-from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
+from octavo.server.dialects.error_shapes import on_any_exception, on_octavo_error
+from octavo.server.errors import HttpRefusal
 from octavo.server.feeds import Feeds
 from octavo.server.generation import CUT_HEADER, LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
 from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
-from octavo.server.route import Handler
-from octavo.server.routes import ROUTES
+from octavo.server.route import Route
+from octavo.server.routes import ROUTES, match_of
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
@@ -81,16 +83,16 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
 
     app = Starlette(
         lifespan=lifespan,
-        routes=[StarletteRoute(r.path, _on(edge, r.handler), methods=[r.method]) for r in ROUTES],
         exception_handlers={
             OctavoError: on_octavo_error,
-            HTTPException: on_http_exception,
             ClientGone: _on_client_gone,
             ClientDisconnect: _on_client_gone,
             Exception: on_any_exception,
         },
     )
+    # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
     app.router.redirect_slashes = False  # a path with a slash more is another path
+    app.router.default = _dispatcher(edge)
     # The last one added is the outermost.
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(
@@ -123,11 +125,34 @@ def _about(model: EngineClient, begun: int) -> dict[str, object]:
     }
 
 
-def _on(edge: Edge, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    async def route(request: Request) -> Response:
-        return await handler(edge, request)
+def _dispatcher(edge: Edge) -> ASGIApp:
+    """What answers each request: the handler of the route that its scope was matched with."""
 
-    return route
+    async def dispatch(request: Request) -> Response:
+        found = match_of(request.scope)
+        if found.route is None:
+            raise _no_route(request) if found.of_path is None else _wrong_method(request, found.of_path)
+        request.scope["path_params"] = found.path_params
+        return await found.route.handler(edge, request)
+
+    return request_response(dispatch)
+
+
+def _no_route(request: Request) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.NOT_FOUND,
+        f"there is no route {request.method} {request.url.path}",
+        code="unknown_route",
+    )
+
+
+def _wrong_method(request: Request, route: Route) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        f"{request.url.path} does not take {request.method}",
+        code="method_not_allowed",
+        headers={"Allow": "GET, HEAD" if route.method == "GET" else route.method},
+    )
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ from octavo.server.body import parse_json, validate
 from octavo.server.errors import message_of
 from octavo.server.json_pieces import to_pieces
 from octavo.server.large_bodies import ACCEPTED, REFUSED, ModelSizes
-from octavo.server.routes import find_route
+from octavo.server.routes import match_route
 
 
 def read_body(request: bytes, sizes: ModelSizes) -> bytes:
@@ -30,7 +30,7 @@ def read_body(request: bytes, sizes: ModelSizes) -> bytes:
 
 def _accepted(request: bytes, sizes: ModelSizes) -> bytes:
     head, _, body = request.partition(b"\n")
-    route = find_route(**json.loads(head))
+    route = match_route(**json.loads(head)).route
     assert route is not None
     assert route.body is not None
     value = parse_json(body)

@@ -1,130 +1,176 @@
-"""The text of an answer in OpenAI's shapes: content, thinking and calls, whole or as deltas. Both are made of
-the same events, so the deltas of a stream join to the whole."""
+"""A chat's answer in OpenAI's shapes: choices with content, thinking and calls.
+
+chunks: role, {content | reasoning | tool_calls}..., finish_reason; at last the usage, and [DONE]
+"""
 
 from __future__ import annotations
 
-import secrets
-import string
-import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 
-from octavo.engine.client import EngineClient
-from octavo.params import SamplerParams
-from octavo.server.errors import JsonObject
-from octavo.server.tool_fields import ThinkingWish
-from octavo.tools.answer import AnswerKind, AnswerReader
-from octavo.tools.definitions import ToolMode, ToolUse
+from octavo.engine.outputs import TokenInfo
+from octavo.errors import OctavoError
+from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.chat_run import ChatRun, Step, new_call_id
+from octavo.server.errors import JsonObject, error_body
+from octavo.server.generation import answer_head
+from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
+from octavo.server.openai_schema import ChatBody
+from octavo.server.sse import DONE, event
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.tools.thinking import THINK
 from octavo.types import FinishReason
 
 
-async def led_params(
-    params: SamplerParams, use: ToolUse | None, wish: ThinkingWish, model: EngineClient, tenant: str
-) -> SamplerParams:
-    """The parameters with what leads an answer with tools, or thinking. Raises InvalidRequest."""
-    answers = model.answers
-    grammar = params.grammar
-    if use is not None and not (params.beams is not None and use.mode is not ToolMode.REQUIRED):
-        grammar = await answers.grammar(use, params.grammar, tenant)
-    banned = params.banned_sequences
-    # What follows a grammar calls nothing anyway, and a search knows no bans.
-    is_free = grammar is None and params.beams is None
-    if use is not None and use.mode is ToolMode.NONE and is_free and not answers.form.at_start:
-        banned += model.bad_word_ids(answers.form.begins)
-    thinking = answers.thinking_format
-    is_led = thinking is not None and (grammar is not None or wish.max_tokens is not None)
-    has_calls = use is not None and use.mode is not ToolMode.NONE
-    is_read = wish.is_split or (thinking is not None and thinking.is_channels)
-    shows = is_read and answers.is_hidden(calls=has_calls)
-    return replace(
-        params,
-        grammar=grammar,
-        banned_sequences=banned,
-        thinking=thinking.leading(wish.max_tokens, has_calls=has_calls) if thinking and is_led else None,
-        skip_special_tokens=params.skip_special_tokens and not shows,
-    )
+@dataclass(slots=True)
+class _ChatCall:
+    """One call so far."""
+
+    call_id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def whole(self) -> JsonObject:
+        """All of it."""
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.call_id, "type": "function", "function": function}
 
 
-def answer_kind(
-    use: ToolUse | None, wish: ThinkingWish, model: EngineClient, prompt: Sequence[int]
-) -> AnswerKind:
-    """How an answer to this prompt is read."""
-    answers = model.answers
-    has_calls = use is not None and use.mode is not ToolMode.NONE
-    thinking = answers.thinking_format
-    return AnswerKind(
-        answers.thinking_state(prompt) if thinking is not None and wish.is_split else None,
-        answers.form if has_calls else None,
-        wish.is_told,
-        thinking or THINK,
-        use.tools if use is not None and has_calls else (),
-    )
+class _ChatChoice:
+    """One choice so far. Tokens are kept for a whole answer alone."""
 
+    def __init__(self, form: ToolFormat | None) -> None:
+        self.tokens: list[TokenInfo] = []
+        self.finish_reason: str | None = None
+        self.stop: str | int | None = None
+        self._form = form
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[_ChatCall] = []
 
-def new_call_id(form: ToolFormat | None, name: str, index: int) -> str:
-    """An id for the answer's call number `index`, as the model's template wants it."""
-    if form is not None and form.id_form:
-        return form.id_form.format(name=name, index=index)
-    letters, chars = string.ascii_letters + string.digits, 0 if form is None else form.id_chars
-    return "".join(secrets.choice(letters) for _ in range(chars)) or f"call_{uuid.uuid4().hex[:24]}"
-
-
-class ChoiceWriter:
-    """Writes one choice."""
-
-    def __init__(self, kind: AnswerKind) -> None:
-        self._kind = kind
-        self._reader = AnswerReader(kind)
-
-    def deltas(self, text: str, is_last: bool) -> list[JsonObject]:
-        """More of the text, as deltas of a stream."""
-        shaped = (self._delta(event) for event in self._reader.push(text, is_last))
-        return [delta for delta in shaped if delta]
-
-    def message(self, text: str) -> JsonObject:
-        """All of the text, as a message."""
-        content, thought, functions = "", "", list[dict[str, str]]()
-        for event in self._reader.push(text, is_last=True):
-            match event:
-                case Content(more):
-                    content += more
-                case Thought(more):
-                    thought += more
-                case CallBegun(_, name):
-                    functions.append({"name": name, "arguments": ""})
-                case ArgumentsText(index, more):
-                    functions[index]["arguments"] += more
-        calls = [
-            {"id": new_call_id(self._kind.form, one["name"], index), "type": "function", "function": one}
-            for index, one in enumerate(functions)
-        ]
-        message: JsonObject = {
-            "role": "assistant",
-            "content": content if content or not calls else None,
-            "refusal": None,
-        }
-        if thought and self._kind.tells_thoughts:
-            message |= {"reasoning_content": thought, "reasoning": thought}
-        return message | ({"tool_calls": calls} if calls else {})
-
-    def finish_reason(self, finish: FinishReason | None) -> str | None:
-        """As OpenAI names the end of an answer that may have called."""
-        return "tool_calls" if finish is FinishReason.STOP and self._reader.num_calls else finish
-
-    def _delta(self, event: AnswerEvent) -> JsonObject:
+    def push(self, event: AnswerEvent) -> JsonObject:
+        """More of it, as a delta."""
         match event:
             case Content(text):
+                self._content.append(text)
                 return {"content": text}
-            case Thought(text) if self._kind.tells_thoughts:
+            case Thought(text):
+                self._thoughts.append(text)
                 return {"reasoning_content": text, "reasoning": text}
             case CallBegun(index, name):
+                call_id = new_call_id(self._form, name, index)
+                self._calls.append(_ChatCall(call_id, name))
                 function = {"name": name, "arguments": ""}
-                call_id = new_call_id(self._kind.form, name, index)
                 call = {"index": index, "id": call_id, "type": "function", "function": function}
                 return {"tool_calls": [call]}
             case ArgumentsText(index, text):
+                self._calls[index].arguments.append(text)
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-        return {}
+
+    def finish(self, finish: FinishReason, stop: str | int | None) -> None:
+        """Its end, as OpenAI names that of an answer that may have called."""
+        self.finish_reason = "tool_calls" if finish is FinishReason.STOP and self._calls else finish
+        self.stop = stop
+
+    def message(self) -> JsonObject:
+        """All of it, as a message."""
+        content, thought = "".join(self._content), "".join(self._thoughts)
+        message: JsonObject = {
+            "role": "assistant",
+            "content": content if content or not self._calls else None,
+            "refusal": None,
+        }
+        if thought:
+            message |= {"reasoning_content": thought, "reasoning": thought}
+        return message | ({"tool_calls": [call.whole() for call in self._calls]} if self._calls else {})
+
+
+class ChatCodec(AnswerCodec[Step]):
+    """One answer to `body`."""
+
+    framing = Framing(event, DONE)
+
+    def __init__(self, run: ChatRun, model: str, body: ChatBody) -> None:
+        self._run = run
+        self._generation = run.generation
+        self._has_logprobs = run.params.logprobs is not None
+        self._has_ids = bool(body.return_token_ids)
+        self._is_stream = bool(body.stream)
+        self._usage = body.usage_options
+        self._choices: dict[int, _ChatChoice] = {}  # that have begun
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._head = answer_head("chatcmpl", kind, model)
+
+    def step(self, step: Step) -> Sequence[JsonObject]:
+        """Perhaps the role, text or calls, logprobs or token ids, perhaps the end."""
+        choice, delta = self._choices.get(step.index), step.delta
+        is_first = choice is None
+        if choice is None:
+            choice = self._choices[step.index] = _ChatChoice(self._run.kind.form)
+        deltas = [choice.push(event) for event in step.events]
+        if delta.finish is not None:
+            choice.finish(delta.finish, delta.stop)
+        if not self._is_stream:
+            choice.tokens += delta.tokens
+            return ()
+        return self._chunks(step, deltas, choice, is_first=is_first)
+
+    def end(self) -> Sequence[JsonObject]:
+        """The usage, where it is wanted."""
+        return self._generation.usage_chunk(self._head, self._usage)
+
+    def error(self, error: OctavoError) -> Sequence[JsonObject]:
+        """The error object."""
+        return (error_body(error),)
+
+    def whole(self) -> JsonObject:
+        """All choices, and the usage."""
+        choices = [self._whole_choice(index) for index in sorted(self._choices)]
+        answer = {**self._head, "choices": choices, "usage": self._generation.usage()}
+        answer |= self._generation.session_field()
+        if self._run.params.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(self._generation.prompt_infos(0))
+        if self._has_ids:
+            answer["prompt_token_ids"] = self._run.prompt
+        return answer
+
+    def _chunks(
+        self, step: Step, deltas: Sequence[JsonObject], choice: _ChatChoice, *, is_first: bool
+    ) -> list[JsonObject]:
+        delta, chunks = step.delta, list[JsonObject]()
+        usage = self._generation.usage_field(self._usage)
+        if is_first:
+            role = _delta_of(step.index, {"role": "assistant", "content": ""})
+            prompt: JsonObject = {"prompt_token_ids": self._run.prompt} if self._has_ids else {}
+            session = self._generation.session_field()
+            chunks.append({**self._head, "choices": [role], **prompt, **usage, **session})
+        shaped = [_delta_of(step.index, one) for one in deltas]
+        if delta.tokens and (self._has_logprobs or self._has_ids):
+            if not shaped:
+                shaped.append(_delta_of(step.index, {"content": ""}))
+            if self._has_logprobs:
+                shaped[0]["logprobs"] = chat_logprobs(delta.tokens)
+            if self._has_ids:
+                shaped[0]["token_ids"] = ids_of(delta.tokens)
+        if delta.finish is not None:
+            end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop}
+            shaped.append(_delta_of(step.index, {}) | end)
+        for one in shaped:
+            chunks.append({**self._head, "choices": [one], **usage})
+        return chunks
+
+    def _whole_choice(self, index: int) -> JsonObject:
+        choice = self._choices[index]
+        shaped: JsonObject = {
+            "index": index,
+            "message": choice.message(),
+            "logprobs": chat_logprobs(choice.tokens) if self._has_logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop,
+        }
+        return shaped | ({"token_ids": ids_of(choice.tokens)} if self._has_ids else {})
+
+
+def _delta_of(index: int, delta: JsonObject) -> JsonObject:
+    """A choice of a chunk."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -2,14 +2,17 @@
 in, a running answer out, read as content, thinking and calls.
 
     body, messages --> begin_chat --> ChatRun --> steps()   as it comes: what each delta says, in events
-                                          +-----> whole()   in the end, of one choice
 
-An API's own shapes are made of these by `chat` and by `dialects`. `ChatBody` is what they all translate to,
-so a field that one of them has in common with another means, and is bounded by, the same.
+An API's own shapes are codecs of these steps (`answering`): `chat_answer` and those of `dialects`. `ChatBody`
+is what they all translate to, so a field that one of them has in common with another means, and is bounded
+by, the same.
 """
 
 from __future__ import annotations
 
+import secrets
+import string
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,17 +20,14 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from octavo.conversations.responses import Responses, UnstoredTurns
-from octavo.engine.outputs import ChatMessage, TokenInfo
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
-from octavo.server.chat_answer import answer_kind, led_params
 from octavo.server.generation import (
-    Choice,
     Edge,
     Generation,
-    Piece,
     cut_to,
-    gather_for,
     held_grammar,
     submit_all,
     until_disconnect,
@@ -36,93 +36,54 @@ from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds, check_options, sampling_params
 from octavo.server.prompts import chat_options
 from octavo.server.tenant import engine_request
+from octavo.server.tool_fields import ThinkingOptions
 from octavo.tools.answer import AnswerKind, AnswerReader
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
-from octavo.types import FinishReason, ToolCall, Usage
+from octavo.tools.definitions import ToolMode, ToolUse
+from octavo.tools.events import AnswerEvent, Thought
+from octavo.tools.formats import ToolFormat
+from octavo.tools.thinking import THINK
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a delta of one choice says; `piece.delta` has its tokens, and at the end its finish."""
+    """What a delta of one choice says; `delta` has its tokens, and at the end its finish."""
 
-    piece: Piece
-    events: tuple[AnswerEvent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """One choice, complete. Calls have no ids yet."""
-
-    content: str
-    thought: str
-    calls: tuple[ToolCall, ...]
-    finish: FinishReason | None
-    stop: str | int | None
-    tokens: tuple[TokenInfo, ...]
-    usage: Usage
-
-    @property
-    def has_called(self) -> bool:
-        """It ended because it has called."""
-        return bool(self.calls) and self.finish is FinishReason.STOP
+    index: int
+    delta: Delta
+    events: Sequence[AnswerEvent]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """A chat that is being answered. Whoever holds it sees to it that `generation.cancel` is called."""
+    """A chat that is being answered. Its holder calls `cancel` in the end, whatever happened."""
 
     generation: Generation
     prompt: tuple[int, ...]
     params: SamplerParams
     kind: AnswerKind
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the response."""
+        return self.generation.headers
+
+    def cancel(self) -> None:
+        """Stop everything that still runs; idempotent."""
+        self.generation.cancel()
+
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """What each delta says, as it comes; raises as `Generation.pieces`."""
+        """What each delta says, as it comes; raises as `Generation.steps`."""
         readers: dict[int, AnswerReader] = {}
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self.generation.steps()) as pieces:
             async for piece in pieces:
-                reader = readers.setdefault(piece.index, AnswerReader(self.kind))
-                events = reader.push(piece.delta.text, piece.delta.finish is not None)
-                yield Step(piece, tuple(event for event in events if self._is_told(event)))
-
-    async def whole(self, request: Request) -> WholeAnswer:
-        """The first choice; raises ClientGone when the client leaves. Cancels what is left."""
-        choices = await gather_for(request, self.generation)
-        return self.read(choices[0], 0)
-
-    def read(self, choice: Choice, index: int) -> WholeAnswer:
-        """A gathered choice, read as what it says."""
-        reader = AnswerReader(self.kind)
-        events = [e for e in reader.push(choice.text, is_last=True) if self._is_told(e)]
-        usage = self.generation.usage_of(index)
-        return whole_answer(events, choice.finish, choice.stop, choice.tokens, usage)
-
-    def _is_told(self, event: AnswerEvent) -> bool:
-        return self.kind.tells_thoughts or not isinstance(event, Thought)
-
-
-def whole_answer(
-    events: Sequence[AnswerEvent],
-    finish: FinishReason | None,
-    stop: str | int | None,
-    tokens: tuple[TokenInfo, ...],
-    usage: Usage,
-) -> WholeAnswer:
-    """The events of one choice, joined."""
-    content, thought, names, arguments = "", "", list[str](), list[str]()
-    for event in events:
-        match event:
-            case Content(more):
-                content += more
-            case Thought(more):
-                thought += more
-            case CallBegun(_, name):
-                names.append(name)
-                arguments.append("")
-            case ArgumentsText(index, more):
-                arguments[index] += more
-    calls = tuple(map(ToolCall, names, arguments))
-    return WholeAnswer(content, thought, calls, finish, stop, tokens, usage)
+                index, delta = piece.index, piece.delta
+                reader = readers.get(index)
+                if reader is None:
+                    reader = readers[index] = AnswerReader(self.kind)
+                events = reader.push(delta.text, delta.finish is not None)
+                if not self.kind.tells_thoughts:
+                    events = [event for event in events if not isinstance(event, Thought)]
+                yield Step(index, delta, events)
 
 
 async def begin_chat(
@@ -140,22 +101,22 @@ async def begin_chat(
     edge.check_model(body.model)
     wanted = replace(engine_request(request, body), n=body.num_choices)
     params = chat_params(body, edge.model)
-    options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
-    led = led_params(params, use, wish, edge.model, wanted.tenant)
+    options, use, thinking = chat_options(request, body), body.tool_use, body.thinking_options
+    led = led_params(params, use, thinking, edge.model, wanted.tenant)
     params = await (led if use is None else until_disconnect(request, led))
     wanted = replace(wanted, params=params)
     async with held_grammar(edge, request, params, wanted.tenant):
         if session is None:
             prompt = tuple(await edge.model.encode_chat(messages, options, tenant=wanted.tenant))
             generation = await submit_all(edge, [prompt], wanted, watch)
-            return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
+            return ChatRun(generation, prompt, params, answer_kind(use, thinking, edge.model, prompt))
         watch.note_wanted(params, 1)
         taker = sessions or edge.model.sessions
         turn = await taker.turn(replace(wanted, session=session), messages, options)
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
     cut = cut_to(params, len(turn.prompt), edge.model.context_length)
     generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut)
-    return ChatRun(generation, turn.prompt, params, answer_kind(use, wish, edge.model, turn.prompt))
+    return ChatRun(generation, turn.prompt, params, answer_kind(use, thinking, edge.model, turn.prompt))
 
 
 def check_chat(body: ChatBody, model: ModelBounds) -> None:
@@ -163,7 +124,7 @@ def check_chat(body: ChatBody, model: ModelBounds) -> None:
     chat_params(body, model)
     check_options(body)
     body.tool_use  # noqa: B018  it raises
-    body.thinking_wish  # noqa: B018  it raises
+    body.thinking_options  # noqa: B018  it raises
 
 
 def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:
@@ -183,3 +144,55 @@ def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:
         # Chat asks for logprobs with two fields; the number is in the second.
         param = "top_logprobs" if error.param == "logprobs" else error.param
         raise InvalidRequest(str(error), param=param, code=error.code) from None
+
+
+async def led_params(
+    params: SamplerParams, use: ToolUse | None, options: ThinkingOptions, model: EngineClient, tenant: str
+) -> SamplerParams:
+    """The parameters with what leads an answer with tools, or thinking. Raises InvalidRequest."""
+    answers = model.answers
+    grammar = params.grammar
+    if use is not None and not (params.beams is not None and use.mode is not ToolMode.REQUIRED):
+        grammar = await answers.grammar(use, params.grammar, tenant)
+    banned = params.banned_sequences
+    # What follows a grammar calls nothing anyway, and a search knows no bans.
+    is_free = grammar is None and params.beams is None
+    if use is not None and use.mode is ToolMode.NONE and is_free and not answers.form.at_start:
+        banned += model.bad_word_ids(answers.form.begins)
+    thinking = answers.thinking_format
+    is_led = thinking is not None and (grammar is not None or options.max_tokens is not None)
+    has_calls = use is not None and use.mode is not ToolMode.NONE
+    is_read = options.is_split or (thinking is not None and thinking.is_channels)
+    shows = is_read and answers.is_hidden(calls=has_calls)
+    return replace(
+        params,
+        grammar=grammar,
+        banned_sequences=banned,
+        thinking=thinking.leading(options.max_tokens, has_calls=has_calls) if thinking and is_led else None,
+        skip_special_tokens=params.skip_special_tokens and not shows,
+    )
+
+
+def answer_kind(
+    use: ToolUse | None, options: ThinkingOptions, model: EngineClient, prompt: Sequence[int]
+) -> AnswerKind:
+    """How an answer to this prompt is read."""
+    answers = model.answers
+    has_calls = use is not None and use.mode is not ToolMode.NONE
+    thinking = answers.thinking_format
+    return AnswerKind(
+        answers.thinking_state(prompt) if thinking is not None and options.is_split else None,
+        answers.form if has_calls else None,
+        options.is_shown,
+        thinking or THINK,
+        use.tools if use is not None and has_calls else (),
+    )
+
+
+def new_call_id(form: ToolFormat | None, name: str, index: int, prefix: str = "call_") -> str:
+    """An id for the answer's call number `index`, as the model's template wants it; else any, behind
+    `prefix`."""
+    if form is not None and form.id_form:
+        return form.id_form.format(name=name, index=index)
+    letters, chars = string.ascii_letters + string.digits, 0 if form is None else form.id_chars
+    return "".join(secrets.choice(letters) for _ in range(chars)) or prefix + uuid.uuid4().hex[:24]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,61 +13,31 @@ from octavo.engine.client import EngineClient
 from octavo.engine.outputs import TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
 from octavo.params import CHOICES_MAX, SamplerParams
+from octavo.server.answering import AnswerCodec, Framing, answer
 from octavo.server.body import read_json, validate
-from octavo.server.errors import JsonObject, error_body, json_response
+from octavo.server.errors import JsonObject, error_body
 from octavo.server.field_list import Place
 from octavo.server.generation import (
-    SESSION_HEADER,
-    Choice,
+    CHAT_HAS_SESSIONS,
+    ChoiceDelta,
     Edge,
     Generation,
-    Piece,
-    gather_for,
+    answer_head,
     held_grammar,
+    refuse_session,
     submit_all,
 )
 from octavo.server.logprobs import characters_begun, completion_logprobs, ids_of, prompt_logprobs
-from octavo.server.openai_schema import (
-    CompletionBody,
-    ModelBounds,
-    UsageWish,
-    check_stream_options,
-    sampling_params,
-)
+from octavo.server.openai_schema import CompletionBody, ModelBounds, check_stream_options, sampling_params
 from octavo.server.prompts import Prompt, check_prompts, encode_prompts
 from octavo.server.request_fields import OPENAI_FIELDS
-from octavo.server.sse import DONE, EventStream, event
+from octavo.server.sse import DONE, event
 from octavo.server.tenant import engine_request
+from octavo.types import FinishReason
 
 # OpenAI's default on this route.
 _MAX_TOKENS = 16
 _TOTAL_CHOICES_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How this request's answer is written."""
-
-    answer_id: str
-    created: int
-    model: str
-    logprobs: int | None  # as the client asked for them
-    prompts: tuple[Prompt, ...]
-    echoes: tuple[str, ...]  # by prompt: the prompt's text, or "" without echo
-    echo: bool
-    tells_prompt: bool  # the client asked for prompt_logprobs by name
-    tells_ids: bool  # and for token ids
-    usage: UsageWish  # in a stream
-
-    def object(self, choices: list[JsonObject]) -> JsonObject:
-        return {
-            "id": self.answer_id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": None,
-            "choices": choices,
-        }
 
 
 async def completions(edge: Edge, request: Request) -> Response:
@@ -78,7 +45,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
-    _refuse_session(request)
+    refuse_session(request, CHAT_HAS_SESSIONS)
     body = validate(CompletionBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
@@ -89,27 +56,12 @@ async def completions(edge: Edge, request: Request) -> Response:
 
     prompts = tuple(await encode_prompts(body.prompt, edge.model, wanted.tenant, body.suffix or ""))
     _check_total(made * len(prompts))
-    plan = _Plan(
-        answer_id=f"cmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=edge.model.name,
-        logprobs=body.logprobs,
-        prompts=prompts,
-        echoes=tuple(_text_of(prompt, edge.model) if body.echo else "" for prompt in prompts),
-        echo=bool(body.echo),
-        tells_prompt=body.prompt_logprobs is not None,
-        tells_ids=bool(body.return_token_ids),
-        usage=body.usage_wish,
-    )
+    echoes = tuple(_text_of(prompt, edge.model) if body.echo else "" for prompt in prompts)
     async with held_grammar(edge, request, wanted.params, wanted.tenant):
         tokens = [prompt.tokens for prompt in prompts]
         generation = await submit_all(edge, tokens, wanted, watch, scores_only=scores_only)
-    if body.stream:
-        return EventStream(_events(plan, generation), generation.cancel, generation.headers)
-    choices = _likeliest(await gather_for(request, generation), n, made)
-    shaped = [_choice(plan, generation, index, choice) for index, choice in enumerate(choices)]
-    answer = plan.object(shaped) | {"usage": generation.usage()}
-    return json_response(answer, headers=generation.headers)
+    codec = CompletionCodec(generation, edge.model.name, body, prompts, echoes)
+    return await answer(request, generation, codec, is_stream=bool(body.stream))
 
 
 def check_completion(raw: JsonObject, model: ModelBounds) -> None:
@@ -125,15 +77,6 @@ def _check_total(choices: int) -> None:
     if choices > _TOTAL_CHOICES_MAX:
         raise InvalidRequest(
             f"n times the number of prompts is {choices:,}; allowed: up to {_TOTAL_CHOICES_MAX:,}", param="n"
-        )
-
-
-def _refuse_session(request: Request) -> None:
-    if SESSION_HEADER in request.headers:
-        raise InvalidRequest(
-            f"the header {SESSION_HEADER} is given; allowed: on /v1/chat/completions, whose turns make a "
-            "session",
-            param="session",
         )
 
 
@@ -167,21 +110,6 @@ def _scores_only(body: CompletionBody) -> bool:
     return True
 
 
-def _likeliest(choices: list[Choice], n: int, made: int) -> list[Choice]:
-    """Of the choices that were made of each prompt, the `n` of highest mean logprob per token, likeliest
-    first; of equals the one of lower index."""
-    if made == n:
-        return choices
-    groups = [choices[start : start + made] for start in range(0, len(choices), made)]
-    return [best for group in groups for best in sorted(group, key=_mean_logprob, reverse=True)[:n]]
-
-
-def _mean_logprob(choice: Choice) -> float:
-    """One that ended before its first token is the last to be chosen."""
-    logprobs = [info.logprob for info in choice.tokens if info.logprob is not None]
-    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
-
-
 def _params(body: CompletionBody, model: ModelBounds, *, ranks: bool) -> SamplerParams:
     """`echo` with `logprobs` tells the prompt's logprobs too, so the engine is asked for them; and for those
     of tokens where choices are ranked by them."""
@@ -205,70 +133,120 @@ def _text_of(prompt: Prompt, model: EngineClient) -> str:
     return b"".join(model.token_bytes(token) for token in prompt.tokens).decode(errors="replace")
 
 
-def _choice(plan: _Plan, generation: Generation, index: int, choice: Choice) -> JsonObject:
-    """A whole choice."""
-    prompt = generation.prompt_infos(choice.prompt)
-    shaped: JsonObject = {
-        "index": index,
-        "text": plan.echoes[choice.prompt] + choice.text,
-        "logprobs": _logprobs(plan, (*prompt, *choice.tokens) if plan.echo else choice.tokens, 0),
-        "finish_reason": choice.finish,
-        "stop_reason": choice.stop,
-    }
-    if plan.tells_prompt:
-        shaped["prompt_logprobs"] = prompt_logprobs(prompt)
-    if plan.tells_ids:
-        shaped["prompt_token_ids"] = plan.prompts[choice.prompt].tokens
-        shaped["token_ids"] = ids_of(choice.tokens)
-    return shaped
+@dataclass(slots=True)
+class _TextChoice:
+    """One choice so far. Texts and tokens are kept for a whole answer alone."""
+
+    prompt: int
+    texts: list[str] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)  # of the output
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    offset: int = 0  # in a stream: where its next token begins in its text
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token. A choice that ended before its first token has the least."""
+        logprobs = [info.logprob for info in self.tokens if info.logprob is not None]
+        return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-def _logprobs(plan: _Plan, tokens: Sequence[TokenInfo], offset: int) -> JsonObject | None:
-    return None if plan.logprobs is None else completion_logprobs(tokens, offset)
+class CompletionCodec(AnswerCodec[ChoiceDelta]):
+    """One answer to `body`. `echoes` are the texts of the prompts, or "" without echo."""
 
+    framing = Framing(event, DONE)
 
-async def _events(plan: _Plan, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream, the prompt before the first where it is echoed; an error ends it in order."""
-    offsets: dict[int, int] = {}  # choice -> where its next token begins in its text
-    try:
-        async with aclosing(generation.pieces()) as pieces:
-            async for piece in pieces:
-                chunk = _chunk(plan, generation, piece, offsets)
-                if chunk is not None:
-                    yield event(plan.object([chunk]) | generation.told_usage(plan.usage))
-        if plan.usage.last:
-            yield event(plan.object([]) | {"usage": generation.usage()})
-    except OctavoError as error:
-        yield event(error_body(error))
-    yield DONE
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        body: CompletionBody,
+        prompts: Sequence[Prompt],
+        echoes: Sequence[str],
+    ) -> None:
+        self._generation = generation
+        self._body = body
+        self._prompts, self._echoes = prompts, echoes
+        self._usage = body.usage_options
+        self._choices: dict[int, _TextChoice] = {}  # that have begun
+        self._head = answer_head("cmpl", "text_completion", model)
 
+    def step(self, step: ChoiceDelta) -> Sequence[JsonObject]:
+        """A chunk, the prompt before the first where it is echoed; none where the delta says nothing yet."""
+        delta, text, tokens = step.delta, step.delta.text, step.delta.tokens
+        choice = self._choices.get(step.index)
+        is_first = choice is None
+        if choice is None:
+            if not tokens and delta.finish is None:
+                return ()  # the prompt is still being computed
+            choice = self._choices[step.index] = _TextChoice(step.prompt)
+            if self._body.echo:
+                text = self._echoes[step.prompt] + text
+                tokens = (*self._generation.prompt_infos(step.prompt), *tokens)
+        choice.finish, choice.stop = delta.finish, delta.stop
+        if not self._body.stream:
+            choice.texts.append(text)
+            choice.tokens += delta.tokens
+            return ()
+        has_logprobs = self._body.logprobs is not None and bool(tokens)
+        has_ids = bool(self._body.return_token_ids) and (is_first or bool(tokens))
+        if not (text or has_logprobs or has_ids or delta.finish is not None):
+            return ()
+        chunk: JsonObject = {
+            "index": step.index,
+            "text": text,
+            "logprobs": completion_logprobs(tokens, choice.offset) if has_logprobs else None,
+            "finish_reason": delta.finish,
+        }
+        choice.offset += sum(characters_begun(info.data) for info in tokens)
+        if delta.finish is not None:
+            chunk["stop_reason"] = delta.stop
+        if self._body.return_token_ids:
+            chunk["token_ids"] = ids_of(delta.tokens)
+            if is_first:
+                chunk["prompt_token_ids"] = self._prompts[step.prompt].tokens
+        return ({**self._head, "choices": [chunk], **self._generation.usage_field(self._usage)},)
 
-def _chunk(plan: _Plan, generation: Generation, piece: Piece, offsets: dict[int, int]) -> JsonObject | None:
-    """What one delta says, or None when it says nothing yet. Moves the choice's offset on."""
-    delta, text, tokens = piece.delta, piece.delta.text, piece.delta.tokens
-    is_first = piece.index not in offsets
-    if is_first:
-        if not tokens and delta.finish is None:
-            return None  # the prompt is still being computed
-        offsets[piece.index] = 0
-        if plan.echo:
-            text = plan.echoes[piece.prompt] + text
-            tokens = (*generation.prompt_infos(piece.prompt), *tokens)
-    wants_logprobs = plan.logprobs is not None and bool(tokens)
-    wants_ids = plan.tells_ids and (is_first or bool(tokens))
-    if not (text or wants_logprobs or wants_ids or delta.finish is not None):
-        return None
-    chunk: JsonObject = {
-        "index": piece.index,
-        "text": text,
-        "logprobs": _logprobs(plan, tokens, offsets[piece.index]) if wants_logprobs else None,
-        "finish_reason": delta.finish,
-    }
-    offsets[piece.index] += sum(characters_begun(info.data) for info in tokens)
-    if delta.finish is not None:
-        chunk["stop_reason"] = delta.stop
-    if plan.tells_ids:
-        chunk["token_ids"] = ids_of(delta.tokens)
-        if is_first:
-            chunk["prompt_token_ids"] = plan.prompts[piece.prompt].tokens
-    return chunk
+    def end(self) -> Sequence[JsonObject]:
+        """The usage, where it is wanted."""
+        return self._generation.usage_chunk(self._head, self._usage)
+
+    def error(self, error: OctavoError) -> Sequence[JsonObject]:
+        """The error object."""
+        return (error_body(error),)
+
+    def whole(self) -> JsonObject:
+        """Of each prompt its likeliest choices, and the usage of all."""
+        shaped = [self._whole_choice(index, choice) for index, choice in enumerate(self._likeliest())]
+        return {**self._head, "choices": shaped, "usage": self._generation.usage()}
+
+    def _likeliest(self) -> list[_TextChoice]:
+        """Of the choices that were made of each prompt, the `n` of highest mean logprob per token, likeliest
+        first; of equals the one of lower index."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        n, made = self._body.num_choices, self._generation.num_choices // len(self._prompts)
+        if made == n:
+            return choices
+        groups = [choices[start : start + made] for start in range(0, len(choices), made)]
+        return [
+            best
+            for group in groups
+            for best in sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)[:n]
+        ]
+
+    def _whole_choice(self, index: int, choice: _TextChoice) -> JsonObject:
+        prompt = self._generation.prompt_infos(choice.prompt)
+        tokens = (*prompt, *choice.tokens) if self._body.echo else choice.tokens
+        shaped: JsonObject = {
+            "index": index,
+            "text": "".join(choice.texts),
+            "logprobs": None if self._body.logprobs is None else completion_logprobs(tokens, 0),
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop,
+        }
+        if self._body.prompt_logprobs is not None:
+            shaped["prompt_logprobs"] = prompt_logprobs(prompt)
+        if self._body.return_token_ids:
+            shaped["prompt_token_ids"] = self._prompts[choice.prompt].tokens
+            shaped["token_ids"] = ids_of(choice.tokens)
+        return shaped

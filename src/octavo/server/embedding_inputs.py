@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest
-from octavo.server.dialects.names import named
+from octavo.server.dialects.reading import named
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import token_ids, too_long
 

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.embedding import Embedded, EmbeddingOptions, embed_all
-from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, shown
+from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, wrong_value
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.names import named
+from octavo.server.dialects.reading import named
 from octavo.server.embedding_inputs import INPUTS_MAX, Cut, check_inputs, read_inputs
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
@@ -192,5 +192,5 @@ async def _answer(edge: Edge, made: EmbeddingsMade, *, as_base64: bool) -> Respo
 def _one_of(name: str, given: str | None, allowed: Sequence[str]) -> str:
     """The first is the default."""
     if given is not None and given not in allowed:
-        raise InvalidRequest(f"{name} is {shown(given)}; allowed: {', '.join(allowed)}", param=name)
+        raise wrong_value(name, given, ", ".join(allowed))
     return given or allowed[0]

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from octavo.errors import InvalidRequest
+from octavo.errors import unsupported
 
 
 class Place(enum.StrEnum):
@@ -128,10 +128,9 @@ class FieldList:
         nested object, such as "messages[3]."."""
         for field in self._refused[place]:
             if field.name in body and body[field.name] not in field.harmless:
-                raise InvalidRequest(
+                raise unsupported(
                     f"{where}{field.name} is not supported by this server: {field.note}",
-                    param=re.split(r"[.[]", where)[0] or field.name,
-                    code="unsupported_parameter",
+                    re.split(r"[.[]", where)[0] or field.name,
                 )
 
     def page(self) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.large_bodies import LargeBodies
 from octavo.server.metrics import Metrics, RequestWatch
-from octavo.server.openai_schema import UsageWish
+from octavo.server.openai_schema import UsageOptions
 from octavo.server.running import RunningAnswers
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant_registry import TenantRegistry
@@ -38,6 +40,9 @@ SESSION_HEADER = "X-Octavo-Session"
 LET_GO_HEADER = "X-Octavo-Let-Go"
 CUT_HEADER = "X-Octavo-Max-Tokens-Cut-To"
 LET_GO_CHARS_MAX = 1000  # of that header
+
+
+CHAT_HAS_SESSIONS = "on /v1/chat/completions, whose turns make a session"
 
 
 class ClientGone(Exception):
@@ -76,23 +81,12 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChoiceDelta:
     """A delta and where it belongs."""
 
-    index: int  # over all prompts
+    index: int  # of its choice, over all prompts
     prompt: int
     delta: Delta
-
-
-@dataclass(slots=True)
-class Choice:
-    """One whole choice, as it is gathered."""
-
-    prompt: int
-    text: str = ""
-    tokens: tuple[TokenInfo, ...] = ()
-    finish: FinishReason | None = None
-    stop: str | int | None = None
 
 
 class Generation:
@@ -132,7 +126,7 @@ class Generation:
             headers[CUT_HEADER] = str(self._cut_to)
         return headers if self.turn is None else headers | {SESSION_HEADER: self.turn.session_id}
 
-    def told_session(self) -> JsonObject:
+    def session_field(self) -> JsonObject:
         """The answer's field about the session, if there is one."""
         return {} if self.turn is None else {"session": self.turn.to_json()}
 
@@ -147,47 +141,45 @@ class Generation:
             stream.cancel()
         self._watch.leave(self.num_choices)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def steps(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Every delta of every choice as it comes; raises InvalidRequest for one that met a dead end,
         RequestFailed or EngineStopped for one that failed."""
-        merged = self._one(0) if len(self._streams) == 1 else self._merged()
-        async with aclosing(merged):
-            async for piece in merged:
-                if self._scores_only:
-                    piece = replace(piece, delta=_without_output(piece.delta))
-                delta = piece.delta
-                self._watch.see(piece.index, delta)
-                if delta.finish is FinishReason.DEAD_END:
-                    raise InvalidRequest(delta.error, code="dead_end")
-                if delta.finish is FinishReason.ERROR:
-                    raise RequestFailed(delta.error or "the request failed")
-                if delta.finish is FinishReason.CANCELLED:
-                    raise EngineStopped("the request was cancelled because the server is stopping")
-                if delta.finish is FinishReason.TIMEOUT and not self._has_output(delta):
-                    raise TimedOut(delta.error)
-                self._usage[piece.index] = delta.usage
-                self._prompt_infos[piece.prompt].extend(delta.prompt_logprobs)
-                yield piece
+        if len(self._streams) == 1:
+            async for delta in self._streams[0]:
+                yield self._note(0, delta)
+        else:
+            async with aclosing(self._merged()) as merged:
+                async for prompt, delta in merged:
+                    yield self._note(prompt, delta)
         self._watch.finish()
+
+    def _note(self, prompt: int, delta: Delta) -> ChoiceDelta:
+        """The delta in its place, counted; raises what it failed with."""
+        if self._scores_only:
+            delta = _without_output(delta)
+        index = prompt * self._n + delta.choice
+        self._watch.see(index, delta)
+        if delta.finish is not None:
+            self._check_end(delta)
+        self._usage[index] = delta.usage
+        self._prompt_infos[prompt].extend(delta.prompt_logprobs)
+        return ChoiceDelta(index, prompt, delta)
+
+    def _check_end(self, delta: Delta) -> None:
+        """Raise for an end that is no answer's."""
+        match delta.finish:
+            case FinishReason.DEAD_END:
+                raise InvalidRequest(delta.error, code="dead_end")
+            case FinishReason.ERROR:
+                raise RequestFailed(delta.error or "the request failed")
+            case FinishReason.CANCELLED:
+                raise EngineStopped("the request was cancelled because the server is stopping")
+            case FinishReason.TIMEOUT if not self._has_output(delta):
+                raise TimedOut(delta.error)
 
     def _has_output(self, delta: Delta) -> bool:
         """Whether there is anything to give to the client but the fact that time is over."""
         return bool(delta.usage.num_output) or any(usage.num_output for usage in self._usage.values())
-
-    async def gather(self) -> list[Choice]:
-        """All choices, complete."""
-        choices = [Choice(index // self._n) for index in range(self.num_choices)]
-        texts: list[list[str]] = [[] for _ in choices]
-        tokens: list[list[TokenInfo]] = [[] for _ in choices]
-        async for piece in self.pieces():
-            texts[piece.index].append(piece.delta.text)
-            tokens[piece.index].extend(piece.delta.tokens)
-            choices[piece.index].finish = piece.delta.finish
-            choices[piece.index].stop = piece.delta.stop
-        for choice, parts, infos in zip(choices, texts, tokens, strict=True):
-            choice.text = "".join(parts)
-            choice.tokens = tuple(infos)
-        return choices
 
     def prompt_infos(self, prompt: int) -> tuple[TokenInfo, ...]:
         """The tokens of a prompt with their logprobs, if those were asked for; the first has none.
@@ -196,11 +188,15 @@ class Generation:
         """
         return (self._firsts[prompt], *self._prompt_infos[prompt])
 
-    def told_usage(self, wish: UsageWish) -> JsonObject:
+    def usage_field(self, options: UsageOptions) -> JsonObject:
         """The usage field of a chunk that is not the last: none unless the client asked for it."""
-        if wish.every:
+        if options.every:
             return {"usage": self.usage()}
-        return {"usage": None} if wish.last else {}
+        return {"usage": None} if options.last else {}
+
+    def usage_chunk(self, head: JsonObject, options: UsageOptions) -> Sequence[JsonObject]:
+        """The last chunk of a stream: none unless the client asked for it."""
+        return ({**head, "choices": [], "usage": self.usage()},) if options.last else ()
 
     def usage_of(self, index: int) -> Usage:
         """What a choice has cost so far."""
@@ -223,20 +219,16 @@ class Generation:
             "preemptions": sum(usage.preemptions for usage in self._usage.values()),
             "blocks_peak": sum(usage.blocks_peak for usage in self._usage.values()),
             "block_seconds": round(sum(usage.block_seconds for usage in self._usage.values()), 3),
-            **self.told_cut(),
+            **self.cut_field(),
         }
 
-    def told_cut(self) -> JsonObject:
+    def cut_field(self) -> JsonObject:
         """The field of usage about max_tokens, where the context has no room for so many."""
         return {} if self._cut_to is None else {"max_tokens_cut_to": self._cut_to}
 
-    async def _one(self, prompt: int) -> AsyncGenerator[Piece, None]:
-        async for delta in self._streams[prompt]:
-            yield Piece(prompt * self._n + delta.choice, prompt, delta)
-
-    async def _merged(self) -> AsyncGenerator[Piece, None]:
-        """The streams of several prompts, interleaved as they produce."""
-        queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(maxsize=64)
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """The deltas of several prompts, each with the place of its prompt, as they come."""
+        queue: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(maxsize=64)
         pumps = [asyncio.create_task(self._pump(p, queue)) for p in range(len(self._streams))]
         try:
             running = len(pumps)
@@ -252,10 +244,12 @@ class Generation:
             for pump in pumps:
                 pump.cancel()
 
-    async def _pump(self, prompt: int, queue: asyncio.Queue[Piece | BaseException | None]) -> None:
+    async def _pump(
+        self, prompt: int, queue: asyncio.Queue[tuple[int, Delta] | BaseException | None]
+    ) -> None:
         try:
-            async for piece in self._one(prompt):
-                await queue.put(piece)
+            async for delta in self._streams[prompt]:
+                await queue.put((prompt, delta))
         except Exception as error:  # noqa: BLE001  (it is raised again by the reader of the queue)
             await queue.put(error)
         await queue.put(None)
@@ -302,6 +296,17 @@ def cut_to(params: SamplerParams, num_prompt: int, context_length: int) -> int |
     return left if params.max_tokens is not None and params.max_tokens > left else None
 
 
+def answer_head(prefix: str, kind: str, model: str) -> JsonObject:
+    """The fields of OpenAI's answers, and of their chunks, before the choices."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": None,
+    }
+
+
 def _as_header(text: str) -> str:
     """In printable ASCII, whatever names a client gave; the end is cut off where it is long."""
     safe = json.dumps(text[:LET_GO_CHARS_MAX])[1:-1].replace('\\"', '"').replace("\x7f", "?")
@@ -334,12 +339,10 @@ async def held_grammar(
     del held
 
 
-async def gather_for(request: Request, generation: Generation) -> list[Choice]:
-    """All choices for a client that waits; raises ClientGone when it leaves. Cancels what is left."""
-    try:
-        return await until_disconnect(request, generation.gather())
-    finally:
-        generation.cancel()
+def refuse_session(request: Request, allowed: str) -> None:
+    """Raise InvalidRequest where the header names a session on a route that makes none."""
+    if SESSION_HEADER in request.headers:
+        raise InvalidRequest(f"the header {SESSION_HEADER} is given; allowed: {allowed}", param="session")
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, ResultT]) -> ResultT:

@@ -81,7 +81,7 @@ def _at_most(limit: int) -> BeforeValidator:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageWish:
+class UsageOptions:
     """What the chunks of a stream tell of the usage: the whole in a last chunk, the usage so far in each."""
 
     last: bool = False
@@ -191,11 +191,11 @@ class GenerationBody(FormatBody, TermsBody):
         )
 
     @property
-    def usage_wish(self) -> UsageWish:
+    def usage_options(self) -> UsageOptions:
         """What the chunks of a stream shall tell."""
         options = self.stream_options or StreamOptions()
         is_wanted = bool(options.include_usage)
-        return UsageWish(is_wanted, is_wanted and bool(options.continuous_usage_stats))
+        return UsageOptions(is_wanted, is_wanted and bool(options.continuous_usage_stats))
 
 
 class ChatOptionsBody(ToolsBody):

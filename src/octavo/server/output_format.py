@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest, unsupported, wrong_value
 from octavo.grammar import ANY_OBJECT, Grammar, GrammarKind, of_choices, of_schema, of_text
 
 
@@ -69,18 +69,17 @@ def _response_format(given: object, name: str) -> Grammar | None:
                     schema = described.get("schema", schema)
                 if schema is not None:
                     return of_schema(schema, name)
-    raise InvalidRequest(f"{name} is {shown(given)}; allowed: {kinds}", param=name)
+    raise wrong_value(name, given, kinds)
 
 
 def _structured_outputs(given: object, name: str) -> Grammar | None:
     if not isinstance(given, Mapping):
-        raise InvalidRequest(f"{name} is {shown(given)}; allowed: an object", param=name)
+        raise wrong_value(name, given, "an object")
     for unbuilt in ("structural_tag", "whitespace_pattern"):
         if given.get(unbuilt) is not None:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{name}.{unbuilt} is not supported by this server",
-                param=f"{name}.{unbuilt}",
-                code="unsupported_parameter",
+                f"{name}.{unbuilt}",
             )
     found = [
         read(given[key], f"{name}.{key}")

@@ -6,7 +6,11 @@ it does not exist, and whom it does not name is not let in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from octavo.server import about, kv, sessions, ui
 from octavo.server.chat import chat_completions, check_chat_body
@@ -235,21 +239,51 @@ ROUTES: tuple[Route, ...] = (
 _PATTERNS = tuple((compile_path(route.path)[0], route) for route in ROUTES)
 
 
-def find_route(method: str, path: str) -> Route | None:
-    """The route of a request; HEAD is GET's. O(routes)."""
+_SCOPE_KEY = "octavo.route"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMatch:
+    """What the table has for a method and a path. `of_path` is the first route of the path, whatever its
+    method."""
+
+    route: Route | None = None
+    of_path: Route | None = None
+    path_params: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The path's template for metrics and logs, "other" where there is none: never what a client made
+        up."""
+        return "other" if self.of_path is None else self.of_path.template
+
+    @property
+    def access(self) -> Access:
+        """Whose key opens it. What does not exist is an operator's, so that tenants cannot look for
+        routes."""
+        return Access.OPERATOR if self.route is None else self.route.access
+
+
+def match_route(method: str, path: str) -> RouteMatch:
+    """The route of a method and a path; HEAD is GET's. O(routes)."""
     method = "GET" if method == "HEAD" else method
-    return next((r for pattern, r in _PATTERNS if r.method == method and pattern.match(path)), None)
+    of_path = None
+    for pattern, route in _PATTERNS:
+        found = pattern.match(path)
+        if found is not None:
+            of_path = of_path or route
+            if route.method == method:
+                return RouteMatch(route, of_path, found.groupdict())
+    return RouteMatch(None, of_path)
 
 
-def label_of(path: str) -> str:
-    """The path's template for metrics and logs, "other" where there is none: never what a client made up."""
-    return next((route.template for pattern, route in _PATTERNS if pattern.match(path)), "other")
-
-
-def access_to(method: str, path: str) -> Access:
-    """Whose key opens it. What does not exist is an operator's, so that nobody else can look for routes."""
-    route = find_route(method, path)
-    return Access.OPERATOR if route is None else route.access
+def match_of(scope: Scope) -> RouteMatch:
+    """The match of a request, which is made once and kept in its scope."""
+    found = scope.get(_SCOPE_KEY)
+    if found is None:
+        found = scope[_SCOPE_KEY] = match_route(scope["method"], scope["path"])
+    assert isinstance(found, RouteMatch)
+    return found
 
 
 def tenant_areas() -> list[str]:

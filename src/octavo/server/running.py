@@ -9,7 +9,7 @@ from typing import Protocol
 class RunningAnswer(Protocol):
     """An answer that has not ended."""
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """It ends here, within about a second, whether its client reads or not; what it has said stays."""
 
 

@@ -24,7 +24,7 @@ from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal
 from octavo.server.hosts import hostname, is_address
 from octavo.server.pages import CONTAINERS_HOST, Pages
 from octavo.server.route import Access
-from octavo.server.routes import access_to, tenant_areas
+from octavo.server.routes import match_of, tenant_areas
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant import set_auth_context
 from octavo.server.tenant_registry import TenantRegistry
@@ -63,7 +63,7 @@ class Guard:
     def _refusal_of(self, scope: Scope) -> HttpRefusal | None:
         if scope["type"] != "http":
             return _no_websocket()
-        if access_to(scope["method"], scope["path"]) is Access.OPEN:
+        if match_of(scope).access is Access.OPEN:
             return None
         if self._roster is not None:
             return _let_tenant_in(scope, self._roster)
@@ -102,12 +102,11 @@ def _let_tenant_in(scope: Scope, roster: TenantRegistry) -> HttpRefusal | None:
     tenant = next((one for one in found if one is not None), None)
     if tenant is None:
         return _bad_key()
-    method, path = scope["method"], scope["path"]
-    if not tenant.operator and access_to(method, path) is not Access.TENANT:
+    if not tenant.operator and match_of(scope).access is not Access.TENANT:
         return HttpRefusal(
             HTTPStatus.FORBIDDEN,
-            f"{method} {path[:100]} is not for this key; allowed: {', '.join(tenant_areas())}; all else "
-            "wants an operator's key",
+            f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: "
+            f"{', '.join(tenant_areas())}; all else wants an operator's key",
             code="operators_only",
         )
     set_auth_context(scope, tenant)

@@ -33,6 +33,11 @@ def event(body: Mapping[str, object]) -> bytes:
     return b"data: " + encode_json(body) + b"\n\n"
 
 
+def named_event(body: Mapping[str, object]) -> bytes:
+    """One event, whose name is its type."""
+    return f"event: {body['type']}\n".encode() + event(body)
+
+
 class EventStream(Response):
     """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once. `keep_alive`
     is sent between two of them where nothing comes for `keep_alive_s` (None: never): what a reader of this

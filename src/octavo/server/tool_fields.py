@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest, wrong_value
 from octavo.tools.definitions import ToolUse, tool_use
 
 _FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": True}
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingWish:
-    """What the client wants of a model's thinking."""
+class ThinkingOptions:
+    """What becomes of a model's thinking."""
 
     max_tokens: int | None
     is_split: bool  # else it stays in the text
-    is_told: bool  # else it is left out
+    is_shown: bool  # else it is left out
 
 
 class ToolsBody(BaseModel):
@@ -66,16 +66,13 @@ class AnswerBody(ToolsBody):
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
-    def thinking_wish(self) -> ThinkingWish:
+    def thinking_options(self) -> ThinkingOptions:
         """What becomes of the thinking. Raises InvalidRequest."""
         given = self.reasoning_format or "auto"
         if given not in _FORMATS:
-            raise InvalidRequest(
-                f"reasoning_format is {shown(given)}; allowed: {', '.join(_FORMATS)}",
-                param="reasoning_format",
-            )
+            raise wrong_value("reasoning_format", given, ", ".join(_FORMATS))
         is_split = _FORMATS[given] and self.separate_reasoning is not False
-        return ThinkingWish(self._budget, is_split, self.include_reasoning is not False)
+        return ThinkingOptions(self._budget, is_split, self.include_reasoning is not False)
 
     @property
     def _budget(self) -> int | None:

@@ -1,6 +1,7 @@
 """Tools that a model may call: what they are, how each family of models writes a call, and how it is read
 back from text. Pure text: it knows no tokens, no engine and no HTTP.
 
+    messages     a message of a chat in OpenAI's JSON, with the calls that were made in it
     definitions  what a client offers, and what it wants called
     formats      how a call is written, by family; thinking: how thinking is marked
     grammars     the grammar of calls; rules: of one call; schemas: what is followed of a function's schema

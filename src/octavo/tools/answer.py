@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from octavo.grammar import ThinkingState
 from octavo.tools.channels import ChannelReader
 from octavo.tools.definitions import Tool
-from octavo.tools.events import AnswerEvent, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, Content, Thought
 from octavo.tools.formats import Body, ToolFormat
 from octavo.tools.parser import CallParser
 from octavo.tools.thinking import THINK, ThinkingFormat, ThinkingSplitter
@@ -36,7 +36,6 @@ class AnswerReader:
 
     def __init__(self, kind: AnswerKind) -> None:
         self._kind = kind
-        self.num_calls = 0  # begun
         self._channels: ChannelReader | None = None
         self._splitter: ThinkingSplitter | None = None
         self._parser: CallParser | None = None
@@ -50,9 +49,7 @@ class AnswerReader:
 
     def push(self, text: str, is_last: bool = False) -> Sequence[AnswerEvent]:
         """More of the answer; `is_last`: there will be no more."""
-        events = self._read(text, is_last) if self._channels is None else self._messages(text, is_last)
-        self.num_calls += sum(isinstance(event, CallBegun) for event in events)
-        return events
+        return self._read(text, is_last) if self._channels is None else self._messages(text, is_last)
 
     def _messages(self, text: str, is_last: bool) -> list[AnswerEvent]:
         assert self._channels is not None

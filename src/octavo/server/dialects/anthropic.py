@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.errors import InvalidRequest, as_items, require_range, shown, unsupported, wrong_value
 from octavo.params import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX, TOKENS_MAX
 from octavo.server.body import validate
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
@@ -133,14 +133,13 @@ def _check_edits(given: object) -> None:
     if edits is None:
         return
     if not isinstance(edits, list):
-        raise _wrong("context_management", given, '{"edits": [...]}')
+        raise wrong_value("context_management", given, '{"edits": [...]}')
     for index, edit in enumerate(edits):
         if not isinstance(edit, Mapping) or (edit.get("type"), edit.get("keep")) != (_CLEAR_THINKING, "all"):
-            raise InvalidRequest(
+            raise unsupported(
                 f"context_management.edits[{index}] is {shown(edit)}, which is not supported by this server; "
                 f'allowed: {{"type": "{_CLEAR_THINKING}", "keep": "all"}}; shorten messages in the client',
-                param="context_management",
-                code="unsupported_parameter",
+                "context_management",
             )
 
 
@@ -165,7 +164,7 @@ def _stop_sequences(given: object) -> list[str]:
     )
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
-        raise InvalidRequest(f"stop_sequences is {shown(given)}; allowed: {words}", param="stop_sequences")
+        raise wrong_value("stop_sequences", given, words)
     for place, text in enumerate(texts):
         what = f"length of stop_sequences[{place}]"
         require_range(what, len(text), 1, STOP_STRING_CHARS_MAX, param="stop_sequences")
@@ -178,15 +177,15 @@ def _thinking_fields(given: object, max_tokens: int | None) -> JsonObject:
     if given is None:
         return untold
     if not isinstance(given, Mapping):
-        raise _wrong("thinking", given, "an object with a type")
+        raise wrong_value("thinking", given, "an object with a type")
     kind = given.get("type")
     if kind == "disabled":
         return untold
     if kind not in ("enabled", "adaptive"):
-        raise _wrong("thinking.type", kind, "enabled, adaptive, disabled")
+        raise wrong_value("thinking.type", kind, "enabled, adaptive, disabled")
     display = given.get("display")
     if display not in _DISPLAYS:
-        raise _wrong("thinking.display", display, "summarized (it is told as it is), omitted")
+        raise wrong_value("thinking.display", display, "summarized (it is told as it is), omitted")
     told: JsonObject = {"enable_thinking": True, "include_reasoning": display != "omitted"}
     return told | ({"max_thinking_tokens": _budget(given, max_tokens)} if kind == "enabled" else {})
 
@@ -195,7 +194,7 @@ def _budget(thinking: Mapping[str, object], max_tokens: int | None) -> int:
     budget = thinking.get("budget_tokens")
     most = TOKENS_MAX if max_tokens is None else max_tokens - 1
     if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= most:
-        raise _wrong("thinking.budget_tokens", budget, "1 or more, and less than max_tokens")
+        raise wrong_value("thinking.budget_tokens", budget, "1 or more, and less than max_tokens")
     return budget
 
 
@@ -203,11 +202,11 @@ def _output_fields(body: CountTokensBody) -> JsonObject:
     """What the output must follow, and how much effort it is worth."""
     config: object = {} if body.output_config is None else body.output_config
     if not isinstance(config, Mapping):
-        raise _wrong("output_config", config, "an object with effort and format")
+        raise wrong_value("output_config", config, "an object with effort and format")
     ANTHROPIC_FIELDS.check(config, Place.OUTPUT_CONFIG, "output_config.")
     effort, shape = config.get("effort"), config.get("format")
     if effort is not None and effort not in EFFORTS:
-        raise _wrong("output_config.effort", effort, ", ".join(EFFORTS))
+        raise wrong_value("output_config.effort", effort, ", ".join(EFFORTS))
     if shape is not None and body.output_format is not None:
         raise InvalidRequest(
             "output_format and output_config.format are given together; allowed: one of them, which are two "
@@ -220,10 +219,6 @@ def _output_fields(body: CountTokensBody) -> JsonObject:
     if shape is not None:
         schema = shape.get("schema") if isinstance(shape, Mapping) else None
         if not isinstance(shape, Mapping) or shape.get("type") != "json_schema" or schema is None:
-            raise _wrong(name, shape, '{"type": "json_schema", "schema": ...}')
+            raise wrong_value(name, shape, '{"type": "json_schema", "schema": ...}')
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     return fields
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=what.partition(".")[0])

@@ -1,34 +1,30 @@
-"""Anthropic's answer: a message of blocks, whole or as the events of a stream. Both are made of the same
-events of an answer, so the deltas of a stream join to the whole.
+"""Anthropic's answer: a message of blocks, whole or as the events of a stream.
 
-    Thought -> thinking block     Content -> text block     CallBegun, ArgumentsText -> tool_use block
+Thought -> thinking block     Content -> text block     CallBegun, ArgumentsText -> tool_use block
 
-    message_start, ping, {content_block_start, content_block_delta..., content_block_stop}...,
-    message_delta (why it ended, what it cost), message_stop; or an error at any place
+message_start, ping, {content_block_start, content_block_delta..., content_block_stop}...,
+message_delta (why it ended, what it cost), message_stop; or an error at any place
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import pydantic_core
 
 from octavo.errors import OctavoError
-from octavo.server.chat_answer import new_call_id
-from octavo.server.chat_run import ChatRun
+from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.dialects.error_shapes import anthropic_error
 from octavo.server.errors import JsonObject
-from octavo.server.generation import Choice
-from octavo.server.sse import encode_json
-from octavo.tools.answer import AnswerReader
+from octavo.server.sse import named_event
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.types import FinishReason, Usage
+from octavo.types import FinishReason
 
 # Clients drop thinking that has no signature, and the server asks for none.
 SIGNATURE: Final = "unsigned"
@@ -88,7 +84,7 @@ class MessageWriter:
                 yield from self._say("text", text)
             case CallBegun(index, name):
                 yield from self.close()
-                call = {"id": _call_id(self._form, name, index), "name": name, "input": {}}
+                call = {"id": new_call_id(self._form, name, index, "toolu_"), "name": name, "input": {}}
                 yield self._open("tool_use", {"type": "tool_use", **call})
             case ArgumentsText(_, text):
                 yield self._delta(text)
@@ -125,95 +121,83 @@ class MessageWriter:
 _SIGNED: Final[JsonObject] = {"type": "signature_delta", "signature": SIGNATURE}
 
 
-@dataclass(frozen=True, slots=True)
-class MessagePlan:
-    """How this request's answer is written."""
+_PING: Final[JsonObject] = {"type": "ping"}
+_NO_END: Final[JsonObject] = {"stop_reason": None, "stop_sequence": None}
 
-    run: ChatRun
-    model: str
-    max_tokens: int  # that the client asked for
-    message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
 
-    def writer(self) -> MessageWriter:
-        """Of its message."""
-        return MessageWriter(self.run.kind.form)
+class MessageCodec(AnswerCodec[Step]):
+    """One answer. `max_tokens` is what the client asked for; `request_id` is repeated in an error."""
 
-    def end(self, writer: MessageWriter, finish: FinishReason | None, stop: str | int | None) -> JsonObject:
+    framing = Framing(named_event, keep_alive=named_event(_PING))
+
+    def __init__(self, run: ChatRun, model: str, max_tokens: int, request_id: str) -> None:
+        self._run = run
+        self._model = model
+        self._max_tokens = max_tokens
+        self._request_id = request_id
+        self._message_id = f"msg_{uuid.uuid4().hex}"
+        self._writer = MessageWriter(run.kind.form)
+        self._has_begun = False
+        self._end = _NO_END
+
+    def step(self, step: Step) -> list[JsonObject]:
+        """Events of its blocks, behind the message's beginning."""
+        events: list[JsonObject] = []
+        if not self._has_begun:
+            self._has_begun = True
+            events += [{"type": "message_start", "message": self._message([])}, _PING]
+        for event in step.events:
+            events += self._writer.push(event)
+        if step.delta.finish is not None:
+            self._end = self._end_of(step.delta.finish, step.delta.stop)
+        return events
+
+    def end(self) -> list[JsonObject]:
+        """The last block's end, why the message ended, and what it cost."""
+        events = list(self._writer.close())
+        events.append({"type": "message_delta", "delta": self._end, "usage": self._usage()})
+        events.append({"type": "message_stop"})
+        return events
+
+    def error(self, error: OctavoError) -> Sequence[JsonObject]:
+        """The error event."""
+        return (anthropic_error(error, self._request_id),)
+
+    def whole(self) -> JsonObject:
+        """The message."""
+        return self._message(self._writer.content)
+
+    def _message(self, content: list[JsonObject]) -> JsonObject:
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **self._end,
+            "usage": self._usage(),
+        }
+
+    def _end_of(self, finish: FinishReason, stop: str | int | None) -> JsonObject:
         """Why it ended; a stop that is a number is a token of the model's own."""
         if isinstance(stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        reason = "tool_use" if writer.has_called else "end_turn"
-        if finish is not None:
-            reason = _ENDS.get(finish, reason)
-        is_full = self.run.generation.usage_of(0).num_output < self.max_tokens
+        reason = _ENDS.get(finish, "tool_use" if self._writer.has_called else "end_turn")
+        is_full = self._run.generation.usage_of(0).num_output < self._max_tokens
         if reason == "max_tokens" and is_full:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def message(self, content: list[JsonObject], end: JsonObject) -> JsonObject:
-        """The message object."""
+    def _usage(self) -> JsonObject:
+        """What it cost: input is what was computed of it."""
+        usage = self._run.generation.usage_of(0)
         return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            **end,
-            "usage": usage_of(self.run.generation.usage_of(0)) | self.run.generation.told_cut(),
+            "input_tokens": usage.num_prompt - usage.num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.num_cached,
+            "output_tokens": usage.num_output,
+            **self._run.generation.cut_field(),
         }
-
-
-def whole_message(plan: MessagePlan, choice: Choice) -> JsonObject:
-    """The answer, complete."""
-    writer, kind = plan.writer(), plan.run.kind
-    for said in AnswerReader(kind).push(choice.text, is_last=True):
-        if kind.tells_thoughts or not isinstance(said, Thought):
-            list(writer.push(said))
-    return plan.message(writer.content, plan.end(writer, choice.finish, choice.stop))
-
-
-async def message_events(plan: MessagePlan, request_id: str) -> AsyncGenerator[bytes, None]:
-    """The answer as the events of a stream; an error ends it in order."""
-    writer, open_end = plan.writer(), dict[str, object](stop_reason=None, stop_sequence=None)
-    end, has_begun = open_end, False
-    try:
-        async with aclosing(plan.run.steps()) as steps:
-            async for step in steps:
-                if not has_begun:
-                    has_begun = True
-                    yield named_event({"type": "message_start", "message": plan.message([], open_end)})
-                    yield PING
-                for said in step.events:
-                    for told in writer.push(said):
-                        yield named_event(told)
-                delta = step.piece.delta
-                if delta.finish is not None:
-                    end = plan.end(writer, delta.finish, delta.stop)
-        for told in writer.close():
-            yield named_event(told)
-        usage = usage_of(plan.run.generation.usage_of(0)) | plan.run.generation.told_cut()
-        yield named_event({"type": "message_delta", "delta": end, "usage": usage})
-        yield named_event({"type": "message_stop"})
-    except OctavoError as error:
-        yield named_event(anthropic_error(error, request_id))
-
-
-def named_event(body: JsonObject) -> bytes:
-    """One event, whose name is its type."""
-    return f"event: {body['type']}\n".encode() + b"data: " + encode_json(body) + b"\n\n"
-
-
-PING: Final = named_event({"type": "ping"})
-
-
-def usage_of(usage: Usage) -> JsonObject:
-    """What it cost: input is what was computed of it."""
-    return {
-        "input_tokens": usage.num_prompt - usage.num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.num_cached,
-        "output_tokens": usage.num_output,
-    }
 
 
 def input_of(arguments: str) -> JsonObject:
@@ -225,9 +209,3 @@ def input_of(arguments: str) -> JsonObject:
     except ValueError:
         return {}
     return read if isinstance(read, dict) else {}
-
-
-def _call_id(form: ToolFormat | None, name: str, index: int) -> str:
-    """Some templates want ids of their own, without a prefix."""
-    wants_own = form is not None and (form.id_chars or form.id_form)
-    return new_call_id(form, name, index) if wants_own else f"toolu_{uuid.uuid4().hex[:24]}"

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from octavo.engine.messages import CALLS_MAX
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
 from octavo.grammar import check_depth
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
-from octavo.server.dialects.media import unread_media
+from octavo.server.dialects.reading import string_of, unread_media
 from octavo.server.field_list import Place
 from octavo.server.prompts import too_long
+from octavo.tools.messages import CALLS_MAX
 from octavo.types import ChatMessage, ToolCall
 
 _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -42,7 +42,7 @@ class ReadMessages:
 
 
 @dataclass(slots=True)
-class _Text:
+class _JoinedText:
     """Text in the making: its pieces, and which message the last one is of."""
 
     pieces: list[str] = field(default_factory=list)
@@ -62,8 +62,8 @@ class _Turn:
     """A message in the making, of one or more of the client's."""
 
     role: str
-    text: _Text = field(default_factory=_Text)
-    thought: _Text = field(default_factory=_Text)
+    text: _JoinedText = field(default_factory=_JoinedText)
+    thought: _JoinedText = field(default_factory=_JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
     function: str = ""  # of a tool's result
     call_id: str = ""
@@ -80,7 +80,7 @@ def read_messages(system: object, messages: object, context_length: int) -> Read
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
     _check_count(messages, context_length)
-    reader = _Reader()
+    reader = _TurnReader()
     if system is not None:
         reader.add_system(system)
     for index, item in enumerate(messages):
@@ -98,7 +98,7 @@ def _check_count(messages: Sequence[object], context_length: int) -> None:
         raise too_long(f"{blocks:,} blocks in {len(messages):,} messages", "messages", context_length)
 
 
-class _Reader:
+class _TurnReader:
     """Reads the messages in turn."""
 
     def __init__(self) -> None:
@@ -109,21 +109,21 @@ class _Reader:
         """The system prompt: text, or text blocks."""
         text = _joined(given, "system")
         if text:
-            self._turns.append(_Turn("system", _Text([text])))
+            self._turns.append(_Turn("system", _JoinedText([text])))
 
     def add(self, given: object, index: int, *, is_last: bool) -> None:
         """One message."""
         where = f"messages[{index}]"
         if not isinstance(given, Mapping):
-            raise _wrong(where, given, "an object with role and content")
+            raise wrong_value(where, given, "an object with role and content")
         role, content = given.get("role"), given.get("content")
         if not isinstance(role, str) or role not in _BLOCKS:
-            raise _wrong(f"{where}.role", role, ", ".join(_BLOCKS))
+            raise wrong_value(f"{where}.role", role, ", ".join(_BLOCKS))
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         may_be_empty = role == "assistant" and is_last  # then nothing is begun
         if not isinstance(content, list) or not (content or may_be_empty):
-            raise _wrong(f"{where}.content", content, "a string, or a list of at least one block")
+            raise wrong_value(f"{where}.content", content, "a string, or a list of at least one block")
         for place, block in enumerate(content):
             self._add_block(block, role, index, f"{where}.content[{place}]")
 
@@ -157,17 +157,17 @@ class _Reader:
         turn = self._turn_of(role)
         match kind:
             case "text":
-                turn.text.add(_string(block, "text", where), message_index)
+                turn.text.add(string_of(block, "text", where), message_index)
             case "thinking":
-                turn.thought.add(_string(block, "thinking", where), message_index)
+                turn.thought.add(string_of(block, "thinking", where), message_index)
             case "tool_use":
                 self._add_call(turn, block, where)
 
     def _add_call(self, turn: _Turn, block: Mapping[str, object], where: str) -> None:
-        name, call_id = _string(block, "name", where), _string(block, "id", where)
+        name, call_id = string_of(block, "name", where), string_of(block, "id", where)
         given = block.get("input")
         if not isinstance(given, Mapping):
-            raise _wrong(f"{where}.input", given, "an object")
+            raise wrong_value(f"{where}.input", given, "an object")
         if len(turn.calls) == CALLS_MAX:
             raise InvalidRequest(
                 f"{where} is one call of more than {CALLS_MAX} in a turn; allowed: {CALLS_MAX}",
@@ -178,16 +178,16 @@ class _Reader:
         self._functions[call_id] = name
 
     def _add_result(self, block: Mapping[str, object], where: str) -> None:
-        call_id = _string(block, "tool_use_id", where)
+        call_id = string_of(block, "tool_use_id", where)
         if call_id not in self._functions:
-            raise _wrong(f"{where}.tool_use_id", call_id, "the id of a tool_use in a message before it")
+            raise wrong_value(f"{where}.tool_use_id", call_id, "the id of a tool_use in a message before it")
         is_error, content = block.get("is_error"), block.get("content")
         if is_error not in (None, False, True):
-            raise _wrong(f"{where}.is_error", is_error, "true or false")
+            raise wrong_value(f"{where}.is_error", is_error, "true or false")
         text = "" if content is None else _joined(content, f"{where}.content", has_media=True)
         if is_error:
             text = f"Error: {text}"  # no chat template has another word for it
-        result = _Turn("tool", _Text([text]), function=self._functions[call_id], call_id=call_id)
+        result = _Turn("tool", _JoinedText([text]), function=self._functions[call_id], call_id=call_id)
         self._turns.append(result)
 
 
@@ -210,7 +210,7 @@ def _joined(given: object, where: str, *, has_media: bool = False) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise _wrong(where, given, "a string, or a list of text blocks")
+        raise wrong_value(where, given, "a string, or a list of text blocks")
     places = [f"{where}[{index}]" for index in range(len(given))]
     kinds = ("text", *(_MEDIA if has_media else ()))
     blocks = [_checked_block(block, place, kinds) for block, place in zip(given, places, strict=True)]
@@ -219,30 +219,18 @@ def _joined(given: object, where: str, *, has_media: bool = False) -> str:
 
 def _block_text(block: Mapping[str, object], where: str) -> str:
     kind = str(block["type"])
-    return unread_media(kind) if kind in _MEDIA else _string(block, "text", where)
+    return unread_media(kind) if kind in _MEDIA else string_of(block, "text", where)
 
 
 def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping[str, object]:
     """An object of one of these types."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(kind, str):
-        raise _wrong(where, given, f"an object with a type: {', '.join(kinds)}")
+        raise wrong_value(where, given, f"an object with a type: {', '.join(kinds)}")
     if kind not in kinds:
-        raise InvalidRequest(
+        raise unsupported(
             f"{where}.type is {shown(kind)}; allowed: {', '.join(kinds)} (this model reads text only)",
-            param=where.partition("[")[0],
-            code="unsupported_parameter",
+            where.partition("[")[0],
         )
     ANTHROPIC_FIELDS.check(given, Place.BLOCK, f"{where}.")
     return given
-
-
-def _string(block: Mapping[str, object], name: str, where: str) -> str:
-    given = block.get(name)
-    if not isinstance(given, str):
-        raise _wrong(f"{where}.{name}", given, "a string")
-    return given
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=what.partition("[")[0])

@@ -7,21 +7,20 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest
+from octavo.server.answering import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import begin_chat, check_chat
 from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translated
-from octavo.server.dialects.anthropic_answer import PING, MessagePlan, message_events, whole_message
+from octavo.server.dialects.anthropic_answer import MessageCodec
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.error_shapes import request_id_of
-from octavo.server.dialects.names import named
+from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
-from octavo.server.generation import SESSION_HEADER, Edge, gather_for
+from octavo.server.generation import CHAT_HAS_SESSIONS, Edge, refuse_session
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options
 from octavo.server.route import Access, Route
-from octavo.server.sse import EventStream
 from octavo.server.tenant import tenant_of
 
 
@@ -30,17 +29,13 @@ async def create_message(edge: Edge, request: Request) -> Response:
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
     ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
-    _refuse_session(request)
+    refuse_session(request, CHAT_HAS_SESSIONS)
     body = validate(MessagesBody, raw)
     with named(NAMES):
         chat = translated(body, edge.model.context_length)
         run = await begin_chat(edge, request, chat.body, chat.messages, watch)
-    plan = MessagePlan(run, edge.model.name, body.max_tokens or 1)
-    if body.stream:
-        events = message_events(plan, request_id_of(request.scope))
-        return EventStream(events, run.generation.cancel, run.generation.headers, keep_alive=PING)
-    choices = await gather_for(request, run.generation)
-    return json_response(whole_message(plan, choices[0]), headers=run.generation.headers)
+    codec = MessageCodec(run, edge.model.name, body.max_tokens or 1, request_id_of(request.scope))
+    return await answer(request, run, codec, is_stream=bool(body.stream))
 
 
 async def count_message_tokens(edge: Edge, request: Request) -> Response:
@@ -72,15 +67,6 @@ def check_count(raw: JsonObject, model: ModelBounds) -> None:
 def _check(body: CountTokensBody, model: ModelBounds) -> None:
     with named(NAMES):
         check_chat(translated(body, model.context_length).body, model)
-
-
-def _refuse_session(request: Request) -> None:
-    if SESSION_HEADER in request.headers:
-        raise InvalidRequest(
-            f"the header {SESSION_HEADER} is given; allowed: on /v1/chat/completions, whose turns make a "
-            "session",
-            param="session",
-        )
 
 
 ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from octavo.errors import InvalidRequest, as_items, shown
+from octavo.errors import InvalidRequest, as_items, shown, unsupported, wrong_value
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
@@ -29,10 +29,10 @@ def choice_fields(given: object, tools: Sequence[JsonObject]) -> JsonObject:
         return {}
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or kind not in (*_MODES, "tool"):
-        raise _wrong("tool_choice", given, 'an object whose type is "auto", "any", "tool" or "none"')
+        raise wrong_value("tool_choice", given, 'an object whose type is "auto", "any", "tool" or "none"')
     is_one = given.get("disable_parallel_tool_use")
     if is_one not in (None, False, True):
-        raise _wrong("tool_choice.disable_parallel_tool_use", is_one, "true or false")
+        raise wrong_value("tool_choice.disable_parallel_tool_use", is_one, "true or false")
     if not tools and kind in ("any", "tool"):
         raise InvalidRequest(
             f"tool_choice.type is {shown(kind)}, and there are no tools; allowed: auto, none",
@@ -42,33 +42,32 @@ def choice_fields(given: object, tools: Sequence[JsonObject]) -> JsonObject:
     if kind == "tool":
         names = [_function_of(tool)["name"] for tool in tools]
         if given.get("name") not in names:
-            raise _wrong("tool_choice.name", given.get("name"), ", ".join(map(str, names)))
+            raise wrong_value("tool_choice.name", given.get("name"), ", ".join(map(str, names)))
         choice = {"type": "function", "function": {"name": given["name"]}}
     return {"tool_choice": choice, "parallel_tool_calls": None if is_one is None else not is_one}
 
 
 def _tool(given: object, where: str) -> JsonObject:
     if not isinstance(given, Mapping):
-        raise _wrong(where, given, "an object with name and input_schema")
+        raise wrong_value(where, given, "an object with name and input_schema")
     kind = given.get("type")
     if kind not in (None, "custom"):
-        raise InvalidRequest(
+        raise unsupported(
             f"{where}.type is {shown(kind)}, which is not supported by this server; allowed: custom, a tool "
             "that the client runs and whose input_schema it gives",
-            param="tools",
-            code="unsupported_parameter",
+            "tools",
         )
     ANTHROPIC_FIELDS.check(given, Place.TOOL, f"{where}.")
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise _wrong(f"{where}.name", name, "1 to 128 letters, digits, _ and -")
+        raise wrong_value(f"{where}.name", name, "1 to 128 letters, digits, _ and -")
     if not isinstance(schema, Mapping):
-        raise _wrong(f"{where}.input_schema", schema, "a JSON schema, which is an object")
+        raise wrong_value(f"{where}.input_schema", schema, "a JSON schema, which is an object")
     description, is_strict = given.get("description"), given.get("strict")
     if not isinstance(description, str | None):
-        raise _wrong(f"{where}.description", description, "a string")
+        raise wrong_value(f"{where}.description", description, "a string")
     if is_strict not in (None, False, True):
-        raise _wrong(f"{where}.strict", is_strict, "true or false")
+        raise wrong_value(f"{where}.strict", is_strict, "true or false")
     function: JsonObject = {"name": name}
     if description is not None:
         function["description"] = description
@@ -80,8 +79,3 @@ def _function_of(tool: JsonObject) -> JsonObject:
     function = tool["function"]
     assert isinstance(function, dict)
     return function
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    param = what.partition("[")[0].partition(".")[0]
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=param)

@@ -11,14 +11,12 @@ import logging
 from collections.abc import Callable
 from http import HTTPStatus
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import (
-    HttpRefusal,
     JsonObject,
     error_body,
     error_headers,
@@ -97,19 +95,6 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     return error_response(error, request.scope)
-
-
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router refuses: unknown routes and wrong methods."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        message, code = f"there is no route {request.method} {request.url.path}", "unknown_route"
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message, code = f"{request.url.path} does not take {request.method}", "method_not_allowed"
-    else:
-        message, code = str(error.detail), "bad_request"
-    refusal = HttpRefusal(HTTPStatus(error.status_code), message, code=code, headers=error.headers)
-    return error_response(refusal, request.scope)
 
 
 async def on_any_exception(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from octavo.engine.client import EngineClient
-from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown
+from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown, wrong_value
 from octavo.params import LOGPROBS_MAX, TOKENS_MAX
 from octavo.server.body import validate
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
@@ -218,7 +218,7 @@ def _response_format(given: object) -> JsonObject | None:
         return {"type": "json_object"}
     if isinstance(given, Mapping):
         return {"type": "json_schema", "json_schema": {"schema": given}}
-    raise InvalidRequest(f'format is {shown(given)}; allowed: "json", or a JSON schema', param="format")
+    raise wrong_value("format", given, '"json", or a JSON schema')
 
 
 def _thinking_fields(think: bool | str | None, model: EngineClient) -> JsonObject:
@@ -226,9 +226,7 @@ def _thinking_fields(think: bool | str | None, model: EngineClient) -> JsonObjec
     if think is None:
         return {}
     if isinstance(think, str) and think not in _EFFORTS:
-        raise InvalidRequest(
-            f"think is {shown(think)}; allowed: true, false, {', '.join(_EFFORTS)}", param="think"
-        )
+        raise wrong_value("think", think, f"true, false, {', '.join(_EFFORTS)}")
     if think is not False and not model.answers.thinks:
         raise InvalidRequest(
             f"think is {shown(think)}, and {model.name} does not support thinking; allowed: false, or none",

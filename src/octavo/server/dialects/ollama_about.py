@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.engine.client import EngineClient
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, unsupported
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.ollama import check_name, tagged
 from octavo.server.dialects.ollama_answer import rfc3339
@@ -104,9 +104,8 @@ async def ollama_delete(edge: Edge, request: Request) -> Response:
 
 
 def _unbuilt(name: str, instead: str) -> InvalidRequest:
-    return InvalidRequest(
+    return unsupported(
         f"/api/{name} is not supported by this server, which has one model: {instead}",
-        code="unsupported_parameter",
     )
 
 

@@ -13,28 +13,22 @@ from the request's arrival to the first token, and includes what it waited.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Final, NoReturn
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from octavo.engine.outputs import TokenInfo
+from octavo.engine.outputs import Delta, TokenInfo
 from octavo.errors import OctavoError
-from octavo.server.chat_answer import new_call_id
-from octavo.server.chat_run import ChatRun
+from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.dialects.error_shapes import ollama_error
-from octavo.server.errors import JsonObject, json_response
+from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.metrics import RequestWatch
-from octavo.server.sse import EventStream, encode_json
+from octavo.server.sse import encode_json
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.types import FinishReason, Usage
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 # White space before a line's JSON: readers of lines wait on, and connections stay.
@@ -43,8 +37,8 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a piece, or all, of an answer says; `calls` are in Ollama's shape."""
+class AnswerPart:
+    """What a step, or all, of an answer says; `calls` are in Ollama's shape."""
 
     content: str = ""
     thought: str = ""
@@ -55,51 +49,33 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OllamaShape:
     """How a request's answer is written."""
 
     model: str  # as the client named it
     is_chat: bool
-    tells_logprobs: bool
-    watch: RequestWatch
+    has_logprobs: bool = False
 
-    def piece(self, said: Said, tokens: Iterable[TokenInfo] = ()) -> JsonObject:
+    def part(self, part: AnswerPart, tokens: Iterable[TokenInfo] = ()) -> JsonObject:
         """A part of the answer."""
-        told: JsonObject = {"model": self.model, "created_at": now()}
-        thinking: JsonObject = {"thinking": said.thought} if said.thought else {}
+        written: JsonObject = {"model": self.model, "created_at": now()}
+        thinking: JsonObject = {"thinking": part.thought} if part.thought else {}
         if self.is_chat:
-            calls: JsonObject = {"tool_calls": list(said.calls)} if said.calls else {}
-            told["message"] = {"role": "assistant", "content": said.content, **thinking, **calls}
+            calls: JsonObject = {"tool_calls": list(part.calls)} if part.calls else {}
+            written["message"] = {"role": "assistant", "content": part.content, **thinking, **calls}
         else:
-            told |= {"response": said.content, **thinking}
-        told["done"] = False
-        entries = chat_logprobs(tokens)["content"] if self.tells_logprobs else None
-        return told | ({"logprobs": entries} if entries else {})
+            written |= {"response": part.content, **thinking}
+        written["done"] = False
+        entries = chat_logprobs(tokens)["content"] if self.has_logprobs else None
+        return written | ({"logprobs": entries} if entries else {})
 
-    def end(self, finish: FinishReason | None, usage: Usage, run: ChatRun) -> JsonObject:
-        """What the last object tells beside its text."""
-        total_s = self.watch.age_s
-        first_s = self.watch.first_token_s
-        prompt_s = total_s if first_s is None else first_s
-        return {
-            "done": True,
-            "done_reason": finish,
-            "total_duration": nanoseconds(total_s),
-            "load_duration": 0,
-            "prompt_eval_count": usage.num_prompt,
-            "prompt_eval_duration": nanoseconds(prompt_s),
-            "eval_count": usage.num_output,
-            "eval_duration": nanoseconds(total_s - prompt_s),
-            **run.generation.told_cut(),
-        }
-
-    def loaded(self, reason: str) -> Response:
+    def loaded(self, reason: str) -> JsonObject:
         """The answer to nothing: the model is there. `reason` is "load" or "unload"."""
-        return json_response(self.piece(Said()) | {"done": True, "done_reason": reason})
+        return self.part(AnswerPart()) | {"done": True, "done_reason": reason}
 
 
-class Teller:
-    """Reads one choice's events; a call is told when what follows it begins."""
+class PartReader:
+    """Reads one choice's events; a call is complete when what follows it begins."""
 
     def __init__(self, form: ToolFormat | None) -> None:
         self._form = form
@@ -108,7 +84,7 @@ class Teller:
         self._num_calls = 0
         self._broken = ""  # calls that are none
 
-    def push(self, events: Iterable[AnswerEvent], is_last: bool) -> Said:
+    def push(self, events: Iterable[AnswerEvent], is_last: bool) -> AnswerPart:
         """What these say."""
         content, thought, calls = "", "", list[JsonObject]()
         for event in events:
@@ -126,7 +102,7 @@ class Teller:
         if is_last:
             calls += self._ended()
             content, self._broken = content + self._broken, ""
-        return Said(content, thought, tuple(calls))
+        return AnswerPart(content, thought, tuple(calls))
 
     def _ended(self) -> list[JsonObject]:
         """The call that was being read, if there is one."""
@@ -143,40 +119,70 @@ class Teller:
         return [{"id": new_call_id(self._form, name, self._num_calls - 1), "function": function}]
 
 
-async def answer(request: Request, run: ChatRun, shape: Shape, is_stream: bool) -> Response:
-    """Of one choice, as lines or whole. Raises as `ChatRun.whole`."""
-    if is_stream:
-        return EventStream(
-            _lines(run, shape),
-            run.generation.cancel,
-            run.generation.headers,
-            keep_alive=_KEEP_ALIVE,
-            media_type=MEDIA_TYPE,
+def _line(body: JsonObject) -> bytes:
+    return encode_json(body) + b"\n"
+
+
+class OllamaCodec(AnswerCodec[Step]):
+    """One answer. `watch` measures its figures."""
+
+    framing = Framing(_line, keep_alive=_KEEP_ALIVE, media_type=MEDIA_TYPE)
+
+    def __init__(self, run: ChatRun, shape: OllamaShape, watch: RequestWatch, *, is_stream: bool) -> None:
+        self._run = run
+        self._shape = shape
+        self._watch = watch
+        self._is_stream = is_stream
+        self._reader = PartReader(run.kind.form)
+        self._figures: JsonObject = {}
+        # Of a whole answer alone.
+        self._parts: list[AnswerPart] = []
+        self._tokens: list[TokenInfo] = []
+
+    def step(self, step: Step) -> list[JsonObject]:
+        """A line, where the step says something, and at the end one with the figures."""
+        delta, lines = step.delta, list[JsonObject]()
+        is_last = delta.finish is not None
+        part = self._reader.push(step.events, is_last)
+        if not self._is_stream:
+            self._parts.append(part)
+            self._tokens += delta.tokens
+        elif part or (self._shape.has_logprobs and delta.tokens):
+            lines.append(self._shape.part(part, delta.tokens))
+        if is_last:
+            self._figures = self._measured(delta)
+            lines.append(self._shape.part(AnswerPart()) | self._figures)
+        return lines
+
+    def error(self, error: OctavoError) -> Sequence[JsonObject]:
+        """A line with the error."""
+        return (ollama_error(error),)
+
+    def whole(self) -> JsonObject:
+        """All parts as one, with the figures."""
+        part = AnswerPart(
+            "".join(part.content for part in self._parts),
+            "".join(part.thought for part in self._parts),
+            tuple(call for part in self._parts for call in part.calls),
         )
-    whole = await run.whole(request)
-    events: list[AnswerEvent] = [Thought(whole.thought), Content(whole.content)]
-    for place, call in enumerate(whole.calls):
-        events += [CallBegun(place, call.name), ArgumentsText(place, call.arguments)]
-    said = Teller(run.kind.form).push(events, is_last=True)
-    told = shape.piece(said, whole.tokens) | shape.end(whole.finish, whole.usage, run)
-    return json_response(told, status=HTTPStatus.OK, headers=run.generation.headers)
+        return self._shape.part(part, self._tokens) | self._figures
 
-
-async def _lines(run: ChatRun, shape: Shape) -> AsyncGenerator[bytes, None]:
-    """Pieces, then the figures; an error ends them in order."""
-    teller = Teller(run.kind.form)
-    try:
-        async with aclosing(run.steps()) as steps:
-            async for step in steps:
-                delta = step.piece.delta
-                is_last = delta.finish is not None
-                said = teller.push(step.events, is_last)
-                if said or (shape.tells_logprobs and delta.tokens):
-                    yield _line(shape.piece(said, delta.tokens))
-                if is_last:
-                    yield _line(shape.piece(Said()) | shape.end(delta.finish, delta.usage, run))
-    except OctavoError as error:
-        yield _line(ollama_error(error))
+    def _measured(self, delta: Delta) -> JsonObject:
+        """What the last object has but for its text."""
+        total_s = self._watch.age_s
+        first_s = self._watch.first_token_s
+        prompt_s = total_s if first_s is None else first_s
+        return {
+            "done": True,
+            "done_reason": delta.finish,
+            "total_duration": nanoseconds(total_s),
+            "load_duration": 0,
+            "prompt_eval_count": delta.usage.num_prompt,
+            "prompt_eval_duration": nanoseconds(prompt_s),
+            "eval_count": delta.usage.num_output,
+            "eval_duration": nanoseconds(total_s - prompt_s),
+            **self._run.generation.cut_field(),
+        }
 
 
 def now() -> str:
@@ -192,10 +198,6 @@ def rfc3339(moment: datetime) -> str:
 def nanoseconds(seconds: float) -> int:
     """As Ollama tells durations. Nothing that happened took none: clients divide by it."""
     return max(1, round(seconds * _NANOSECONDS))
-
-
-def _line(told: JsonObject) -> bytes:
-    return encode_json(told) + b"\n"
 
 
 def _object_of(text: str) -> JsonObject | None:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequest
+from octavo.server.answering import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
-from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import (
     NAMES,
     OllamaBody,
@@ -28,12 +28,13 @@ from octavo.server.dialects.ollama import (
     check_name,
     is_unload,
 )
-from octavo.server.dialects.ollama_answer import Shape, answer
+from octavo.server.dialects.ollama_answer import OllamaCodec, OllamaShape
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.dialects.ollama_messages import chat_messages, goes_on
-from octavo.server.errors import JsonObject
+from octavo.server.dialects.reading import named
+from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
-from octavo.server.generation import SESSION_HEADER, Edge, held_grammar, submit_all
+from octavo.server.generation import Edge, held_grammar, refuse_session, submit_all
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds
 from octavo.server.prompts import encode_prompts
@@ -53,10 +54,10 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
     OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
     with named(NAMES):
         body = validate(OllamaChatBody, raw)
-        shape = _shape(edge, body, watch, is_chat=True)
+        shape = _shape(edge, body, is_chat=True)
         messages = chat_messages(body.messages, edge.model.context_length)
         if not messages:
-            return shape.loaded("unload" if is_unload(body.keep_alive) else "load")
+            return _loaded(shape, body)
         if not edge.model.has_chat_template:
             raise InvalidRequest(
                 "this model has no chat template; allowed: POST /api/generate, whose prompt it continues",
@@ -65,7 +66,7 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
         own: Mapping[str, object] = {"tools": body.tools, "continue_final_message": goes_on(messages)}
         chat = chat_body(body, edge.model, own)
         run = await begin_chat(edge, request, chat, messages, watch, session=session_of(request, chat))
-    return await answer(request, run, shape, body.stream is not False)
+    return await _answer(request, run, shape, body, watch)
 
 
 def check_ollama_chat(raw: JsonObject, model: ModelBounds) -> None:
@@ -92,14 +93,10 @@ async def ollama_generate(edge: Edge, request: Request) -> Response:
     OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
     with named(NAMES):
         body = validate(OllamaGenerateBody, raw)
-        shape = _shape(edge, body, watch, is_chat=False)
-        if SESSION_HEADER in request.headers:
-            raise InvalidRequest(
-                f"the header {SESSION_HEADER} is given; allowed: on /api/chat, whose turns make a session",
-                param="session",
-            )
+        shape = _shape(edge, body, is_chat=False)
+        refuse_session(request, "on /api/chat, whose turns make a session")
         if not body.prompt and not body.suffix:
-            return shape.loaded("unload" if is_unload(body.keep_alive) else "load")
+            return _loaded(shape, body)
         chat = chat_body(body, edge.model, {})
         if body.raw or body.suffix or not edge.model.has_chat_template:
             run = await _begin_raw(edge, request, body, chat, watch)
@@ -107,11 +104,26 @@ async def ollama_generate(edge: Edge, request: Request) -> Response:
             messages = [ChatMessage("system", body.system)] if body.system else []
             messages.append(ChatMessage("user", body.prompt or ""))
             run = await begin_chat(edge, request, chat, messages, watch)
-    return await answer(request, run, shape, body.stream is not False)
+    return await _answer(request, run, shape, body, watch)
 
 
-def _shape(edge: Edge, body: OllamaBody, watch: RequestWatch, *, is_chat: bool) -> Shape:
-    return Shape(check_name(body.model, edge.model), is_chat, bool(body.logprobs), watch)
+def _shape(edge: Edge, body: OllamaBody, *, is_chat: bool) -> OllamaShape:
+    return OllamaShape(check_name(body.model, edge.model), is_chat, bool(body.logprobs))
+
+
+def _loaded(shape: OllamaShape, body: OllamaBody) -> Response:
+    """The answer to a request that says nothing."""
+    return json_response(shape.loaded("unload" if is_unload(body.keep_alive) else "load"))
+
+
+async def _answer(
+    request: Request, run: ChatRun, shape: OllamaShape, body: OllamaBody, watch: RequestWatch
+) -> Response:
+    """A stream, unless the client wants none."""
+    is_stream = body.stream is not False
+    return await answer(
+        request, run, OllamaCodec(run, shape, watch, is_stream=is_stream), is_stream=is_stream
+    )
 
 
 async def _begin_raw(

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.embedding import EmbeddingOptions
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import wrong_value
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import NAMES, check_name, context_asked
 from octavo.server.dialects.ollama_answer import nanoseconds
+from octavo.server.dialects.reading import named
 from octavo.server.embedding_inputs import Cut, check_inputs, read_inputs
 from octavo.server.embeddings import EmbeddingsMade, embed_inputs
 from octavo.server.errors import JsonObject, json_response
@@ -104,9 +104,7 @@ async def _made(
 def _texts(given: object) -> list[str]:
     listed = [] if given in (None, "") else [given] if isinstance(given, str) else given
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-        raise InvalidRequest(
-            f"input is {shown(given)}; allowed: a string, or a list of strings", param="input"
-        )
+        raise wrong_value("input", given, "a string, or a list of strings")
     return listed
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.engine.messages import CALLS_MAX, read_message
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest, wrong_value
 from octavo.grammar import check_depth
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.prompts import too_long
 from octavo.server.sse import encode_json
+from octavo.tools.messages import CALLS_MAX, read_message
 from octavo.types import ChatMessage, ToolCall
 
 _CALL = '{"function": {"name": ..., "arguments": {...}}}'
@@ -42,7 +42,7 @@ def chat_messages(given: object, context_length: int) -> list[ChatMessage]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise InvalidRequest(f"messages is {shown(given)}; allowed: a list of messages", param="messages")
+        raise wrong_value("messages", given, "a list of messages")
     if len(given) > context_length:  # each takes a token at least
         raise too_long(f"{len(given):,} messages", "messages", context_length)
     calls = _Calls()
@@ -75,7 +75,7 @@ def _text(message: Mapping[str, object], field: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{where}.{field} is {shown(value)}; allowed: a string", param="messages")
+        raise wrong_value(f"{where}.{field}", value, "a string")
     return value
 
 
@@ -98,7 +98,7 @@ def _call(given: object, where: str, number: int) -> ToolCall:
     if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
         raise InvalidRequest(f"{where} must be {_CALL}", param="messages")
     if not isinstance(call_id, str | None):
-        raise InvalidRequest(f"{where}.id is {shown(call_id)}; allowed: a string", param="messages")
+        raise wrong_value(f"{where}.id", call_id, "a string")
     check_depth(arguments, "messages")
     try:
         text = encode_json(arguments or {}).decode()

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from octavo.engine.outputs import TokenInfo
-from octavo.server.chat_answer import new_call_id
-from octavo.server.chat_run import ChatRun, Step
+from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.dialects.responses_items import item_id
-from octavo.server.dialects.responses_tools import Offered, custom_input
+from octavo.server.dialects.responses_tools import OfferedTools, custom_input
 from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
 
 
-class _Open(Protocol):
+class _OpenItem(Protocol):
     """An item that is being written."""
 
     item: JsonObject
@@ -43,7 +42,7 @@ class _Open(Protocol):
 class OutputWriter:
     """Writes the output of one response, whose own items before it are `num_before`."""
 
-    def __init__(self, response_id: str, num_before: int, run: ChatRun, tools: Offered) -> None:
+    def __init__(self, response_id: str, num_before: int, run: ChatRun, tools: OfferedTools) -> None:
         self.output: list[JsonObject] = []  # complete
         self.num_reasoning_tokens = 0
         self._response_id = response_id
@@ -51,19 +50,19 @@ class OutputWriter:
         self._form: ToolFormat | None = run.kind.form
         self._tools = tools
         self._tells_logprobs = run.params.logprobs is not None
-        self._open: _Open | None = None
+        self._open: _OpenItem | None = None
         self._waiting: list[TokenInfo] = []  # tokens whose text has not come yet
 
     def push(self, step: Step) -> Iterator[JsonObject]:
         """What a delta says, as events."""
-        self._waiting += step.piece.delta.tokens
+        self._waiting += step.delta.tokens
         for event in step.events:
             yield from self._tell(event)
 
     def finish(self, status: str) -> Iterator[JsonObject]:
         """The last item ends, with this status. An answer that is complete has an item at least."""
         if status == "completed" and self._open is None and not self.output:
-            yield from self._begin(_Text(_MESSAGE, self._next("message"), 0))
+            yield from self._begin(_TextItem(_MESSAGE, self._next("message"), 0))
         yield from self._close(status)
 
     def _tell(self, event: AnswerEvent) -> Iterator[JsonObject]:
@@ -85,17 +84,19 @@ class OutputWriter:
                 if told is not None:
                     yield told
 
-    def _call(self, name: str, call_id: str) -> _Open:
+    def _call(self, name: str, call_id: str) -> _OpenItem:
         """The item of a call, by the kind of tool that the function stands for."""
         if name in self._tools.custom:
-            return _CustomCall(self._next("custom_tool_call"), self._index(), name, call_id)
+            return _CustomCallItem(self._next("custom_tool_call"), self._index(), name, call_id)
         namespace, own_name = self._tools.namespaces.get(name, ("", name))
-        return _Call(self._next("function_call"), self._index(), own_name, call_id, namespace)
+        return _CallItem(self._next("function_call"), self._index(), own_name, call_id, namespace)
 
-    def _write(self, kind: _Kind, name: str, text: str, logprobs: list[JsonObject]) -> Iterator[JsonObject]:
+    def _write(
+        self, kind: _TextKind, name: str, text: str, logprobs: list[JsonObject]
+    ) -> Iterator[JsonObject]:
         """More text of a message, or of thinking, in the item that is open, or in a new one."""
-        if not (isinstance(self._open, _Text) and self._open.kind is kind):
-            yield from self._begin(_Text(kind, self._next(name), self._index()))
+        if not (isinstance(self._open, _TextItem) and self._open.kind is kind):
+            yield from self._begin(_TextItem(kind, self._next(name), self._index()))
         event = None if self._open is None else self._open.more(text, logprobs)
         assert event is not None, "text of an item is told as it comes"
         yield event
@@ -111,7 +112,7 @@ class OutputWriter:
     def _next(self, kind: str) -> str:
         return item_id(kind, self._response_id, self._num_before + self._index())
 
-    def _begin(self, item: _Open) -> Iterator[JsonObject]:
+    def _begin(self, item: _OpenItem) -> Iterator[JsonObject]:
         yield from self._close("completed")
         self._open = item
         yield from item.begin()
@@ -124,7 +125,7 @@ class OutputWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TextKind:
     """A kind of item that is one part of text."""
 
     part_type: str
@@ -132,14 +133,14 @@ class _Kind:
     tells_logprobs: bool
 
 
-_MESSAGE = _Kind("output_text", {"type": "message", "role": "assistant"}, tells_logprobs=True)
-_REASONING = _Kind("reasoning_text", {"type": "reasoning", "summary": []}, tells_logprobs=False)
+_MESSAGE = _TextKind("output_text", {"type": "message", "role": "assistant"}, tells_logprobs=True)
+_REASONING = _TextKind("reasoning_text", {"type": "reasoning", "summary": []}, tells_logprobs=False)
 
 
-class _Text:
+class _TextItem:
     """A message, or what was thought before it."""
 
-    def __init__(self, kind: _Kind, item_id: str, index: int) -> None:
+    def __init__(self, kind: _TextKind, item_id: str, index: int) -> None:
         self.kind = kind
         self._id, self._index = item_id, index
         self._texts: list[str] = []
@@ -173,7 +174,7 @@ class _Text:
         return {"type": kind, **place, **told}
 
 
-class _Call:
+class _CallItem:
     """A call of a function."""
 
     def __init__(self, item_id: str, index: int, name: str, call_id: str, namespace: str) -> None:
@@ -207,7 +208,7 @@ class _Call:
         return {"type": kind, "item_id": self._id, "output_index": self._index, **told}
 
 
-class _CustomCall:
+class _CustomCallItem:
     """A call of a custom tool: its text is known when its arguments, which are JSON, have ended."""
 
     def __init__(self, item_id: str, index: int, name: str, call_id: str) -> None:

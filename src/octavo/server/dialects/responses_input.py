@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from octavo.errors import InvalidRequest, shown
-from octavo.server.dialects.media import unread_media
+from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
+from octavo.server.dialects.reading import string_of, unread_media
 from octavo.server.dialects.responses_items import CALLS, OUTPUTS, response_of
 from octavo.server.errors import JsonObject
 from octavo.server.prompts import too_long
@@ -30,9 +30,7 @@ def read_input(raw: object, look_up: LookUp, context_length: int) -> list[JsonOb
     if isinstance(raw, str):
         return [_message("user", [{"type": "input_text", "text": raw}])]
     if not isinstance(raw, list) or not raw:
-        raise InvalidRequest(
-            f"input is {shown(raw)}; allowed: text, or a list of at least one item", param="input"
-        )
+        raise wrong_value("input", raw, "text, or a list of at least one item")
     if len(raw) > context_length:  # each takes a token at least
         raise too_long(f"input has {len(raw):,} items", "input", context_length)
     return [_item(item, f"input[{index}]", look_up) for index, item in enumerate(raw)]
@@ -54,7 +52,7 @@ def check_outputs(items: Sequence[JsonObject]) -> None:
 
 def _item(given: object, where: str, look_up: LookUp) -> JsonObject:
     if not isinstance(given, dict):
-        raise _wrong(where, given, "an object")
+        raise wrong_value(where, given, "an object")
     kind = given.get("type")
     if kind is None and "role" not in given and "id" in given:
         kind = "item_reference"  # the type may be left out of one
@@ -70,12 +68,12 @@ def _item(given: object, where: str, look_up: LookUp) -> JsonObject:
         case "reasoning":
             return _reasoning(given, where)
         case "item_reference":
-            return look_up(_string(given, "id", where), where)
+            return look_up(string_of(given, "id", where), where)
     allowed = (
         "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, "
         "item_reference"
     )
-    raise _wrong(f"{where}.type", kind, allowed)
+    raise wrong_value(f"{where}.type", kind, allowed)
 
 
 def _any_message(given: JsonObject, where: str) -> JsonObject:
@@ -84,7 +82,7 @@ def _any_message(given: JsonObject, where: str) -> JsonObject:
         text = _text(given.get("content"), f"{where}.content")
         return _message("assistant", [{"type": "output_text", "text": text, "annotations": []}])
     if role not in _INPUT_ROLES:
-        raise _wrong(f"{where}.role", role, f"{', '.join(_INPUT_ROLES)}, assistant")
+        raise wrong_value(f"{where}.role", role, f"{', '.join(_INPUT_ROLES)}, assistant")
     text = _text(given.get("content"), f"{where}.content")
     return _message(str(role), [{"type": "input_text", "text": text}])
 
@@ -97,10 +95,10 @@ def _call(given: JsonObject, where: str) -> JsonObject:
     name = _name(given, where)
     namespace = given.get("namespace")
     if namespace is not None and (not isinstance(namespace, str) or not _NAME.fullmatch(namespace)):
-        raise _wrong(f"{where}.namespace", namespace, "1 to 128 letters, digits, _, . and -")
+        raise wrong_value(f"{where}.namespace", namespace, "1 to 128 letters, digits, _, . and -")
     arguments = given.get("arguments")
     if not isinstance(arguments, str):
-        raise _wrong(f"{where}.arguments", arguments, "a string of JSON")
+        raise wrong_value(f"{where}.arguments", arguments, "a string of JSON")
     call_id = _call_id(given, where)
     item: JsonObject = {
         "type": "function_call",
@@ -113,9 +111,9 @@ def _call(given: JsonObject, where: str) -> JsonObject:
 
 
 def _name(given: JsonObject, where: str) -> str:
-    name = _string(given, "name", where)
+    name = string_of(given, "name", where)
     if not _NAME.fullmatch(name):
-        raise _wrong(f"{where}.name", name, "1 to 128 letters, digits, _, . and -")
+        raise wrong_value(f"{where}.name", name, "1 to 128 letters, digits, _, . and -")
     return name
 
 
@@ -125,7 +123,7 @@ def _custom_call(given: JsonObject, where: str) -> JsonObject:
         "status": "completed",
         "call_id": _call_id(given, where),
         "name": _name(given, where),
-        "input": _string(given, "input", where),
+        "input": string_of(given, "input", where),
     }
 
 
@@ -153,11 +151,11 @@ def _reasoning(given: JsonObject, where: str) -> JsonObject:
 def _parts_of(given: object, where: str, kind: str) -> list[JsonObject]:
     parts = [] if given is None else given
     if not isinstance(parts, list) or len(parts) > PARTS_MAX:
-        raise _wrong(where, given, f"a list of up to {PARTS_MAX:,} parts")
+        raise wrong_value(where, given, f"a list of up to {PARTS_MAX:,} parts")
     for index, part in enumerate(parts):
         is_right = isinstance(part, dict) and part.get("type") == kind and isinstance(part.get("text"), str)
         if not is_right:
-            raise _wrong(f"{where}[{index}]", part, f'{{"type": "{kind}", "text": ...}}')
+            raise wrong_value(f"{where}[{index}]", part, f'{{"type": "{kind}", "text": ...}}')
     return [{"type": kind, "text": part["text"]} for part in parts]
 
 
@@ -166,7 +164,7 @@ def _text(given: object, where: str, *, has_media: bool = False) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given or len(given) > PARTS_MAX:
-        raise _wrong(where, given, f"text, or a list of 1 to {PARTS_MAX:,} parts")
+        raise wrong_value(where, given, f"text, or a list of 1 to {PARTS_MAX:,} parts")
     return "".join(_part(part, f"{where}[{index}]", has_media) for index, part in enumerate(given))
 
 
@@ -176,34 +174,22 @@ def _part(part: object, where: str, has_media: bool) -> str:
         return unread_media(str(kind).removeprefix("input_"))
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         if kind in _MEDIA_PARTS:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{where} is of type {kind}, which is not supported by this server: it reads text only",
-                param="input",
-                code="unsupported_parameter",
+                "input",
             )
-        raise _wrong(f"{where}.type", kind, ", ".join(_TEXT_PARTS))
+        raise wrong_value(f"{where}.type", kind, ", ".join(_TEXT_PARTS))
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise _wrong(f"{where}.{_TEXT_PARTS[kind]}", text, "a string")
+        raise wrong_value(f"{where}.{_TEXT_PARTS[kind]}", text, "a string")
     return text
 
 
 def _call_id(given: JsonObject, where: str) -> str:
-    call_id = _string(given, "call_id", where)
+    call_id = string_of(given, "call_id", where)
     if not 1 <= len(call_id) <= CALL_ID_CHARS_MAX:
-        raise _wrong(f"{where}.call_id", call_id, f"1 to {CALL_ID_CHARS_MAX} characters")
+        raise wrong_value(f"{where}.call_id", call_id, f"1 to {CALL_ID_CHARS_MAX} characters")
     return call_id
-
-
-def _string(given: JsonObject, name: str, where: str) -> str:
-    value = given.get(name)
-    if not isinstance(value, str):
-        raise _wrong(f"{where}.{name}", value, "a string")
-    return value
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param="input")
 
 
 def unknown_item(given: str, where: str) -> InvalidRequest:

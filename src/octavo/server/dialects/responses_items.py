@@ -87,7 +87,7 @@ def text_of(content: object) -> str:
 def messages_of(items: Sequence[JsonObject], instructions: str | None) -> list[ChatMessage]:
     """The conversation as a template is told it."""
     found = [ChatMessage("system", instructions)] if instructions else []
-    said = _Said()
+    said = _AssistantTurn()
     for item in items:
         if said.takes(item):
             continue
@@ -103,7 +103,7 @@ def messages_of(items: Sequence[JsonObject], instructions: str | None) -> list[C
 
 
 @dataclass(slots=True)
-class _Said:
+class _AssistantTurn:
     """What an assistant has said in one go, as it is gathered."""
 
     thought: str = ""

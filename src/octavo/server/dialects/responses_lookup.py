@@ -15,7 +15,7 @@ from octavo.server.generation import Edge
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _ResponseItems:
     """All items of one response, its output included."""
 
     items: list[JsonObject]
@@ -28,7 +28,7 @@ class Lookup:
     def __init__(self, edge: Edge, tenant: str) -> None:
         self._edge = edge
         self._tenant = tenant
-        self._said: dict[str, _Said] = {}  # by response
+        self._said: dict[str, _ResponseItems] = {}  # by response
         self._found: dict[str, JsonObject] = {}  # items, by id, that were referred to
 
     def conversation(self, response_id: str) -> list[JsonObject]:
@@ -59,12 +59,12 @@ class Lookup:
             raise unknown_item(given, where)
         return found
 
-    def _said_in(self, response_id: str) -> _Said:
+    def _said_in(self, response_id: str) -> _ResponseItems:
         if response_id not in self._said:
             stored = self._edge.model.sessions.responses.find(self._tenant, response_id)
             document = parse_document(stored.document)
             items = [*document.items, *document.output]
-            self._said[response_id] = _Said(items, {str(item["id"]): item for item in items})
+            self._said[response_id] = _ResponseItems(items, {str(item["id"]): item for item in items})
         return self._said[response_id]
 
 

@@ -1,4 +1,4 @@
-"""A request for a response: its fields, checked, as a `ChatBody`, and as they are told again in the answer.
+"""A request for a response: its fields, checked, as a `ChatBody`, and as the answer repeats them.
 
     max_output_tokens     max_completion_tokens
     tools, tool_choice    the same, as functions: `responses_tools`
@@ -18,13 +18,13 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.errors import InvalidRequest, as_items, require_range, shown, wrong_value
 from octavo.server.body import validate
-from octavo.server.dialects.names import named
+from octavo.server.dialects.reading import named
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
 from octavo.server.dialects.responses_tools import (
     LEFT_OUT,
-    Offered,
+    OfferedTools,
     joined_name,
     left_out_metadata,
     read_tools,
@@ -93,13 +93,13 @@ class ResponsesBody(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked request. `told` are the fields of the answer that repeat it."""
+class ParsedRequest:
+    """A checked request. `echoed_fields` are those of the answer that repeat it."""
 
     body: ResponsesBody
     chat: ChatBody
-    told: JsonObject
-    tools: Offered
+    echoed_fields: JsonObject
+    tools: OfferedTools
 
     @property
     def is_stored(self) -> bool:
@@ -124,7 +124,7 @@ def own_names() -> Iterator[None]:
         raise type(error)(str(error).replace("].function.", "]."), param="tools", code=error.code) from None
 
 
-def read_request(raw: JsonObject) -> Asked:
+def read_request(raw: JsonObject) -> ParsedRequest:
     """The request of a body. Raises InvalidRequest."""
     RESPONSES_FIELDS.check(raw, Place.RESPONSES)
     body = validate(ResponsesBody, raw)
@@ -150,7 +150,7 @@ def read_request(raw: JsonObject) -> Asked:
     }
     with own_names():
         chat = validate(ChatBody, fields)
-    return Asked(body, chat, _told(body, chat, form, offered), offered)
+    return ParsedRequest(body, chat, _echoed_fields(body, chat, form, offered), offered)
 
 
 def includes_of(given: object, param: str) -> tuple[str, ...]:
@@ -168,11 +168,11 @@ def includes_of(given: object, param: str) -> tuple[str, ...]:
 def _check(body: ResponsesBody) -> None:
     """What is bounded and goes no further than the answer."""
     if body.truncation not in (None, "auto", "disabled"):
-        raise _wrong("truncation", body.truncation, "auto, disabled")
+        raise wrong_value("truncation", body.truncation, "auto, disabled")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
     if body.previous_response_id == "":
-        raise _wrong("previous_response_id", "", "the id of a stored response, or none of it")
+        raise wrong_value("previous_response_id", "", "the id of a stored response, or none of it")
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         told = getattr(body, name)
         if told is not None:
@@ -181,10 +181,12 @@ def _check(body: ResponsesBody) -> None:
     require_range("number of pairs of metadata", len(metadata), 0, METADATA_MAX, param="metadata")
     for key, value in metadata.items():
         if len(key) > METADATA_KEY_CHARS_MAX:
-            raise _wrong("metadata's key", key, f"up to {METADATA_KEY_CHARS_MAX} characters", "metadata")
+            raise wrong_value(
+                "metadata's key", key, f"up to {METADATA_KEY_CHARS_MAX} characters", param="metadata"
+            )
         if not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS_MAX:
             allowed = f"a string of up to {METADATA_VALUE_CHARS_MAX} characters"
-            raise _wrong(f"metadata.{key}", value, allowed, "metadata")
+            raise wrong_value(f"metadata.{key}", value, allowed)
 
 
 def _format(text: Mapping[str, object]) -> JsonObject:
@@ -196,16 +198,18 @@ def _format(text: Mapping[str, object]) -> JsonObject:
     if kind in ("text", "json_object"):
         return {"type": kind}
     if not isinstance(given, Mapping) or kind != "json_schema":
-        raise _wrong("text.format", given, 'an object of the type "text", "json_object" or "json_schema"')
+        raise _wrong_part(
+            "text.format", given, 'an object of the type "text", "json_object" or "json_schema"'
+        )
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict")
     if not isinstance(name, str) or not 1 <= len(name) <= FORMAT_NAME_CHARS_MAX:
-        raise _wrong("text.format.name", name, f"a string of 1 to {FORMAT_NAME_CHARS_MAX} characters")
+        raise _wrong_part("text.format.name", name, f"a string of 1 to {FORMAT_NAME_CHARS_MAX} characters")
     if not isinstance(schema, Mapping):
-        raise _wrong("text.format.schema", schema, "a JSON schema, which is an object")
+        raise _wrong_part("text.format.schema", schema, "a JSON schema, which is an object")
     if strict not in (None, True, False):
-        raise _wrong("text.format.strict", strict, "true or false")
+        raise _wrong_part("text.format.strict", strict, "true or false")
     if not isinstance(given.get("description"), str | None):
-        raise _wrong("text.format.description", given.get("description"), "a string")
+        raise _wrong_part("text.format.description", given.get("description"), "a string")
     return {
         "type": kind,
         "name": name,
@@ -228,7 +232,7 @@ def _effort(reasoning: Mapping[str, object]) -> str | None:
         ("generate_summary", _SUMMARIES),
     ):
         if reasoning.get(name) not in (None, *allowed):
-            raise _wrong(f"reasoning.{name}", reasoning[name], ", ".join(allowed))
+            raise _wrong_part(f"reasoning.{name}", reasoning[name], ", ".join(allowed))
     effort = reasoning.get("effort")
     return None if effort is None else str(effort)
 
@@ -250,7 +254,7 @@ def _choice(given: object) -> object:
             offered = [item for item in listed if not _is_left_out(item)]
             allowed = {"mode": mode, "tools": [_function(item) for item in offered]}
             return {"type": "allowed_tools", "allowed_tools": allowed}
-    raise _wrong(
+    raise wrong_value(
         "tool_choice",
         given,
         'none, auto, required, {"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., '
@@ -265,14 +269,18 @@ def _is_left_out(given: object) -> bool:
 def _function(given: object) -> JsonObject:
     name = given.get("name") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or given.get("type") not in _CALLABLE or not isinstance(name, str):
-        raise _wrong("tool_choice's tool", given, '{"type": "function", "name": ...}', "tool_choice")
+        raise wrong_value(
+            "tool_choice's tool", given, '{"type": "function", "name": ...}', param="tool_choice"
+        )
     namespace = given.get("namespace")
     if isinstance(namespace, str) and namespace:
         name = joined_name(namespace, name)
     return {"type": "function", "function": {"name": name}}
 
 
-def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: Offered) -> JsonObject:
+def _echoed_fields(
+    body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: OfferedTools
+) -> JsonObject:
     """The fields of the answer that repeat the request."""
     reasoning = body.reasoning or {}
     return {
@@ -299,5 +307,6 @@ def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: Offere
     }
 
 
-def _wrong(what: str, given: object, allowed: str, param: str = "") -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=param or what)
+def _wrong_part(what: str, given: object, allowed: str) -> InvalidRequest:
+    """Of an object's field, which the error's `param` names whole."""
+    return wrong_value(what, given, allowed, param=what)

@@ -1,4 +1,4 @@
-"""A response that is being made: read as events, told whole or as a stream, cancelled, and stored at its end.
+"""A response that is being made: the codec of its events, which may be cancelled, and is stored at its end.
 
     in_progress -> completed     it ended by itself
                 -> incomplete    max_output_tokens, or the end of the context
@@ -21,19 +21,20 @@ from dataclasses import dataclass
 from typing import cast
 
 from octavo.errors import OctavoError
-from octavo.server.chat_run import ChatRun
+from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.chat_run import ChatRun, Step
 from octavo.server.dialects.responses_answer import OutputWriter
-from octavo.server.dialects.responses_tools import Offered
+from octavo.server.dialects.responses_tools import OfferedTools
 from octavo.server.errors import JsonObject, error_body, message_of
 from octavo.server.generation import SESSION_HEADER, Edge
-from octavo.server.sse import encode_json
+from octavo.server.sse import encode_json, named_event
 from octavo.types import FinishReason
 
 END_WAIT_S = 1.0  # for the stream to end by itself: its client may have stopped reading
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ResponseContext:
     """What a response answers. `items` are all, of which the last `num_own` are its request's."""
 
     items: Sequence[JsonObject]
@@ -64,20 +65,21 @@ def parse_document(document: bytes) -> Document:
     return Document(stored["response"], stored["items"])
 
 
-class ResponseRun:
-    """One response; whoever holds it sees to it that `close` is called."""
+class ResponseRun(AnswerCodec[Step]):
+    """One response: what runs, and its codec. Its holder calls `cancel` in the end, whatever happened."""
+
+    framing = Framing(named_event)
 
     def __init__(
         self,
         edge: Edge,
         tenant: str,
         response: JsonObject,
-        conversation: Conversation,
+        conversation: ResponseContext,
         run: ChatRun,
-        tools: Offered,
+        tools: OfferedTools,
     ) -> None:
-        self.response = response  # as it is told now
-        self.error: OctavoError | None = None  # why it failed
+        self.response = response  # as it is now
         self._edge = edge
         self._tenant = tenant
         self._conversation = conversation
@@ -86,6 +88,7 @@ class ResponseRun:
         self._writer = OutputWriter(self._id, conversation.num_own, run, tools)
         self._ended = asyncio.Event()
         self._is_cancelled = False
+        self._error: OctavoError | None = None  # why it failed
         self._finish: FinishReason | None = None  # of the engine
         self._why = ""
         self._last_events: list[JsonObject] = []  # from the end on
@@ -94,52 +97,59 @@ class ResponseRun:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer's headers tell of it: no session, for it is none."""
-        told = self._run.generation.headers
-        return {name: value for name, value in told.items() if name != SESSION_HEADER}
+        """Headers of the HTTP answer: no session, for it is none."""
+        return {name: value for name, value in self._run.headers.items() if name != SESSION_HEADER}
 
-    async def events(self) -> AsyncGenerator[JsonObject, None]:
-        """All events, numbered; nothing is raised but bugs of ours."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._numbered({"type": kind, "response": self.response})
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Those of the chat, until it is cancelled; raises what the chat fails with."""
         try:
             async with aclosing(self._run.steps()) as steps:
                 async for step in steps:
                     if self._ended.is_set():
                         break  # another request has ended it, while this client did not read
-                    self._finish, self._why = step.piece.delta.finish, step.piece.delta.error
-                    # All at once: while one is sent, the writer may be told to finish.
-                    for event in list(self._writer.push(step)):
-                        yield self._numbered(event)
+                    yield step
         except OctavoError as error:
             if not self._is_cancelled:
-                self.error = error
-        self._end()
-        for event in self._last_events:
-            yield self._numbered(event)
+                self._error = error
+                raise
 
-    async def whole(self) -> JsonObject:
-        """The response when it has ended. Raises the error that it failed with, where it has said nothing."""
-        async with aclosing(self.events()) as events:
-            async for _ in events:
-                pass
-        if self.error is not None:
-            raise self.error
+    def begin(self) -> list[JsonObject]:
+        """It was created, and runs."""
+        kinds = ("response.created", "response.in_progress")
+        return [self._numbered({"type": kind, "response": self.response}) for kind in kinds]
+
+    def step(self, step: Step) -> list[JsonObject]:
+        """Events of its items."""
+        self._finish, self._why = step.delta.finish, step.delta.error
+        return [self._numbered(event) for event in self._writer.push(step)]
+
+    def end(self) -> list[JsonObject]:
+        """The last item's end, and the response's. It is stored before."""
+        self._end()
+        return [self._numbered(event) for event in self._last_events]
+
+    def error(self, error: OctavoError) -> list[JsonObject]:
+        """The same, with the error that `steps` has raised."""
+        assert error is self._error
+        return self.end()
+
+    def whole(self) -> JsonObject:
+        """The response."""
         return self.response
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """It ends here, within about a second, and is stored; what it has said stays. A client that reads
-        again is told the rest in order."""
+        again gets the rest in order."""
         self._is_cancelled = True
-        self._run.generation.cancel()
+        self._run.cancel()
         try:
             await asyncio.wait_for(self._ended.wait(), END_WAIT_S)
         except TimeoutError:
-            self.close()
+            self.cancel()
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         """Its client has all of it, or has left, which cancels it."""
-        self._run.generation.cancel()
+        self._run.cancel()
         if not self._ended.is_set():
             self._is_cancelled = True
             self._end()
@@ -160,8 +170,8 @@ class ResponseRun:
 
     def _endings(self, status: str) -> Iterator[JsonObject]:
         """The events of the response as a whole."""
-        if self.error is not None:
-            told = error_body(self.error)["error"]
+        if self._error is not None:
+            told = error_body(self._error)["error"]
             assert isinstance(told, dict)
             yield {"type": "error"} | {name: told[name] for name in ("code", "message", "param")}
         kind = "incomplete" if status == "cancelled" else status
@@ -169,8 +179,8 @@ class ResponseRun:
 
     def _last(self, finish: FinishReason | None, why: str) -> JsonObject:
         """The fields that say how it ended."""
-        if self.error is not None:
-            return _failed(message_of(self.error))
+        if self._error is not None:
+            return _failed(message_of(self._error))
         if self._is_cancelled and finish is None:
             return {"status": "cancelled"}
         if finish is FinishReason.LENGTH:
@@ -192,7 +202,7 @@ class ResponseRun:
             "total_tokens": num_prompt + usage.num_output,
             # Ours: tokens of the conversation that were not tokenised again, and why there are none.
             **{name: told[name] for name in ("reused_tokens", "fallback") if name in told},
-            **generation.told_cut(),
+            **generation.cut_field(),
         }
 
     def _numbered(self, event: JsonObject) -> JsonObject:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest, UnknownSession, shown
+from octavo.errors import UnknownSession, shown, unsupported, wrong_value
 from octavo.server.dialects.responses_request import includes_of
 from octavo.server.dialects.responses_run import Document, ResponseRun, parse_document
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
@@ -28,10 +28,9 @@ async def show_response(edge: Edge, request: Request) -> Response:
     for name, harmless in (("stream", ("false",)), ("starting_after", ())):
         given = request.query_params.get(name)
         if given is not None and given not in harmless:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{name} is not supported by this server: stream when it is created, and retrieve it whole",
-                param=name,
-                code="unsupported_parameter",
+                name,
             )
     return json_response(_found(edge, request).response)
 
@@ -42,7 +41,7 @@ async def delete_response(edge: Edge, request: Request) -> Response:
     edge.model.sessions.responses.find(tenant, response_id)
     running = edge.running.find(tenant, response_id)
     if running is not None:
-        await running.end()
+        await running.stop()
     await edge.model.sessions.responses.delete(tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -52,7 +51,7 @@ async def cancel_response(edge: Edge, request: Request) -> Response:
     running = edge.running.find(*_named(request))
     if not isinstance(running, ResponseRun):
         raise _cannot_cancel(_found(edge, request).response)
-    await running.end()
+    await running.stop()
     if running.response["status"] != "cancelled":
         raise _cannot_cancel(running.response)
     return json_response(running.response)
@@ -63,7 +62,7 @@ async def list_input_items(edge: Edge, request: Request) -> Response:
     _check_includes(request)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {shown(order)}; allowed: asc, desc", param="order")
+        raise wrong_value("order", order, "asc, desc")
     items = _found(edge, request).items
     items = items if order == "asc" else items[::-1]
     limit, first = _limit_of(request), _place_after(request, items)
@@ -114,7 +113,7 @@ def _limit_of(request: Request) -> int:
     given = request.query_params.get("limit", str(ITEMS_DEFAULT))
     limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= _DIGITS_MAX else 0
     if not 1 <= limit <= ITEMS_MAX:
-        raise InvalidRequest(f"limit is {shown(given)}; allowed: 1 to {ITEMS_MAX}", param="limit")
+        raise wrong_value("limit", given, f"1 to {ITEMS_MAX}")
     return limit
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import pydantic_core
 
-from octavo.errors import InvalidRequest, as_items, shown
+from octavo.errors import as_items, shown, unsupported, wrong_value
 from octavo.server.errors import JsonObject
 from octavo.tools.definitions import TOOLS_MAX
 
@@ -32,7 +32,7 @@ _INPUT: Final = "input"
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedTools:
     """The tools of a request. Keys are names of functions as the model knows them."""
 
     functions: list[JsonObject] | None = None  # as a chat offers them; None: the field was not given
@@ -42,10 +42,10 @@ class Offered:
     left_out: tuple[str, ...] = ()  # types
 
 
-def read_tools(given: object) -> Offered:
+def read_tools(given: object) -> OfferedTools:
     """What is offered. Raises InvalidRequest for a type that changes the answer and is not built."""
     if given is None:
-        return Offered()
+        return OfferedTools()
     items = as_items("tools", given, "a list of tools", TOOLS_MAX, of="number of tools")
     functions, told, left_out = list[JsonObject](), list[JsonObject](), list[str]()
     custom, namespaces = set[str](), dict[str, tuple[str, str]]()
@@ -53,7 +53,7 @@ def read_tools(given: object) -> Offered:
         where = f"tools[{index}]"
         kind = item.get("type") if isinstance(item, Mapping) else None
         if not isinstance(item, Mapping) or not isinstance(kind, str):
-            raise _wrong(where, item, '{"type": "function", "name": ..., "parameters": ...}')
+            raise wrong_value(where, item, '{"type": "function", "name": ..., "parameters": ...}')
         match kind:
             case "function":
                 functions.append(_function(item, where))
@@ -70,13 +70,12 @@ def read_tools(given: object) -> Offered:
             case _ if kind in LEFT_OUT:
                 left_out.append(kind)
             case _:
-                raise InvalidRequest(
+                raise unsupported(
                     f"{where} is of type {shown(kind)}, which is not supported by this server: hosted tools "
                     "are not run here; use functions",
-                    param="tools",
-                    code="unsupported_parameter",
+                    "tools",
                 )
-    return Offered(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
+    return OfferedTools(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
 
 
 def joined_name(namespace: str, name: str) -> str:
@@ -99,7 +98,7 @@ def custom_arguments(text: str) -> JsonObject:
     return {_INPUT: text}
 
 
-def left_out_metadata(offered: Offered, metadata: Mapping[str, object]) -> JsonObject:
+def left_out_metadata(offered: OfferedTools, metadata: Mapping[str, object]) -> JsonObject:
     """The metadata of the answer: the client's, and the types of tools that were left out."""
     return {**metadata} | ({LEFT_OUT_KEY: ", ".join(offered.left_out)} if offered.left_out else {})
 
@@ -107,10 +106,9 @@ def left_out_metadata(offered: Offered, metadata: Mapping[str, object]) -> JsonO
 def _function(given: Mapping[str, object], where: str) -> JsonObject:
     for name, harmless in (("async", (None, False)), ("allowed_callers", (None, ["direct"]))):
         if given.get(name) not in harmless:
-            raise InvalidRequest(
+            raise unsupported(
                 f"{where}.{name} is not supported by this server: the client alone runs functions",
-                param="tools",
-                code="unsupported_parameter",
+                "tools",
             )
     return {
         "type": "function",
@@ -122,11 +120,11 @@ def _custom(given: Mapping[str, object], where: str) -> JsonObject:
     """A function of one string; its `format`, a grammar, is told to the model and not enforced."""
     name, description, form = given.get("name"), given.get("description"), given.get("format")
     if not isinstance(name, str):
-        raise _wrong(f"{where}.name", name, "a string")
+        raise wrong_value(f"{where}.name", name, "a string")
     if not isinstance(description, str | None):
-        raise _wrong(f"{where}.description", description, "a string")
+        raise wrong_value(f"{where}.description", description, "a string")
     if not isinstance(form, Mapping | None):
-        raise _wrong(f"{where}.format", form, '{"type": "text"}, or {"type": "grammar", ...}')
+        raise wrong_value(f"{where}.format", form, '{"type": "text"}, or {"type": "grammar", ...}')
     definition = form.get("definition") if form is not None else None
     wanted = f"It must follow this {form.get('syntax')} grammar:\n{definition}" if form and definition else ""
     text: JsonObject = {"type": "string", "description": wanted or "What the tool is given."}
@@ -142,7 +140,7 @@ def _of_namespace(given: Mapping[str, object], where: str) -> Sequence[tuple[Jso
     """Its functions, and their own names."""
     name, tools = given.get("name"), given.get("tools")
     if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.name", name, "a string that is not empty")
+        raise wrong_value(f"{where}.name", name, "a string that is not empty")
     found = []
     items = as_items(f"{where}.tools", tools, "a list of functions", TOOLS_MAX, of="number of its tools")
     for index, item in enumerate(items):
@@ -152,11 +150,7 @@ def _of_namespace(given: Mapping[str, object], where: str) -> Sequence[tuple[Jso
             or item.get("type") != "function"
             or not isinstance(item.get("name"), str)
         ):
-            raise _wrong(inner, item, '{"type": "function", "name": ..., "parameters": ...}')
+            raise wrong_value(inner, item, '{"type": "function", "name": ..., "parameters": ...}')
         function = _function({**item, "name": joined_name(name, str(item["name"]))}, inner)
         found.append((function, str(item["name"])))
     return found
-
-
-def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param="tools")

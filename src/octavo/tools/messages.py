@@ -1,6 +1,7 @@
-"""One message of a chat as clients write it, in OpenAI's JSON, and the `ChatMessage` that it means.
+"""One message of a chat as clients write it, in OpenAI's JSON, and the `ChatMessage` that it means. The
+server's routes and `octavo.api` read it alike.
 
-Knows no request: where a message stands in one is told to it, for its errors.
+It knows no request: the caller says where a message stands in one, for its errors.
 """
 
 from __future__ import annotations
