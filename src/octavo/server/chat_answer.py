@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.engine.outputs import TokenInfo
+from octavo.engine.outputs import Delta, TokenInfo
 from octavo.errors import OctavoError
 from octavo.server.answering import AnswerCodec, Framing
 from octavo.server.chat_run import ChatRun, Step, new_call_id
@@ -39,7 +39,8 @@ class _ChatCall:
 class _ChatChoice:
     """One choice so far. Tokens are kept for a whole answer alone."""
 
-    def __init__(self, form: ToolFormat | None) -> None:
+    def __init__(self, index: int, form: ToolFormat | None) -> None:
+        self._index = index
         self.tokens: list[TokenInfo] = []
         self.finish_reason: str | None = None
         self.stop: str | int | None = None
@@ -49,23 +50,27 @@ class _ChatChoice:
         self._calls: list[_ChatCall] = []
 
     def push(self, event: AnswerEvent) -> JsonObject:
-        """More of it, as a delta."""
+        """More of it, as a choice of a chunk."""
         match event:
             case Content(text):
                 self._content.append(text)
-                return {"content": text}
+                return self.chunk({"content": text})
             case Thought(text):
                 self._thoughts.append(text)
-                return {"reasoning_content": text, "reasoning": text}
+                return self.chunk({"reasoning_content": text, "reasoning": text})
             case CallBegun(index, name):
                 call_id = new_call_id(self._form, name, index)
                 self._calls.append(_ChatCall(call_id, name))
                 function = {"name": name, "arguments": ""}
                 call = {"index": index, "id": call_id, "type": "function", "function": function}
-                return {"tool_calls": [call]}
+                return self.chunk({"tool_calls": [call]})
             case ArgumentsText(index, text):
                 self._calls[index].arguments.append(text)
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+                return self.chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+
+    def chunk(self, delta: JsonObject) -> JsonObject:
+        """A choice of a chunk."""
+        return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def finish(self, finish: FinishReason, stop: str | int | None) -> None:
         """Its end, as OpenAI names that of an answer that may have called."""
@@ -106,14 +111,14 @@ class ChatCodec(AnswerCodec[Step]):
         choice, delta = self._choices.get(step.index), step.delta
         is_first = choice is None
         if choice is None:
-            choice = self._choices[step.index] = _ChatChoice(self._run.kind.form)
-        deltas = [choice.push(event) for event in step.events]
+            choice = self._choices[step.index] = _ChatChoice(step.index, self._run.kind.form)
+        shaped = list(map(choice.push, step.events))
         if delta.finish is not None:
             choice.finish(delta.finish, delta.stop)
         if not self._is_stream:
             choice.tokens += delta.tokens
             return ()
-        return self._chunks(step, deltas, choice, is_first=is_first)
+        return self._chunks(delta, shaped, choice, is_first=is_first)
 
     def end(self) -> Sequence[JsonObject]:
         """The usage, where it is wanted."""
@@ -135,26 +140,25 @@ class ChatCodec(AnswerCodec[Step]):
         return answer
 
     def _chunks(
-        self, step: Step, deltas: Sequence[JsonObject], choice: _ChatChoice, *, is_first: bool
+        self, delta: Delta, shaped: list[JsonObject], choice: _ChatChoice, *, is_first: bool
     ) -> list[JsonObject]:
-        delta, chunks = step.delta, list[JsonObject]()
-        usage = self._generation.usage_field(self._usage)
+        """Chunks of these choices, of which the first has the tokens."""
+        chunks, usage = list[JsonObject](), self._generation.usage_field(self._usage)
         if is_first:
-            role = _delta_of(step.index, {"role": "assistant", "content": ""})
+            role = choice.chunk({"role": "assistant", "content": ""})
             prompt: JsonObject = {"prompt_token_ids": self._run.prompt} if self._has_ids else {}
             session = self._generation.session_field()
             chunks.append({**self._head, "choices": [role], **prompt, **usage, **session})
-        shaped = [_delta_of(step.index, one) for one in deltas]
         if delta.tokens and (self._has_logprobs or self._has_ids):
             if not shaped:
-                shaped.append(_delta_of(step.index, {"content": ""}))
+                shaped.append(choice.chunk({"content": ""}))
             if self._has_logprobs:
                 shaped[0]["logprobs"] = chat_logprobs(delta.tokens)
             if self._has_ids:
                 shaped[0]["token_ids"] = ids_of(delta.tokens)
         if delta.finish is not None:
             end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop}
-            shaped.append(_delta_of(step.index, {}) | end)
+            shaped.append(choice.chunk({}) | end)
         for one in shaped:
             chunks.append({**self._head, "choices": [one], **usage})
         return chunks
@@ -169,8 +173,3 @@ class ChatCodec(AnswerCodec[Step]):
             "stop_reason": choice.stop,
         }
         return shaped | ({"token_ids": ids_of(choice.tokens)} if self._has_ids else {})
-
-
-def _delta_of(index: int, delta: JsonObject) -> JsonObject:
-    """A choice of a chunk."""
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
