@@ -28,7 +28,7 @@ from bench.sessions.sessions import serving
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, apply
 from octavo.bench.offline import quantile
-from octavo.bench.workloads import Load, Targets
+from octavo.bench.workloads import Load, WorkloadTargets
 from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError, RequestFailed
 from octavo.inspect.views import Glimpse
@@ -42,7 +42,7 @@ from octavo.step.config import SchedulerConfig
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone
 
 BLOCK = 16
-_TARGETS = Targets(1000.0, 100.0)  # no figure of this report depends on them
+_TARGETS = WorkloadTargets(1000.0, 100.0)  # no figure of this report depends on them
 _FRAMES_BEFORE_MEASURING = 8
 _PAUSE_MAX_S = 1.0
 

@@ -220,7 +220,7 @@ def _tenant(values: Mapping[str, object], place: int) -> Tenant:
             f"tenant number {place}: name is {_short(name)}; allowed: 1 to 64 letters, digits, dots, dashes "
             "and underscores"
         )
-    entry = _Entry(name, values)
+    entry = _TenantEntry(name, values)
     if name == SHARED:
         entry.refuse_unknown("name", "guaranteed", "maximum", "disk", hint=_SHARED_HINT)
         return Tenant(name, bounds=_bounds(entry))
@@ -260,7 +260,7 @@ _KEYS = (
 )
 
 
-def _bounds(entry: _Entry) -> Bounds:
+def _bounds(entry: _TenantEntry) -> Bounds:
     guaranteed, maximum = entry.amount("guaranteed", low=0), entry.amount("maximum")
     request_maximum = entry.amount("request_maximum")
     for key, low in (("guaranteed", guaranteed), ("request_maximum", request_maximum)):
@@ -287,7 +287,7 @@ def _check_order(tenant: str, key: str, low: int | None, maximum: int | None, un
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _TenantEntry:
     """A tenant's table, or one inside it; every error says whose it is."""
 
     tenant: str
@@ -306,11 +306,11 @@ class _Entry:
                 f"{', '.join(known)}{hint}"
             )
 
-    def inner(self, key: str) -> _Entry:
+    def inner(self, key: str) -> _TenantEntry:
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self.bad(key, f"a table, [tenant.{key}]")
-        return _Entry(self.tenant, value, f"{key}.")
+        return _TenantEntry(self.tenant, value, f"{key}.")
 
     def integer(self, key: str, low: int, high: int) -> int | None:
         value = self.values.get(key)

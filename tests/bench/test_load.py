@@ -11,14 +11,14 @@ from tests.waiting import LIMIT_S, turns
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, scripts_of
-from octavo.bench.workloads import Load, Targets
+from octavo.bench.workloads import Load, WorkloadTargets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.sse_reader import events
 
-LAX = Targets(60_000, 60_000)
+LAX = WorkloadTargets(60_000, 60_000)
 UNFINISHED = {"choices": [{"text": "a", "finish_reason": None}]}
 
 
@@ -200,9 +200,9 @@ def test_usage_counts_tokens_where_a_chunk_carries_several():
 
 def test_an_answer_is_good_when_both_targets_are_kept():
     answer = Answer(begun=10.0, asked=3, chunks=[10.1, 10.15, 10.3], ended=10.3, tokens=3)
-    assert is_good(answer, Targets(101, 101))
-    assert not is_good(answer, Targets(99, 101))
-    assert not is_good(answer, Targets(101, 99))
+    assert is_good(answer, WorkloadTargets(101, 101))
+    assert not is_good(answer, WorkloadTargets(99, 101))
+    assert not is_good(answer, WorkloadTargets(101, 99))
 
 
 def test_events_do_not_depend_on_how_bytes_are_cut():

@@ -10,7 +10,7 @@ from octavo.bench.quality import (
     BASE,
     CHUNK,
     NUM_SCORED,
-    Choice,
+    StorageChoice,
     chunks_of,
     divergence,
     log_softmax,
@@ -47,7 +47,7 @@ def tokens(seed=0):
 def subject(weights="f32", kind=None, kv="f32"):
     ops = NativeOps(weights)
     model = tiny_model(over_weights_of(kind, NativeOps(weights)) if kind else ops)
-    return subject_of(Choice(weights, kv), ops, Loaded(model))
+    return subject_of(StorageChoice(weights, kv), ops, Loaded(model))
 
 
 def test_log_probabilities_are_those_that_the_engine_gives():

@@ -18,7 +18,7 @@ from tests.waiting import until, wait_until
 from octavo.cli import answer_view
 from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.chat import Conversation, talk
-from octavo.cli.remote_stream import Server
+from octavo.cli.remote_stream import RemoteServer
 from octavo.cli.server_answerer import ServerAnswerer
 from octavo.errors import QueueFull, RequestFailed, RequestTooLarge
 from octavo.params import SamplerParams
@@ -42,7 +42,7 @@ def model(server: SharedServer) -> FakeModel:
 def answerer(model: FakeModel, server: SharedServer, request: pytest.FixtureRequest) -> Answerer:
     if request.param == "here":
         return EngineAnswerer(model, PARAMS)
-    return ServerAnswerer(Server(server.url), PARAMS)
+    return ServerAnswerer(RemoteServer(server.url), PARAMS)
 
 
 def reading(*lines: str) -> Callable[[], str | None]:

@@ -25,7 +25,7 @@ from octavo.cli import place
 from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.chat import Conversation, talk
 from octavo.cli.main import app
-from octavo.cli.remote_stream import KeyRefused, Server
+from octavo.cli.remote_stream import KeyRefused, RemoteServer
 from octavo.cli.server_answerer import SAMPLING_FIELDS, ServerAnswerer
 from octavo.errors import ConfigError, OctavoError, RequestFailed
 from octavo.params import SamplerParams
@@ -226,7 +226,7 @@ def test_an_engine_says_the_same_here_and_behind_a_server(params: dict[str, floa
         return asyncio.run(read())
 
     with contextlib.closing(served.llm), serving(served.llm) as url:
-        here, there = EngineAnswerer(served.llm, wanted), ServerAnswerer(Server(url), wanted)
+        here, there = EngineAnswerer(served.llm, wanted), ServerAnswerer(RemoteServer(url), wanted)
         told = text_of(there)
         assert told == text_of(here)
         assert len(told) > 20
@@ -261,7 +261,7 @@ def test_stats_of_a_tenant_are_of_its_own_memory(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("octavo-alice").hex()}"\n')
     with serving(FakeModel(), ServerSettings(roster=TenantRegistry(path))) as url:
-        told = asyncio.run(ServerAnswerer(Server(url, "octavo-alice"), SamplerParams()).memory())
+        told = asyncio.run(ServerAnswerer(RemoteServer(url, "octavo-alice"), SamplerParams()).memory())
     words = "tenant alice holds 0 blocks by running requests, 0 by pins and sessions (of 16 tokens)"
     assert told == words
 
@@ -269,7 +269,7 @@ def test_stats_of_a_tenant_are_of_its_own_memory(tmp_path: Path) -> None:
 def test_a_server_that_went_away_ends_no_conversation(model: FakeModel) -> None:
     shown = io.StringIO()
     with serving(model) as url:
-        conversation = Conversation(ServerAnswerer(Server(url), SamplerParams()), None)
+        conversation = Conversation(ServerAnswerer(RemoteServer(url), SamplerParams()), None)
     lines = iter(["hi", "/stats", None])
     talk(conversation, lambda: next(lines), Console(file=shown, width=200))
     assert shown.getvalue().count("does not answer") == 2

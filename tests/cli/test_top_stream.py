@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from octavo.cli import top
 from octavo.cli.main import app
-from octavo.cli.remote_stream import KeyRefused, Server, refusal_of
+from octavo.cli.remote_stream import KeyRefused, RemoteServer, refusal_of
 from octavo.cli.top import Watch
 from octavo.cli.top_rows import Status
 from octavo.engine.outputs import EngineStats, Glimpse
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_there_and_one_that_is_not_octavo_are_told() -> Non
     with pytest.raises(RequestFailed, match="does not answer"):
         octavo_top("--url", "no address")
     answer = httpx2.Response(404, text="<html>")
-    told = refusal_of(Server(URL), top._FRAMES, answer)
+    told = refusal_of(RemoteServer(URL), top._FRAMES, answer)
     assert str(told) == f"{URL}/v1/kv/watch answered 404 without frames; is it Octavo?"
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.blocks import floats_tensor
 
 from octavo.device.eager import EagerOps
-from octavo.device.recording import Node, Recorder
+from octavo.device.recording import Node, NodeRecorder
 from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import Expert, Linear, Routing
 from octavo.kernels.reference import ReferenceOps
@@ -58,4 +58,4 @@ def test_rows_are_near_the_processors_and_as_if_alone(name: str) -> None:
 def test_compiled_kernels_refuse_a_mixture_by_name() -> None:
     experts = make_experts(EagerOps(torch.device("cpu")))
     with pytest.raises(UnsupportedModel, match=r"a mixture of 9 experts, .* allowed: --backend native"):
-        Recorder().experts(Node(), Node(), experts, ROUTINGS["mixtral"], "silu")
+        NodeRecorder().experts(Node(), Node(), experts, ROUTINGS["mixtral"], "silu")

@@ -80,7 +80,7 @@ EXAMPLES: tuple[Command[object], ...] = (
     *(port.Submit(one) for one in (SAID, replace(BEAMS, request_id=2), replace(POOLED, request_id=3))),
     port.Submit(replace(SAID, request_id=4, fills_pin="greeting"), ORDER),
     port.Submit(replace(SAID, request_id=5, session="s0", session_ttl=9.0), fallback="they differ"),
-    port.Fit(replace(SAID, request_id=6, max_tokens=0)),
+    port.FitRequest(replace(SAID, request_id=6, max_tokens=0)),
     port.StopTurn("s0", 5, 40),
     port.ViewRequests(),
     port.ViewRequests("", 1),

@@ -19,7 +19,7 @@ from tests.engine.test_session_store import Clock
 from tests.waiting import turns
 from tests.wanted import request_for
 
-from octavo.conversations.record import Kind
+from octavo.conversations.record import ConversationKind
 from octavo.conversations.responses import new_response_id
 from octavo.conversations.store import ConversationStore, NewResponse
 from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
@@ -39,19 +39,21 @@ def stored(store: ConversationStore, size: int = 10, tenant: str = "") -> str:
 
 
 def ids(store: ConversationStore, tenant: str = "") -> set[str]:
-    return {r.session_id for r in store.records() if r.tenant == tenant and r.kind is Kind.RESPONSE}
+    return {
+        r.session_id for r in store.records() if r.tenant == tenant and r.kind is ConversationKind.RESPONSE
+    }
 
 
 def test_a_response_is_no_session_and_a_session_no_response() -> None:
     store = ConversationStore()
     session_id, response_id = store.create("", 60.0).session_id, stored(store)
     assert [r.session_id for r in store.all()] == [r.session_id for r in store.latest("", 9)] == [session_id]
-    assert store.find("", response_id, Kind.RESPONSE).document == b"x" * 10
+    assert store.find("", response_id, ConversationKind.RESPONSE).document == b"x" * 10
     with pytest.raises(UnknownSession, match="there is no session"):
         store.find("", response_id)
     for tenant, other in (("", session_id), ("two", response_id), ("", "resp_")):
         with pytest.raises(UnknownSession, match="there is no response") as caught:
-            store.find(tenant, other, Kind.RESPONSE)
+            store.find(tenant, other, ConversationKind.RESPONSE)
         assert caught.value.code == "response_not_found"
 
 
@@ -111,10 +113,10 @@ def test_a_response_lives_its_ttl_after_it_was_last_gone_on_from() -> None:
     clock.now += 59.0
     store.use(response_id)
     clock.now += 59.0
-    assert store.find("", response_id, Kind.RESPONSE)
+    assert store.find("", response_id, ConversationKind.RESPONSE)
     clock.now += 2.0
     with pytest.raises(UnknownSession):
-        store.find("", response_id, Kind.RESPONSE)
+        store.find("", response_id, ConversationKind.RESPONSE)
 
 
 def test_a_file_keeps_documents_and_one_of_before_them_is_written_on(tmp_path: Path) -> None:
@@ -134,10 +136,10 @@ def test_a_file_keeps_documents_and_one_of_before_them_is_written_on(tmp_path: P
     assert store.attach(NewResponse(response_id, b"the last"))
     store.close()
     again = ConversationStore.open(path)
-    found = again.find("t", response_id, Kind.RESPONSE)
+    found = again.find("t", response_id, ConversationKind.RESPONSE)
     assert (list(found.tokens), found.document) == ([5, 6], b"the last")
     assert [r.session_id for r in again.all("t")] == ["old"]
-    again.delete(again.find("t", response_id, Kind.RESPONSE))
+    again.delete(again.find("t", response_id, ConversationKind.RESPONSE))
     again.close()
     last = ConversationStore.open(path)
     assert [r.session_id for r in last.records()] == ["old"]
@@ -265,7 +267,7 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         gate.permits = threading.Semaphore(0)
         running = await gate.stepping(responses.turn(request_for((), params, session="resp_a"), said))
         store = chat.llm.sessions._store
-        assert store.is_active(store.find("", "resp_a", Kind.RESPONSE))
+        assert store.is_active(store.find("", "resp_a", ConversationKind.RESPONSE))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
             await gate.stepping(responses.create("", "resp_b", b"x", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
@@ -275,9 +277,9 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         running.stream.cancel()
         await gate.stepping(read(running.stream))  # type: ignore[arg-type]
         gate.permits.release(1000)
-        assert not store.is_active(store.find("", "resp_a", Kind.RESPONSE))
+        assert not store.is_active(store.find("", "resp_a", ConversationKind.RESPONSE))
         await responses.create("", "resp_b", b"x", "resp_a")  # nothing was said in it: it begins afresh
-        assert not store.find("", "resp_b", Kind.RESPONSE).tokens
+        assert not store.find("", "resp_b", ConversationKind.RESPONSE).tokens
 
     run_with(chat, work())
 
@@ -354,7 +356,9 @@ def test_a_touch_writes_the_time_alone_unless_the_row_was_never_written(tmp_path
         files.said.clear()
         clock.now += 7.0
         store.use(response_id)
-        store.delete(store.find("", stored(store, tenant=""), Kind.RESPONSE)).result()  # behind it
+        store.delete(
+            store.find("", stored(store, tenant=""), ConversationKind.RESPONSE)
+        ).result()  # behind it
         assert next(word for word in files.said if word in ("UPDATE", "INSERT")) == verb
     wanted = {r.session_id: (r.used, r.document) for r in store.records()}
     store.close()

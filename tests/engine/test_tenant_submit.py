@@ -14,7 +14,7 @@ from tests.engine.test_sessions import HELLO
 from tests.waiting import LIMIT_S, until
 from tests.wanted import request_for
 
-from octavo.engine.port import Fit, SetTenants, Submit, ViewKv
+from octavo.engine.port import FitRequest, SetTenants, Submit, ViewKv
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
     EngineStopped,
@@ -259,7 +259,7 @@ def test_fitting_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that_
         quotas = served.llm.engine.scheduler.ledger.quotas
         before = (len(quotas.policies()), list(quotas._pool.weights))
         wanted = request_for(prompt_of(1), SamplerParams(), tenant="never seen")
-        fitted = served.llm.engine.inbox.send(Fit(wanted)).result(60)
+        fitted = served.llm.engine.inbox.send(FitRequest(wanted)).result(60)
         assert (fitted.tenant, fitted.max_tokens) == ("never seen", 512 - len(wanted.prompt))
         assert (len(quotas.policies()), list(quotas._pool.weights)) == before
     finally:

@@ -16,7 +16,7 @@ from tests.server.conftest import Edge
 from tests.server.response_shapes import checked, events_of
 from tests.waiting import until, wait_until
 
-from octavo.conversations.record import Kind
+from octavo.conversations.record import ConversationKind
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
 
@@ -42,7 +42,7 @@ class House:
 
     def num_said(self, response_id):
         """Tokens: all but an end token."""
-        return len(self.chat.llm.sessions._store.find("", response_id, Kind.RESPONSE).tokens)
+        return len(self.chat.llm.sessions._store.find("", response_id, ConversationKind.RESPONSE).tokens)
 
     def looked(self, question):
         async def work():

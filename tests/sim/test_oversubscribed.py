@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Source, synthetic
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, LengthSource, synthetic
 from octavo.bench.oversubscribed import oversubscribed
 from octavo.sim.driver import Pool, requests_of
 from octavo.sim.oversubscribed import COMPUTE_BOUND, MARGINS, Oversubscription, Setup, best_without_preempting
@@ -15,7 +15,7 @@ from octavo.sim.oversubscribed import COMPUTE_BOUND, MARGINS, Oversubscription, 
     "source, count, blocks", [(CHATS, 60, 256), (INSTRUCTIONS, 150, 128), (LONG_ANSWERS, 40, 256)]
 )
 def test_throughput_and_gaps_stay_near_the_best_that_never_preempts(
-    source: Source, count: int, blocks: int
+    source: LengthSource, count: int, blocks: int
 ) -> None:
     rows = list(oversubscribed(synthetic(source, count, 0, 2048), Pool(blocks, 16, 0.03), seed=0))
     assert [(row.costs, row.tier) for row in rows] == [

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from octavo.sim.contiguous import BuddyAllocator, FirstFit, Piece, rounded
+from octavo.sim.contiguous import BuddyAllocator, Extent, FirstFit, rounded
 from octavo.sim.driver import Pool, replay_paged, requests_of, serve, slots_of
 from octavo.sim.policies import Job, Policy, replay_reserved, reservation_policies
 
@@ -88,7 +88,7 @@ def test_a_memory_that_is_no_power_of_two_is_several_trees():
 def test_a_buddy_that_is_split_is_not_joined():
     allocator = BuddyAllocator(4)
     left, right = allocator.take(2), allocator.take(1)
-    assert (left, right) == (Piece(0, 2), Piece(2, 1))
+    assert (left, right) == (Extent(0, 2), Extent(2, 1))
     allocator.give(left)
     assert allocator.largest_hole == 2
     allocator.give(right)
@@ -123,7 +123,7 @@ def test_first_fit_takes_the_lowest_hole(seed):
 
     def check(bitmap, size, piece):
         starts = [start for start in range(num_slots) if bitmap.is_free(start, size)]
-        assert piece == (Piece(starts[0], size) if starts else None)
+        assert piece == (Extent(starts[0], size) if starts else None)
 
     for piece in live(allocator, num_slots, seed, check)[0]:
         allocator.give(piece)

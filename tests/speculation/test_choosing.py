@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from octavo.speculation.choosing import _GAIN_LEAST, Candidate, choose
+from octavo.speculation.choosing import _GAIN_LEAST, DraftCandidate, choose
 
 
 def candidate(rates, limit=None):
     """Rates may end before the limit: no guess behind them is asked for."""
-    return Candidate(len(rates) if limit is None else limit, rates.__getitem__)
+    return DraftCandidate(len(rates) if limit is None else limit, rates.__getitem__)
 
 
 def evenly(num_positions):

@@ -18,8 +18,8 @@ from octavo.errors import OctavoError
 from octavo.text.turn_format import (
     REASONING_NAMES,
     Message,
+    TemplateTurn,
     ToolsPlace,
-    Turn,
     TurnFormat,
     find_turn_format,
     own_text,
@@ -145,7 +145,7 @@ def kind_of(family: Family, found: TurnFormat, before: str, form: ToolFormat | N
     return AnswerKind(state, form or found.calls, thinking_format=thinking or THINK, tools=TOOLS)
 
 
-def read_cut(text: str, kind: AnswerKind) -> Turn:
+def read_cut(text: str, kind: AnswerKind) -> TemplateTurn:
     """Character by character."""
     reader, thought, content, calls = AnswerReader(kind), "", "", list[ToolCall]()
     for event in itertools.chain(*(reader.push(letter) for letter in text), reader.push("", is_last=True)):
@@ -158,7 +158,7 @@ def read_cut(text: str, kind: AnswerKind) -> Turn:
                 calls.append(ToolCall(name, ""))
             case ArgumentsText(_, more):
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + more)
-    return Turn(thought, content, tuple(calls))
+    return TemplateTurn(thought, content, tuple(calls))
 
 
 def differs(family: Family, turn: str, form: ToolFormat | None = None) -> str:

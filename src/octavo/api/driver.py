@@ -16,7 +16,7 @@ from octavo.api.prompts import ReadPrompt
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
-from octavo.engine.port import Cancel, Fit, Submit
+from octavo.engine.port import Cancel, FitRequest, Submit
 from octavo.engine.requests import ModelFacts, checked, compile_grammar
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed
 from octavo.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class Driver:
             arrival=self.engine.clock(),
             cache_salt=prompt.cache_salt,
         )
-        request = self.engine.apply(Fit(checked(asked, self._facts, self.engine.config.stop_ids)))
+        request = self.engine.apply(FitRequest(checked(asked, self._facts, self.engine.config.stop_ids)))
         compile_grammar(params, self._facts)  # refused here, and ready when it is queued
         return request
 

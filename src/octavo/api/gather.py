@@ -30,7 +30,7 @@ _REASONS = {
 
 
 @dataclass(slots=True)
-class _Choice:
+class _GatheredChoice:
     """What there is of one output."""
 
     text: str = ""
@@ -55,7 +55,7 @@ class Gathered:
         self._arrival = arrival
         self._first: float | None = None
         self._finished: float | None = None
-        self._choices = [_Choice() for _ in range(order.n)]
+        self._choices = [_GatheredChoice() for _ in range(order.n)]
         self._prompt_logprobs: Logprobs = []  # of its second token on
         self._has_told_prompt = False  # its beginning has been told, and is not told again
         self.embedding = b""

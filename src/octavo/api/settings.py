@@ -126,7 +126,7 @@ class Settings(OwnSettings, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedSettings:
     """What settings come to."""
 
     options: StartOptions
@@ -264,7 +264,7 @@ _OWN = {own.field: own for own in settings_of(StartOptions)}
 
 def resolve_settings(
     model: str | None, options: StartOptions | None, settings: Mapping[str, object]
-) -> Resolved:
+) -> ResolvedSettings:
     """What settings come to, on top of `options`. Raises ConfigError."""
     given = {name: value for name, value in settings.items() if value is not None}
     seed, tokenizer = given.pop("seed", None), given.pop("tokenizer", None)
@@ -282,7 +282,7 @@ def resolve_settings(
         if field in found and found[field] != meant:
             raise ConfigError(f"{name} and another name of {field} are given together; allowed: one of them")
         found[field] = _OWN[field].take(meant, name)
-    return Resolved(dataclasses.replace(options or StartOptions(), **found), seed)  # type: ignore[arg-type]
+    return ResolvedSettings(dataclasses.replace(options or StartOptions(), **found), seed)  # type: ignore[arg-type]
 
 
 def _meant(name: str, value: object) -> tuple[str, object]:

@@ -70,7 +70,7 @@ class Summary:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _StreamReader:
     """One running stream and the times at which its tokens came."""
 
     stream: DeltaStream
@@ -115,7 +115,7 @@ async def measure(model: EngineClient, scenario: Latency, configuration: str, ro
 
     params = SamplerParams(temperature=0.0, ignore_eos=True)  # up to the end of the context
     readers = [
-        _Reader(
+        _StreamReader(
             await model.submit(Request(prompt=tuple(tokens(scenario.own)), params=params)), scenario.before
         )
         for _ in range(scenario.streams)

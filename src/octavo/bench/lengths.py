@@ -36,7 +36,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LengthSource:
     """Where a synthetic trace takes its lengths from."""
 
     name: str
@@ -44,9 +44,11 @@ class Source:
     output: Lengths
 
 
-CHATS = Source("chats (as ShareGPT)", Lengths(161, 1.2, 1024), Lengths(338, 0.9, 1024))
-INSTRUCTIONS = Source("instructions (as Alpaca)", Lengths(19, 0.5, 256), Lengths(58, 0.9, 512))
-LONG_ANSWERS = Source("long answers", Lengths(64, 0.5, 256), Lengths(700, 0.5, 1024))  # those that grow most
+CHATS = LengthSource("chats (as ShareGPT)", Lengths(161, 1.2, 1024), Lengths(338, 0.9, 1024))
+INSTRUCTIONS = LengthSource("instructions (as Alpaca)", Lengths(19, 0.5, 256), Lengths(58, 0.9, 512))
+LONG_ANSWERS = LengthSource(
+    "long answers", Lengths(64, 0.5, 256), Lengths(700, 0.5, 1024)
+)  # those that grow most
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Trace:
         return sum(job.output for job in self.jobs) / len(self.jobs)
 
 
-def synthetic(source: Source, count: int, seed: int, max_length: int) -> Trace:
+def synthetic(source: LengthSource, count: int, seed: int, max_length: int) -> Trace:
     """`count` requests, the same for the same seed; no prompt and no output is above half of `max_length`."""
     generator = random.Random(f"{source.name} {seed}")
     prompts, outputs = (

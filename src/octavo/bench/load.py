@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from octavo.bench.endpoint import Answer, Client
 from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.bench.workloads import Load, Targets
+from octavo.bench.workloads import Load, WorkloadTargets
 
 _SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
 _WORDS = (
@@ -35,7 +35,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LoadTurn:
     """One request: token ids, or the words of a question."""
 
     tokens: tuple[int, ...]
@@ -82,7 +82,7 @@ class LoadReport:
     ttft_ms: Spread
     itl_ms: Spread  # between chunks that carry output
     e2e_ms: Spread
-    targets: Targets
+    targets: WorkloadTargets
     good: int
     goodput_per_s: float  # good answers for each second
 
@@ -101,18 +101,18 @@ class _Progress:
         self.tell(f"{len(self.answers)} of {self.total} answers, {failed} failed")
 
 
-def scripts_of(load: Load, num_requests: int) -> list[tuple[Turn, ...]]:
+def scripts_of(load: Load, num_requests: int) -> list[tuple[LoadTurn, ...]]:
     """What each simulated client does: `num_requests` turns or, of chats, the next multiple of `turns`."""
     generator = random.Random(f"{load.kind} {load.seed}")
     prefix = _tokens(generator, load.prefix, load) if load.kind == "shared-prefix" else ()
 
-    def turn() -> Turn:
+    def turn() -> LoadTurn:
         if load.kind == "multi-turn":
-            return Turn((), " ".join(generator.choices(_WORDS, k=load.prompt)) + "?", load.output)
+            return LoadTurn((), " ".join(generator.choices(_WORDS, k=load.prompt)) + "?", load.output)
         prompt, output = load.prompt, load.output
         if load.kind == "mixed":
             prompt, output = _mixed(generator, prompt), _mixed(generator, output)
-        return Turn(prefix + _tokens(generator, prompt, load), "", output)
+        return LoadTurn(prefix + _tokens(generator, prompt, load), "", output)
 
     turns = load.turns if load.kind == "multi-turn" else 1
     return [tuple(turn() for _ in range(turns)) for _ in range(-(-num_requests // turns))]
@@ -123,7 +123,7 @@ async def apply(
     load: Load,
     num_requests: int,
     arrival: Arrival,
-    targets: Targets,
+    targets: WorkloadTargets,
     tell: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
     """Send everything and wait for all answers. Raises nothing that an endpoint does: it is counted."""
@@ -141,7 +141,11 @@ async def apply(
 
 
 async def _arrive(
-    client: Client, scripts: Sequence[tuple[Turn, ...]], gaps: random.Random, rate: float, progress: _Progress
+    client: Client,
+    scripts: Sequence[tuple[LoadTurn, ...]],
+    gaps: random.Random,
+    rate: float,
+    progress: _Progress,
 ) -> None:
     """Begin scripts at absolute times, so that no delay of ours lowers the rate."""
     due = time.perf_counter()
@@ -152,7 +156,7 @@ async def _arrive(
             group.create_task(_follow(client, iter([script]), progress))
 
 
-async def _follow(client: Client, scripts: Iterator[tuple[Turn, ...]], progress: _Progress) -> None:
+async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], progress: _Progress) -> None:
     """One client: scripts in turn. A failed turn ends its script, whose other turns fail with it."""
     for script in scripts:
         messages: list[dict[str, str]] = []
@@ -173,7 +177,7 @@ async def _follow(client: Client, scripts: Iterator[tuple[Turn, ...]], progress:
 
 
 def report_of(
-    kind: str, arrival: Arrival, progress: _Progress, targets: Targets, seconds: float
+    kind: str, arrival: Arrival, progress: _Progress, targets: WorkloadTargets, seconds: float
 ) -> LoadReport:
     """What the answers of a run amount to."""
     failed = [answer for answer in progress.answers if answer.error]
@@ -209,7 +213,7 @@ def first_token_s(answer: Answer) -> float:
     return (answer.chunks[0] if answer.chunks else answer.ended) - answer.begun
 
 
-def is_good(answer: Answer, targets: Targets) -> bool:
+def is_good(answer: Answer, targets: WorkloadTargets) -> bool:
     """Whether a complete answer kept both targets."""
     first = first_token_s(answer)
     last = answer.chunks[-1] - answer.begun if answer.chunks else first

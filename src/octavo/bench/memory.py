@@ -30,7 +30,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.contiguous import FirstFit, rounded
 from octavo.sim.driver import Pool, replay_paged, requests_of, serve
 from octavo.sim.oversubscribed import DEMAND
-from octavo.sim.policies import Replayed, Window, replay_reserved, reservation_policies
+from octavo.sim.policies import ReplayedTrace, Window, replay_reserved, reservation_policies
 from octavo.types import Request
 from octavo.units import blocks_for
 
@@ -54,13 +54,13 @@ def pool_of(memory: Memory) -> Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class MemoryWaste:
     """What one policy made of one trace."""
 
     trace: str
     num_requests: int
     num_slots: int
-    result: Replayed
+    result: ReplayedTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Sharing:
     preemptions: int
 
 
-Row = Waste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
+Row = MemoryWaste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
 
 
 def measure(
@@ -140,7 +140,7 @@ def measure(
         tell(f"{trace.name}: {len(trace.jobs):,} requests under policies that reserve ...")
         for policy in reservation_policies(settings.max_length):
             result = replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
-            yield Waste(trace.name, len(trace.jobs), pool.num_slots, result)
+            yield MemoryWaste(trace.name, len(trace.jobs), pool.num_slots, result)
         tell(f"{trace.name}: the same in blocks ...")
         yield paged_waste(trace, settings)
     for trace in shared_traces:
@@ -152,10 +152,10 @@ def measure(
         yield from oversubscribed(trace, pool, settings.seed)
 
 
-def paged_waste(trace: Trace, settings: Memory) -> Waste:
+def paged_waste(trace: Trace, settings: Memory) -> MemoryWaste:
     """The trace, served by the scheduler from blocks."""
     result = replay_paged(trace.jobs, pool_of(settings), settings.seed)
-    return Waste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
+    return MemoryWaste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
 
 
 def worked(tokens: int, maximum: int, block_size: int) -> Worked:

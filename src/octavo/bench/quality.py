@@ -43,14 +43,14 @@ Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StorageChoice:
     """One way to hold weights and KV, by the settings' own words."""
 
     weights: str
     kv: str = "f32"
 
 
-BASE = Choice("f32", "f32")
+BASE = StorageChoice("f32", "f32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Quality:
 class Subject:
     """A model loaded as one choice wants it, its layers made ready, and what was measured so far."""
 
-    choice: Choice
+    choice: StorageChoice
     ops: Ops
     model: Model
     step: Callable[[HostBatch], Floats]
@@ -122,7 +122,7 @@ class Subject:
 def measure(
     model: str | None,
     base_model: str | None,
-    choices: Sequence[Choice],
+    choices: Sequence[StorageChoice],
     text: str,
     num_chunks: int,
     threads: int | None,
@@ -137,7 +137,7 @@ def measure(
     _native.set_num_threads(threads or available_cores())
     loaded: dict[tuple[str | None, str], tuple[Ops, LoadedModel]] = {}
 
-    def subject(name: str | None, choice: Choice) -> Subject:
+    def subject(name: str | None, choice: StorageChoice) -> Subject:
         if (name, choice.weights) not in loaded:
             ops = NativeOps(choice.weights)
             loaded[name, choice.weights] = ops, load_model(resolve(name, tell), ops, progress=tell)
@@ -164,7 +164,7 @@ def score(base: Subject, others: Sequence[Subject], tokens: Ints) -> None:
         subject.add(expected, subject.logits(tokens), following)
 
 
-def subject_of(choice: Choice, ops: Ops, loaded: LoadedModel) -> Subject:
+def subject_of(choice: StorageChoice, ops: Ops, loaded: LoadedModel) -> Subject:
     """A subject over weights that are loaded already. Raises ConfigError when a chunk exceeds the context."""
     model = loaded.model
     if model.spec.context_length < CHUNK:

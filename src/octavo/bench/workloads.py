@@ -2,7 +2,8 @@
 
     Offline     `bench offline`: prompts for an engine in this process
     Latency     `bench latency`: answers that run, and a long prompt that comes
-    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; Targets: what is good
+    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; WorkloadTargets: what is
+                good
     Memory      `bench memory`: a pool, and the requests that there may be
     Embeddings  `bench embeddings`: texts
 
@@ -177,7 +178,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class WorkloadTargets:
     """What an answer must keep to count as good."""
 
     ttft_ms: float = setting(

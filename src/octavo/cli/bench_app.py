@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, Targets
+from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, WorkloadTargets
 from octavo.cli import options as opt
 from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
@@ -70,7 +70,7 @@ def serve(
     *,
     asking: Asking,
     load: Load,
-    targets: Targets,
+    targets: WorkloadTargets,
 ) -> None:
     """Load any OpenAI-compatible endpoint; report latencies, speed, good answers and errors."""
     from octavo.bench.endpoint import Endpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from octavo.bench.quality import BASE, CHUNK, Choice, Quality, measure
+from octavo.bench.quality import BASE, CHUNK, Quality, StorageChoice, measure
 from octavo.bench.text import Sample, sample_text
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
@@ -36,7 +36,7 @@ def run(
             raise ConfigError(f"{setting} is {','.join(given)}; allowed: {', '.join(allowed)}")
     look_at_machine()
     sample = sample_text(text)
-    choices = [Choice(each, kv) for each in weights for kv in kvs]
+    choices = [StorageChoice(each, kv) for each in weights for kv in kvs]
     with phases() as tell:
         found = measure(model, base_model, choices, sample.text, num_chunks, threads, tell)
     if as_json:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, Spread, apply
-from octavo.bench.workloads import Load, Targets
+from octavo.bench.workloads import Load, WorkloadTargets
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
 from octavo.errors import RequestFailed
@@ -35,7 +35,7 @@ def run(
     concurrencies: Sequence[int],
     rate_per_s: float | None,
     num_requests: int | None,
-    targets: Targets,
+    targets: WorkloadTargets,
     *,
     as_json: bool,
 ) -> None:
@@ -58,7 +58,7 @@ async def _run_all(
     load: Load,
     arrivals: Sequence[Arrival],
     num_requests: int | None,
-    targets: Targets,
+    targets: WorkloadTargets,
     tell: Callable[[str], None],
     as_json: bool,
 ) -> list[LoadReport]:

@@ -10,7 +10,7 @@ from octavo.cli.terminal import phases, write
 from octavo.engine.available import available_cores
 from octavo.model.conversion.convert import Target, convert_gguf
 from octavo.model.conversion.convert_folder import convert_folder
-from octavo.model.files.gguf_writer import Planned
+from octavo.model.files.gguf_writer import PlannedTensor
 from octavo.model.hub.paths import resolve
 from octavo.units import format_bytes
 
@@ -27,7 +27,7 @@ def run(model: str | None, out: Path, weights: str, *, overwrite: bool) -> None:
     write(f"{out}: {in_words(written)}\n")
 
 
-def in_words(tensors: Sequence[Planned]) -> str:
+def in_words(tensors: Sequence[PlannedTensor]) -> str:
     """ "92.5 MiB: Q4_1 63.3 MiB, Q8_0 29.2 MiB": the most first."""
     by_kind: dict[str, int] = {}
     for tensor in tensors:

@@ -15,7 +15,7 @@ from octavo.cli.doctor_headers import (
     print_lines,
     weights_in_words,
 )
-from octavo.cli.given import Origin
+from octavo.cli.given import SettingOrigin
 from octavo.cli.packed import packed_lines
 from octavo.cli.tables import print_json
 from octavo.cli.terminal import look_at_machine, phases
@@ -34,7 +34,7 @@ from octavo.units import blocks_for, format_bytes
 def run(
     model: str | None,
     options: StartOptions,
-    origins: Sequence[Origin] = (),
+    origins: Sequence[SettingOrigin] = (),
     *,
     load: bool = False,
     as_json: bool = False,
@@ -50,7 +50,9 @@ def run(
     return True
 
 
-def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin], as_json: bool) -> None:
+def _run_loaded(
+    model: str | None, options: StartOptions, origins: Sequence[SettingOrigin], as_json: bool
+) -> None:
     with phases() as tell:
         # Without what is kept on disk: looking at it must not make it.
         looked_at = replace(options, disk_cache=None, packed_cache=False, record=None)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from octavo.cli.given import Origin
+from octavo.cli.given import SettingOrigin
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
@@ -73,7 +73,7 @@ def diagnose(
     model: str | None,
     options: StartOptions,
     choice: Choice,
-    origins: Sequence[Origin] = (),
+    origins: Sequence[SettingOrigin] = (),
     *,
     as_json: bool = False,
 ) -> bool:
@@ -161,13 +161,13 @@ def machine_lines(machine: Machine) -> Lines:
     ]
 
 
-def given_lines(origins: Sequence[Origin]) -> Lines:
+def given_lines(origins: Sequence[SettingOrigin]) -> Lines:
     """The settings that were given, and by what; nothing where all are the defaults."""
     told = [f"{each.setting.name} is {each.words} ({each.source})" for each in origins]
     return [("" if place else "given", text) for place, text in enumerate(told)]
 
 
-def json_of_given(origins: Sequence[Origin]) -> dict[str, object]:
+def json_of_given(origins: Sequence[SettingOrigin]) -> dict[str, object]:
     """The same as values."""
     return {each.setting.name: {"value": each.value, "source": each.source} for each in origins}
 

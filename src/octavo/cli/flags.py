@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard, cast, get_args, get_orig
 import typer
 
 from octavo.cli.config_file import TABLES, read_config
-from octavo.cli.given import CONFIG_VARIABLE, Beside, Flag, Origin, resolve, strange_variables
+from octavo.cli.given import CONFIG_VARIABLE, Beside, Flag, SettingOrigin, resolve, strange_variables
 from octavo.setting import Described, Gone, Unit, gone_of, settings_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Told:
     """What a command was told beside the values of its parameters."""
 
     model: str | None  # that of the file that --config names
-    origins: tuple[Origin, ...]
+    origins: tuple[SettingOrigin, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             _check_environment(hidden)
         path = cast("str | None", given.pop(CONFIG, None))
         config = None if path is None else read_config(Path(path))
-        origins: list[Origin] = []
+        origins: list[SettingOrigin] = []
         for group in groups:
             flags = {each.field: _typed(each.field, given) for each in group.settings}
             beside = None if group.table is None else Beside(group.table, config)

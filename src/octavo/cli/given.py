@@ -38,7 +38,7 @@ Flag = bool | str | Sequence[str] | None  # as it was typed; None: it was not
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingOrigin:
     """A setting that was given, and by what."""
 
     setting: Described
@@ -56,7 +56,7 @@ class Resolved(Generic[Options]):
     """Settings, checked, and what of them was given."""
 
     options: Options
-    origins: tuple[Origin, ...]
+    origins: tuple[SettingOrigin, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def resolve(default: Options, flags: Mapping[str, Flag], beside: Beside | None) 
 
     `beside` None: flags alone decide.
     """
-    origins: list[Origin] = []
+    origins: list[SettingOrigin] = []
     values: dict[str, object] = {}
     for setting in settings_of(type(default)):
         if setting.field not in flags:
@@ -99,19 +99,19 @@ def strange_variables(environment: Mapping[str, str], settings: Iterable[Describ
         yield f"{name} is set, and means nothing to octavo{meant} (docs/settings.md lists what does)"
 
 
-def _of_flag(setting: Described, typed: Flag) -> Origin | None:
+def _of_flag(setting: Described, typed: Flag) -> SettingOrigin | None:
     if typed is None or typed == [] or typed == ():
         return None
     flag = setting.flag
     if isinstance(typed, bool):
-        return Origin(setting, typed, flag if typed else setting.off)
+        return SettingOrigin(setting, typed, flag if typed else setting.off)
     if isinstance(typed, str):
-        return Origin(setting, setting.parse(typed, flag), flag)
+        return SettingOrigin(setting, setting.parse(typed, flag), flag)
     values = [setting.parse(text, f"{flag} number {place}") for place, text in enumerate(typed, 1)]
-    return Origin(setting, tuple(values), flag)
+    return SettingOrigin(setting, tuple(values), flag)
 
 
-def _of_variable(setting: Described, environment: Mapping[str, str]) -> Origin | None:
+def _of_variable(setting: Described, environment: Mapping[str, str]) -> SettingOrigin | None:
     variable = setting.variable
     text = environment.get(variable)
     # Kubernetes sets OCTAVO_PORT=tcp://10.0.0.1:8000 in every pod beside a service that is called octavo.
@@ -120,10 +120,10 @@ def _of_variable(setting: Described, environment: Mapping[str, str]) -> Origin |
     if not text and setting.about.read is None:
         raise ConfigError(f"{variable} is set, and empty; allowed: a value, or a variable that is not set")
     value = setting.parse(text, variable)
-    return Origin(setting, (value,) if setting.is_many else value, variable)
+    return SettingOrigin(setting, (value,) if setting.is_many else value, variable)
 
 
-def _of_file(setting: Described, beside: Beside) -> Origin | None:
+def _of_file(setting: Described, beside: Beside) -> SettingOrigin | None:
     if beside.config is None:
         return None
     table = beside.config.tables.get(beside.table, {})
@@ -140,5 +140,5 @@ def _of_file(setting: Described, beside: Beside) -> Origin | None:
             item if read is None else read(item, f"{source} number {place}")
             for place, item in enumerate(value, 1)
         ]
-        return Origin(setting, tuple(items), source)
-    return Origin(setting, value if read is None else read(str(value), source), source)
+        return SettingOrigin(setting, tuple(items), source)
+    return SettingOrigin(setting, value if read is None else read(str(value), source), source)

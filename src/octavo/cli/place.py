@@ -19,7 +19,7 @@ import typer
 from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.flags import parameters_of
 from octavo.cli.remote import URL_VARIABLE, is_typed
-from octavo.cli.remote_stream import Server
+from octavo.cli.remote_stream import RemoteServer
 from octavo.cli.server_answerer import ServerAnswerer
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
@@ -37,7 +37,7 @@ class Here:
     options: StartOptions
 
 
-Place = Here | Server
+Place = Here | RemoteServer
 
 
 def place_of(given: typer.Context, here: Here, url: str | None, api_key: str) -> Place:
@@ -50,7 +50,7 @@ def place_of(given: typer.Context, here: Here, url: str | None, api_key: str) ->
         )
     if url is not None and here.model is None:
         _refuse_engine_options(given, named_by, url)
-        return Server(url, api_key)
+        return RemoteServer(url, api_key)
     if is_typed(given, "api_key"):
         raise ConfigError("--api-key is given, and no server is asked; allowed: with --url, without a model")
     if url is not None:
@@ -61,7 +61,7 @@ def place_of(given: typer.Context, here: Here, url: str | None, api_key: str) ->
 @contextmanager
 def answering(place: Place, params: SamplerParams) -> Iterator[Answerer]:
     """What answers there. Raises OctavoError where an engine does not start, or a server does not answer."""
-    if isinstance(place, Server):
+    if isinstance(place, RemoteServer):
         yield ServerAnswerer(place, params)
         return
     with running_engine(place.model, place.options) as llm:

@@ -26,7 +26,7 @@ class KeyRefused(RequestFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RemoteServer:
     """A running server as the command line names it; `api_key` "": none."""
 
     url: str
@@ -43,7 +43,7 @@ class Wish:
     body: Mapping[str, object] | None = None  # None: it is a GET
 
 
-async def stream_of(server: Server, wish: Wish) -> AsyncGenerator[bytes, None]:
+async def stream_of(server: RemoteServer, wish: Wish) -> AsyncGenerator[bytes, None]:
     """The stream's bytes as they come. Raises RequestFailed with the server's words (KeyRefused where they
     are about the key, RequestTooLarge where about the context), or with what is wrong on the way to it."""
     import httpx2
@@ -72,7 +72,7 @@ async def stream_of(server: Server, wish: Wish) -> AsyncGenerator[bytes, None]:
         raise cannot_be_sent() from None
 
 
-def refusal_of(server: Server, wish: Wish, answer: httpx2.Response) -> OctavoError:
+def refusal_of(server: RemoteServer, wish: Wish, answer: httpx2.Response) -> OctavoError:
     """In the server's words, where it has some."""
     try:
         told = answer.json()
@@ -90,6 +90,6 @@ def error_told(told: Mapping[str, object]) -> OctavoError:
     return RequestTooLarge(words) if code in _TOO_LARGE else RequestFailed(words)
 
 
-def _something_else(server: Server, wish: Wish, answer: httpx2.Response) -> RequestFailed:
+def _something_else(server: RemoteServer, wish: Wish, answer: httpx2.Response) -> RequestFailed:
     asked = address_of(server.url, wish.path)
     return RequestFailed(f"{asked} answered {answer.status_code} without {wish.content}; is it Octavo?")

@@ -15,7 +15,7 @@ from typing import Final
 
 from octavo.cli.answerer import Piece
 from octavo.cli.remote import address_of, ask
-from octavo.cli.remote_stream import Server, Wish, error_told, stream_of
+from octavo.cli.remote_stream import RemoteServer, Wish, error_told, stream_of
 from octavo.errors import RequestFailed
 from octavo.params import SamplerParams
 from octavo.sse_reader import events
@@ -36,7 +36,7 @@ _STREAMED: Final[Mapping[str, object]] = {
 class ServerAnswerer:
     """A server's model answers."""
 
-    def __init__(self, server: Server, params: SamplerParams) -> None:
+    def __init__(self, server: RemoteServer, params: SamplerParams) -> None:
         """Asks what it serves. Raises RequestFailed, in its words where it has some."""
         self._server = server
         self._sampling = sampling_fields(params)
@@ -108,7 +108,7 @@ def sampling_fields(params: SamplerParams) -> JsonObject:
     return {name: value for name, value in given.items() if value not in (None, ())}
 
 
-def _object(data: bytes, server: Server) -> JsonObject:
+def _object(data: bytes, server: RemoteServer) -> JsonObject:
     """An event's JSON. Raises OctavoError: where it is none, and where it tells an error."""
     try:
         told = json.loads(data)

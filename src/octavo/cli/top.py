@@ -19,7 +19,7 @@ from typing import cast
 from rich.console import Console, Group
 from rich.live import Live
 
-from octavo.cli.remote_stream import KeyRefused, Server, Wish, stream_of
+from octavo.cli.remote_stream import KeyRefused, RemoteServer, Wish, stream_of
 from octavo.cli.tables import print_json
 from octavo.cli.terminal import is_screen
 from octavo.cli.top_rows import Status, ago, screen
@@ -185,6 +185,6 @@ def _run_of(reader: FrameReader) -> object:
 
 async def _stream(url: str, api_key: str) -> AsyncGenerator[bytes, None]:
     """The frames' bytes as they come; raises as `stream_of`."""
-    async with contextlib.aclosing(stream_of(Server(url, api_key), _FRAMES)) as stream:
+    async with contextlib.aclosing(stream_of(RemoteServer(url, api_key), _FRAMES)) as stream:
         async for data in stream:
             yield data

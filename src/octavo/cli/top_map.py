@@ -36,7 +36,7 @@ _UPPER = "▀"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StateStyle:
     """A state in words, as a letter and as a colour."""
 
     state: int
@@ -46,13 +46,13 @@ class Kind:
 
 
 KINDS = (
-    Kind(FREE, "free", ".", "#2b2b28"),
-    Kind(CACHED, "cached", "c", "#454541"),
-    Kind(SESSION, "session", "k", "#6a6a64"),
-    Kind(HELD, "held", "s", "#8f8f88"),
-    Kind(PINNED, "pinned", "p", "#b9b9b2"),
-    Kind(MOVING, "moving", "m", "#ecece7"),
-    Kind(SHARED, "shared", "S", "#5aa0ea"),
+    StateStyle(FREE, "free", ".", "#2b2b28"),
+    StateStyle(CACHED, "cached", "c", "#454541"),
+    StateStyle(SESSION, "session", "k", "#6a6a64"),
+    StateStyle(HELD, "held", "s", "#8f8f88"),
+    StateStyle(PINNED, "pinned", "p", "#b9b9b2"),
+    StateStyle(MOVING, "moving", "m", "#ecece7"),
+    StateStyle(SHARED, "shared", "S", "#5aa0ea"),
 )
 _COLOURS = {kind.state: kind.colour for kind in KINDS}
 _LETTERS = " " + "".join(kind.letter for kind in KINDS)  # by state
@@ -132,7 +132,7 @@ def draw_legend(states: NDArray[np.uint8], look: Look, tenant: str | None, below
     return flow(items, look.width)
 
 
-def _legend_of(kind: Kind, count: int, look: Look, tenant: str | None) -> Text:
+def _legend_of(kind: StateStyle, count: int, look: Look, tenant: str | None) -> Text:
     # To a tenant all is free that it does not hold; whether others do, it is not told.
     word = "not yours" if tenant is not None and kind.state == FREE else kind.word
     sign, style = ("■", kind.colour) if look.has_greys else (kind.letter, "")

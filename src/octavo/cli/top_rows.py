@@ -56,7 +56,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ChoiceRow:
     """One choice of a request, and what it needs of the others."""
 
     request: Row
@@ -152,13 +152,13 @@ def draw_requests(reader: FrameReader, speeds: Speeds, look: Look, limit: int | 
     return [Text(drawn.head, "bold"), *limited(blocks, left, len(choices) - len(first))][:limit]
 
 
-def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_Choice]:
+def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_ChoiceRow]:
     """Running ones first, then those that wait, as they stand in the queue."""
     requests = _requests(reader)
     last = len(requests)
     requests.sort(key=lambda row: (row.get("place", last), row["id"]))
     choices = [
-        _Choice(row, choice, i == 0, speeds.of((row["id"], choice["choice"])))
+        _ChoiceRow(row, choice, i == 0, speeds.of((row["id"], choice["choice"])))
         for row in requests
         for i, choice in enumerate(row["choices"])
     ]
@@ -166,7 +166,7 @@ def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_Choice]:
     yield from (choice for choice in choices if not choice.row["running"])
 
 
-def _columns(choices: Sequence[_Choice], look: Look) -> Iterator[Column]:
+def _columns(choices: Sequence[_ChoiceRow], look: Look) -> Iterator[Column]:
     """All that has something to say, in their order; the numbers say which goes first for lack of room."""
     rows = [choice.row for choice in choices]
     tenants = [clean(choice.request["tenant"]) for choice in choices]
@@ -194,14 +194,14 @@ def _columns(choices: Sequence[_Choice], look: Look) -> Iterator[Column]:
         yield count("preempted", "preemptions", 8)
 
 
-def _state(choice: _Choice) -> str:
+def _state(choice: _ChoiceRow) -> str:
     if choice.row["running"]:
         return "runs"
     place = choice.request.get("place") if choice.is_first else None
     return "waits" if place is None else f"waits #{place + 1:,}"
 
 
-def _notes(choice: _Choice) -> Iterator[str]:
+def _notes(choice: _ChoiceRow) -> Iterator[str]:
     if choice.row["why"]:
         yield clean(choice.row["why"])
     if "pin" in choice.request:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from octavo.conversations.record import Kind, Record
+from octavo.conversations.record import ConversationKind, Record
 from octavo.conversations.store import ConversationStore
 from octavo.conversations.turns import Turn, TurnRecorder
 from octavo.engine.core import Engine
@@ -39,7 +39,7 @@ def stored_session(record: Record, left_s: float) -> StoredSession:
         left_s,
         record.num_shared,
         record.num_suspended,
-        record.kind is Kind.RESPONSE,
+        record.kind is ConversationKind.RESPONSE,
     )
 
 

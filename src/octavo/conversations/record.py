@@ -21,7 +21,7 @@ LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0", "turn_ends DEFAULT x
 NUM_COLUMNS = 6 + len(LATER)
 
 
-class Kind(enum.StrEnum):
+class ConversationKind(enum.StrEnum):
     """What clients know a conversation as."""
 
     SESSION = "session"  # they name it in each turn, and delete it
@@ -50,9 +50,9 @@ class Record:
         return self.used + self.ttl_s
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ConversationKind:
         """A response is never without a document."""
-        return Kind.RESPONSE if self.document else Kind.SESSION
+        return ConversationKind.RESPONSE if self.document else ConversationKind.SESSION
 
 
 def to_row(record: Record) -> tuple[int | str | bytes, ...]:

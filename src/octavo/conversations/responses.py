@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.conversations.conversations import Conversations
-from octavo.conversations.record import Kind, Record
+from octavo.conversations.record import ConversationKind, Record
 from octavo.conversations.store import ConversationStore, NewResponse
 from octavo.conversations.turns import Turn
 from octavo.engine.outputs import StoredResponse
@@ -79,7 +79,9 @@ class Responses:
             _find_ended(self._store, tenant, previous_id)
             self._store.use(previous_id)
         self._make_room(tenant, response, previous_id or "")
-        source = None if previous_id is None else self._store.find(tenant, previous_id, Kind.RESPONSE)
+        source = (
+            None if previous_id is None else self._store.find(tenant, previous_id, ConversationKind.RESPONSE)
+        )
         is_fork = source is not None and bool(source.tokens)
         made = (
             self._store.fork(source, None, self._ttl_s, response)
@@ -103,7 +105,7 @@ class Responses:
     def drop(self, tenant: str, response_id: str) -> None:
         """Forget it, if it is there, and wait for nothing."""
         with contextlib.suppress(UnknownSession):
-            self._conversations.unmake(self._store.find(tenant, response_id, Kind.RESPONSE))
+            self._conversations.unmake(self._store.find(tenant, response_id, ConversationKind.RESPONSE))
 
     def attach(self, tenant: str, response_id: str, document: bytes) -> bool:
         """Its document is now this. False: it was deleted meanwhile. Others of the tenant give way; where
@@ -117,21 +119,21 @@ class Responses:
 
     def find(self, tenant: str, response_id: str) -> StoredResponse:
         """One of them."""
-        record = self._store.find(tenant, response_id, Kind.RESPONSE)
+        record = self._store.find(tenant, response_id, ConversationKind.RESPONSE)
         return StoredResponse(response_id, record.document)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns
         when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
         cancels no part of it that has begun."""
-        record = self._store.find(tenant, response_id, Kind.RESPONSE)
+        record = self._store.find(tenant, response_id, ConversationKind.RESPONSE)
         await self._conversations.delete(record, "response")
 
     async def turn(
         self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
         """The turn of the response that was created as the request's session. Raises as `Sessions.turn`."""
-        record = self._store.find(request.tenant, request.session, Kind.RESPONSE)
+        record = self._store.find(request.tenant, request.session, ConversationKind.RESPONSE)
         return await self._conversations.turn(record, request, messages, options)
 
 
@@ -160,7 +162,7 @@ class UnstoredTurns:
 def _find_ended(store: ConversationStore, tenant: str, response_id: str) -> Record:
     """The one that is to be gone on from. Raises UnknownSession, or SessionBusy while its turn runs."""
     try:
-        record = store.find(tenant, response_id, Kind.RESPONSE)
+        record = store.find(tenant, response_id, ConversationKind.RESPONSE)
     except UnknownSession as error:
         raise no_previous(error) from None
     if store.is_active(record):

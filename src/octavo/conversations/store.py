@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.conversations.file import SESSIONS_FILE, RecordFile, longest_ttl, open_file
-from octavo.conversations.record import TTL_S_MAX, Kind, Record
+from octavo.conversations.record import TTL_S_MAX, ConversationKind, Record
 from octavo.engine.steady_clock import SteadyClock
 from octavo.errors import (
     InvalidRequest,
@@ -118,14 +118,14 @@ class ConversationStore:
             record = replace(record, session_id=response.response_id, document=response.document)
         with self._lock:
             self._purge(record.created)
-            if record.kind is Kind.SESSION:
+            if record.kind is ConversationKind.SESSION:
                 self._check_room(record.tenant)
             self._records[record.session_id] = record
             self._put(record)
         return record
 
     def _check_room(self, tenant: str) -> None:
-        count = sum(r.tenant == tenant and r.kind is Kind.SESSION for r in self._records.values())
+        count = sum(r.tenant == tenant and r.kind is ConversationKind.SESSION for r in self._records.values())
         if count >= SESSIONS_MAX:
             raise SessionRefused(
                 f"there are {count:,} sessions; allowed: {SESSIONS_MAX:,}; delete some, or wait until they "
@@ -145,7 +145,11 @@ class ConversationStore:
             )
         ours = {response.response_id, spared}
         with self._lock:
-            held = [r for r in self._records.values() if r.tenant == tenant and r.kind is Kind.RESPONSE]
+            held = [
+                r
+                for r in self._records.values()
+                if r.tenant == tenant and r.kind is ConversationKind.RESPONSE
+            ]
             others = [r for r in held if r.session_id != response.response_id]
             count, size = len(others) + 1, len(response.document) + sum(len(r.document) for r in others)
             busy, gone = set(self._turns.values()) | ours, list[Record]()
@@ -175,7 +179,7 @@ class ConversationStore:
             self._put(record)
         return True
 
-    def find(self, tenant: str, session_id: str, kind: Kind = Kind.SESSION) -> Record:
+    def find(self, tenant: str, session_id: str, kind: ConversationKind = ConversationKind.SESSION) -> Record:
         """The tenant's conversation of that kind. Raises UnknownSession, also for one that has expired, is
         another's or of another kind."""
         with self._lock:
@@ -209,7 +213,9 @@ class ConversationStore:
 
     def all(self, tenant: str | None = None) -> list[Record]:
         """The tenant's sessions, or everybody's, oldest first; no responses."""
-        return [r for r in self.records() if tenant in (None, r.tenant) and r.kind is Kind.SESSION]
+        return [
+            r for r in self.records() if tenant in (None, r.tenant) and r.kind is ConversationKind.SESSION
+        ]
 
     def latest(self, tenant: str | None, limit: int) -> list[Record]:
         """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
@@ -350,8 +356,8 @@ def _graced(record: Record, now: float) -> Record:
     return replace(record, used=min(least, now))
 
 
-def _unknown(session_id: str, kind: Kind) -> UnknownSession:
-    if kind is Kind.SESSION:
+def _unknown(session_id: str, kind: ConversationKind) -> UnknownSession:
+    if kind is ConversationKind.SESSION:
         text = f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted"
         return UnknownSession(text, param="session")
     return UnknownSession(

@@ -29,7 +29,7 @@ from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
 from octavo.device.packing import pack, unpack
-from octavo.device.recording import RECORDED, Node, Recorder
+from octavo.device.recording import RECORDED, Node, NodeRecorder
 from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import DeviceStep, StepShape
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
@@ -214,6 +214,6 @@ def _padded(count: int) -> int:
 
 def record(model: Model, pool: DevicePool) -> Program:
     """The decoder's launches for any step of the model."""
-    recorder = Recorder()
+    recorder = NodeRecorder()
     result: Node = hidden_states(recorder, model, pool, RECORDED)
     return lower(recorder.nodes, result, pool)

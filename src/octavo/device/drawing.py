@@ -57,7 +57,7 @@ class _Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _DrawnPart:
     """Draws of one kind, on their way to the host."""
 
     draws: Sequence[_Draw]
@@ -69,7 +69,7 @@ class _Part:
 class Drawn:
     """What was drawn in a step."""
 
-    parts: Sequence[_Part]
+    parts: Sequence[_DrawnPart]
     event: torch.cuda.Event | None
     stop_ids: frozenset[int]
 
@@ -167,7 +167,7 @@ class Drawing:
         entry = self._rows[row]
         return is_drawn_on_device(entry.params, entry.guide is not None)
 
-    def _begin(self, draws: Sequence[_Draw], hidden: Tensor) -> _Part:
+    def _begin(self, draws: Sequence[_Draw], hidden: Tensor) -> _DrawnPart:
         places = [one.first + i for one in draws for i in range(one.count)]
         rows = [one.row for one in draws for _ in range(one.count)]
         positions = [one.position + i for one in draws for i in range(one.count)]
@@ -197,7 +197,7 @@ class Drawing:
         if told is not None:
             own, ids, values = map(_to_host, told)
             told = own, ids, values
-        return _Part(draws, _to_host(tokens), told)
+        return _DrawnPart(draws, _to_host(tokens), told)
 
 
 def _to_device(columns: list[list[int]], device: torch.device) -> Tensor:
@@ -215,7 +215,7 @@ def _to_host(x: Tensor) -> Tensor:
     return host
 
 
-def _sampled(part: _Part) -> list[SampledToken]:
+def _sampled(part: _DrawnPart) -> list[SampledToken]:
     """The part's tokens, each with the logprobs that its request asked for."""
     tokens: list[int] = part.tokens.tolist()
     if part.logprobs is None:

@@ -38,7 +38,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Softmax:
+class _RunningSoftmax:
     """A softmax not yet divided, float64: largest score and total (G, n, H), out (G, n, H, D)."""
 
     largest: Tensor
@@ -100,7 +100,9 @@ def attend(
     return out
 
 
-def _attend_group(pool: DevicePool, layer: int, q: Tensor, group: Group, spec: AttentionSpec) -> _Softmax:
+def _attend_group(
+    pool: DevicePool, layer: int, q: Tensor, group: Group, spec: AttentionSpec
+) -> _RunningSoftmax:
     """q (G, n, H, D) over partitions in ascending order."""
     count, length, num_heads, size = q.shape
     kv_heads = pool.shape.num_kv_heads
@@ -127,7 +129,7 @@ def _attend_group(pool: DevicePool, layer: int, q: Tensor, group: Group, spec: A
     one = _nothing(count, length, num_heads, size, q.device)  # of one score, whose value is zero
     sinks = _tensor(spec.sinks).to(torch.float64).expand_as(one.largest)
     everywhere = torch.ones((count, length, 1), dtype=torch.bool, device=q.device)
-    return _merged(walk, _Softmax(sinks, torch.ones_like(one.total), one.out), everywhere)
+    return _merged(walk, _RunningSoftmax(sinks, torch.ones_like(one.total), one.out), everywhere)
 
 
 def _read(
@@ -170,7 +172,7 @@ def _adjusted(scores: Tensor, distance: Tensor, spec: AttentionSpec) -> Tensor:
     return scores
 
 
-def _partition(scores: Tensor, values: Codes, length: int) -> _Softmax:
+def _partition(scores: Tensor, values: Codes, length: int) -> _RunningSoftmax:
     """The softmax of scores (G, n, H, P) over one partition, with values (G, K, P, D)."""
     kv_heads = values.codes.shape[1]
     largest = scores.amax(dim=-1)
@@ -180,26 +182,26 @@ def _partition(scores: Tensor, values: Codes, length: int) -> _Softmax:
     packed = weights.unflatten(2, (kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
     packed = packed * values.scales.mT  # each position's scale goes into its weight
     columns = Codes(values.codes.mT, torch.ones_like(values.codes[..., :1, :].mT))
-    return _Softmax(largest, total, _by_row(multiply(sliced(packed), columns), length))
+    return _RunningSoftmax(largest, total, _by_row(multiply(sliced(packed), columns), length))
 
 
-def _merged(walk: _Softmax, part: _Softmax, seen: Tensor) -> _Softmax:
+def _merged(walk: _RunningSoftmax, part: _RunningSoftmax, seen: Tensor) -> _RunningSoftmax:
     """Both; a row that sees nothing of the part stays as it is, to the bit."""
     largest = torch.maximum(walk.largest, part.largest)
     old, new = exp(walk.largest - largest), exp(part.largest - largest)
     out = walk.out * old[..., None] + part.out * new[..., None]
-    return _Softmax(
+    return _RunningSoftmax(
         torch.where(seen, largest, walk.largest),
         torch.where(seen, walk.total * old + part.total * new, walk.total),
         torch.where(seen[..., None], out, walk.out),
     )
 
 
-def _nothing(count: int, length: int, num_heads: int, size: int, device: torch.device) -> _Softmax:
+def _nothing(count: int, length: int, num_heads: int, size: int, device: torch.device) -> _RunningSoftmax:
     shape = (count, length, num_heads)
     zeros = torch.zeros(shape, dtype=torch.float64, device=device)
     out = torch.zeros((*shape, size), dtype=torch.float64, device=device)
-    return _Softmax(torch.full_like(zeros, -torch.inf), zeros, out)
+    return _RunningSoftmax(torch.full_like(zeros, -torch.inf), zeros, out)
 
 
 def _by_row(x: Tensor, length: int) -> Tensor:

@@ -17,14 +17,14 @@ from octavo.kernels.contract import Expert, Routing
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ExpertChoices:
     """Of each row: its experts, ascending int64, and how much each counts, float64; (T, top_k) both."""
 
     experts: Tensor
     weights: Tensor
 
 
-def route(logits: Tensor, routing: Routing) -> Choices:
+def route(logits: Tensor, routing: Routing) -> ExpertChoices:
     """(T, X) -> the choices of each row; where a logit is NaN the first experts, and weights that are NaN."""
     lost = torch.isnan(logits).any(dim=1, keepdim=True)
     sound = torch.where(lost, 0.0, logits).to(torch.float64)
@@ -39,12 +39,12 @@ def route(logits: Tensor, routing: Routing) -> Choices:
     weights = scores[routing.scoring]()
     if routing.normalised:
         weights = weights / sum_in_order(weights)
-    return Choices(experts, torch.where(lost, torch.nan, weights))
+    return ExpertChoices(experts, torch.where(lost, torch.nan, weights))
 
 
 def mix(
     x: Tensor,
-    choices: Choices,
+    choices: ExpertChoices,
     experts: Sequence[Expert],
     weighs_input: bool,
     apply: Callable[[Expert, Tensor], Tensor],

@@ -1,6 +1,6 @@
 """The decoder's ops written down instead of done, as nodes that name what they read.
 
-    hidden_states(Recorder(), model, pool, RECORDED)  -->  nodes in order  -->  lowering.py  -->  launches
+    hidden_states(NodeRecorder(), model, pool, RECORDED)  -->  nodes in order  -->  lowering.py  -->  launches
 
 A node stands for its result. It knows no tensor but weights, so one record serves every step.
 """
@@ -138,7 +138,7 @@ class Capped(Node):
     cap: float
 
 
-class Recorder:
+class NodeRecorder:
     """`StepOps` over nodes; `nodes` are all of them, in order."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ REPLY_BYTES_MAX = 256 << 20  # a glimpse of the largest pool
 
 AnyCommand = (
     port.Submit
-    | port.Fit
+    | port.FitRequest
     | port.StopTurn
     | port.Cancel
     | port.SetTenants

@@ -54,7 +54,7 @@ class Submit(Command[int], frozen=True, tag=True):
     fallback: str = ""
 
 
-class Fit(View[Request], frozen=True, tag=True):
+class FitRequest(View[Request], frozen=True, tag=True):
     """The request as `Submit` would queue it now, with its max_tokens; raises as it would, but for what waits
     and what runs."""
 
@@ -264,7 +264,7 @@ class Port:
         match cast(object, command):
             case Submit(request, pin, fallback):
                 return self._submit(request, pin, fallback, now)
-            case Fit(request):
+            case FitRequest(request):
                 return s.fitted(request)
             case StopTurn(session_id, request_id, num_tokens):
                 s.session_holds.stop_turn(session_id, request_id, num_tokens)
@@ -430,7 +430,7 @@ def request_of(command: Command[ReplyT]) -> Request | None:
 def names_tenant(command: Command[ReplyT]) -> bool:
     """Whether it is a tenant's, or of tenants."""
     match cast(object, command):
-        case Submit(request) | Fit(request):
+        case Submit(request) | FitRequest(request):
             return bool(request.tenant)
         case SetTenants(policies):
             return any(policy.name != SHARED for policy in policies)

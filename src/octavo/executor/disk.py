@@ -46,7 +46,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.executor.disk_folder import bytes_free
-from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, Row
+from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, IndexRow
 from octavo.files import Files, Whereabouts
 from octavo.units import format_bytes
 
@@ -349,10 +349,10 @@ class DiskStore:
         assert record is not None
         return record[:NAME_BYTES]
 
-    def _row(self, slot: int) -> Row:
+    def _row(self, slot: int) -> IndexRow:
         record = self._records[slot]
         assert record is not None
-        return Row(slot, record[:NAME_BYTES], record[NAME_BYTES:], self._used[slot])
+        return IndexRow(slot, record[:NAME_BYTES], record[NAME_BYTES:], self._used[slot])
 
     def _touch(self, slot: int) -> None:
         self._last_use = max(self._last_use + 1, int(self._clock() * 1e6))  # also where the clock went back

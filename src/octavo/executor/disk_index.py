@@ -42,7 +42,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IndexRow:
     """One stored block."""
 
     slot: int
@@ -56,7 +56,7 @@ class DiskIndex:
 
     def __init__(self, database: sqlite3.Connection, opened_afresh: str) -> None:
         self.opened_afresh = opened_afresh
-        self.rows: list[Row] = []
+        self.rows: list[IndexRow] = []
         self.unsound: list[int] = []  # slots whose rows make no sense
         self._database = database
 
@@ -83,7 +83,12 @@ class DiskIndex:
         return index
 
     def change(
-        self, removed: Iterable[int], added: Iterable[Row], used: Iterable[tuple[int, int]], *, durable: bool
+        self,
+        removed: Iterable[int],
+        added: Iterable[IndexRow],
+        used: Iterable[tuple[int, int]],
+        *,
+        durable: bool,
     ) -> None:
         """One transaction: rows away, rows in, and (use, slot) for rows that stay. Raises sqlite3.Error, and
         then it is undone, except that a `durable` one may still be found after a crash.
@@ -164,6 +169,6 @@ def _load(index: DiskIndex, database: sqlite3.Connection) -> None:
         is_digest = isinstance(digest, bytes) and len(digest) == DIGEST_BYTES
         is_use = isinstance(used, int) and 0 <= used < _USED_MAX
         if is_name and is_digest and is_use and slot >= 0:
-            index.rows.append(Row(slot, name, digest, used))
+            index.rows.append(IndexRow(slot, name, digest, used))
         else:
             index.unsound.append(slot)

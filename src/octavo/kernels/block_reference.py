@@ -24,7 +24,7 @@ _TWO_BITS, _EVERY_BIT = (0, 2, 4, 6), tuple(range(8))
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BlockParts:
     """Codes (P, outputs, size) with the kind's zero taken off, scales and minima (P, outputs); float32."""
 
     codes: Floats
@@ -32,53 +32,53 @@ class Parts:
     minima: Floats | None = None
 
 
-def parts_of(blocks: Bytes, kind: str) -> Parts:
+def parts_of(blocks: Bytes, kind: str) -> BlockParts:
     """Raises KeyError for a kind without codes."""
     return _READERS[kind](blocks)
 
 
-def _q8_0(blocks: Bytes) -> Parts:
-    return Parts(_signed(blocks[..., 2:]), _halves(blocks[..., :2]))
+def _q8_0(blocks: Bytes) -> BlockParts:
+    return BlockParts(_signed(blocks[..., 2:]), _halves(blocks[..., :2]))
 
 
-def _q4_0(blocks: Bytes) -> Parts:
-    return Parts(_floats(_pairs(blocks[..., 2:])) - np.float32(8), _halves(blocks[..., :2]))
+def _q4_0(blocks: Bytes) -> BlockParts:
+    return BlockParts(_floats(_pairs(blocks[..., 2:])) - np.float32(8), _halves(blocks[..., :2]))
 
 
-def _q4_1(blocks: Bytes) -> Parts:
-    return Parts(_floats(_pairs(blocks[..., 4:])), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]))
+def _q4_1(blocks: Bytes) -> BlockParts:
+    return BlockParts(_floats(_pairs(blocks[..., 4:])), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]))
 
 
-def _q5_0(blocks: Bytes) -> Parts:
+def _q5_0(blocks: Bytes) -> BlockParts:
     codes = _pairs(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    return Parts(_floats(codes) - np.float32(16), _halves(blocks[..., :2]))
+    return BlockParts(_floats(codes) - np.float32(16), _halves(blocks[..., :2]))
 
 
-def _q5_1(blocks: Bytes) -> Parts:
+def _q5_1(blocks: Bytes) -> BlockParts:
     codes = _pairs(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
-    return Parts(_floats(codes), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]))
+    return BlockParts(_floats(codes), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]))
 
 
-def _iq4_nl(blocks: Bytes) -> Parts:
-    return Parts(_IQ4_VALUES[_pairs(blocks[..., 2:])], _halves(blocks[..., :2]))
+def _iq4_nl(blocks: Bytes) -> BlockParts:
+    return BlockParts(_IQ4_VALUES[_pairs(blocks[..., 2:])], _halves(blocks[..., :2]))
 
 
-def _mxfp4(blocks: Bytes) -> Parts:
+def _mxfp4(blocks: Bytes) -> BlockParts:
     exponents = blocks[..., 0].astype(np.int32) - 128  # the values are doubled
-    return Parts(_MXFP4_VALUES[_pairs(blocks[..., 1:])], np.ldexp(np.float32(1), exponents))
+    return BlockParts(_MXFP4_VALUES[_pairs(blocks[..., 1:])], np.ldexp(np.float32(1), exponents))
 
 
-def _q2_k(blocks: Bytes) -> Parts:
+def _q2_k(blocks: Bytes) -> BlockParts:
     scales = blocks[..., :16]
     d, minus_dmin = _halves(blocks[..., 80:82]), -_halves(blocks[..., 82:84])
-    return Parts(
+    return BlockParts(
         _by_part(_floats(_spread(blocks[..., 16:80], _TWO_BITS) & 3), 16),
         _by_part(d[..., None] * _floats(scales & 15)),
         _by_part(minus_dmin[..., None] * _floats(scales >> 4)),
     )
 
 
-def _q3_k(blocks: Bytes) -> Parts:
+def _q3_k(blocks: Bytes) -> BlockParts:
     third = _spread(blocks[..., :32], _EVERY_BIT) & 1
     codes = _spread(blocks[..., 32:96], _TWO_BITS) & 3 | third << 2
     low, high = blocks[..., 96:104], blocks[..., 104:108]
@@ -86,22 +86,22 @@ def _q3_k(blocks: Bytes) -> Parts:
     high = np.concatenate([high >> shift & 3 for shift in _TWO_BITS], axis=-1)
     scales = _floats(low | high << 4) - np.float32(32)
     d = _halves(blocks[..., 108:])
-    return Parts(_by_part(_floats(codes) - np.float32(4), 16), _by_part(d[..., None] * scales))
+    return BlockParts(_by_part(_floats(codes) - np.float32(4), 16), _by_part(d[..., None] * scales))
 
 
-def _q4_k(blocks: Bytes) -> Parts:
+def _q4_k(blocks: Bytes) -> BlockParts:
     scales, minima = _six_bits(blocks)
-    return Parts(_by_part(_floats(_spread(blocks[..., 16:], (0, 4)) & 15), 32), scales, minima)
+    return BlockParts(_by_part(_floats(_spread(blocks[..., 16:], (0, 4)) & 15), 32), scales, minima)
 
 
-def _q5_k(blocks: Bytes) -> Parts:
+def _q5_k(blocks: Bytes) -> BlockParts:
     scales, minima = _six_bits(blocks)
     fifth = _spread(blocks[..., 16:48], _EVERY_BIT) & 1
     codes = _spread(blocks[..., 48:], (0, 4)) & 15 | fifth << 4
-    return Parts(_by_part(_floats(codes), 32), scales, minima)
+    return BlockParts(_by_part(_floats(codes), 32), scales, minima)
 
 
-def _q6_k(blocks: Bytes) -> Parts:
+def _q6_k(blocks: Bytes) -> BlockParts:
     leading = blocks.shape[:2]
     low = blocks[..., :128].reshape(*leading, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*leading, -1)
@@ -109,20 +109,20 @@ def _q6_k(blocks: Bytes) -> Parts:
     codes = _floats(low | high << 4) - np.float32(32)
     weighted = codes * np.repeat(_signed(blocks[..., 192:208]), 16, axis=-1)
     d = np.repeat(_halves(blocks[..., 208:])[..., None], _GROUPS, axis=-1)
-    return Parts(_by_part(weighted, 32), _by_part(d))
+    return BlockParts(_by_part(weighted, 32), _by_part(d))
 
 
-def _iq4_xs(blocks: Bytes) -> Parts:
+def _iq4_xs(blocks: Bytes) -> BlockParts:
     leading = blocks.shape[:2]
     high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> (2 * np.arange(_GROUPS)) & 3
     low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1).reshape(*leading, _GROUPS)
     scales = (low | high << 4).astype(np.float32) - np.float32(32)
     codes = _pairs(blocks[..., 8:].reshape(*leading, _GROUPS, 16)).reshape(*leading, -1)
     d = _halves(blocks[..., :2])
-    return Parts(_by_part(_IQ4_VALUES[codes], 32), _by_part(d[..., None] * scales))
+    return BlockParts(_by_part(_IQ4_VALUES[codes], 32), _by_part(d[..., None] * scales))
 
 
-_READERS: Mapping[str, Callable[[Bytes], Parts]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Bytes], BlockParts]] = MappingProxyType(
     {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "IQ4_NL": _iq4_nl}
     | {"MXFP4": _mxfp4, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
     | {"IQ4_XS": _iq4_xs}

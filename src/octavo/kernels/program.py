@@ -44,7 +44,7 @@ class Slot:
     number: int
 
 
-class Recorder:
+class OpRecorder:
     """The ops of a step, written down instead of done. Holds on to every array that the program will read."""
 
     def __init__(self, pool: KvPool | None) -> None:
@@ -160,7 +160,7 @@ class StepProgram:
     """A recorded step. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: StepBody, pool: KvPool) -> None:
-        recorder = Recorder(pool)
+        recorder = OpRecorder(pool)
         recorder.program.finish(body(recorder, recorder.batch).number)
         self._program, self._kept, self._num_blocks = recorder.program, recorder.kept, pool.num_blocks
 
@@ -182,7 +182,7 @@ class RowsProgram:
     """A recorded function of rows. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: RowsBody, width: int) -> None:
-        recorder = Recorder(None)
+        recorder = OpRecorder(None)
         recorder.program.finish(body(recorder, recorder.given_rows(width)).number)
         self._program, self._kept = recorder.program, recorder.kept
 

@@ -42,7 +42,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class CheckedVocabulary:
     """The tokenizer in words, the files' template for chats, and what is guessed ("": nothing)."""
 
     name: str
@@ -59,7 +59,7 @@ class Checked:
     stored: Mapping[str, int]  # bytes of tensors by the files' kinds, the most first
     opened: OpenedFiles | None
     measured: MeasuredModel | None
-    vocabulary: Vocabulary | None
+    vocabulary: CheckedVocabulary | None
 
 
 def check_model(path: ModelPath, weights: str, context_length: int | None = None) -> Checked:
@@ -138,10 +138,10 @@ def _measure(
 
 def _vocabulary_of(
     path: ModelPath, source: _Source | None, description: Description | None
-) -> Vocabulary | None:
+) -> CheckedVocabulary | None:
     if path.kind != "gguf":
         tokenizer = Tokenizer.from_folder(path.path)
-        return Vocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template)
+        return CheckedVocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template)
     if not isinstance(source, GgufFile):
         return None
     fields = Fields(str(path.path), source.metadata)
@@ -152,7 +152,7 @@ def _vocabulary_of(
     if templates.default is not None:
         with_tools = None if templates.with_tools is None else ChatTemplate(templates.with_tools)
         template = ChatTemplate(templates.default, with_tools=with_tools)
-    return Vocabulary(facts.name, facts.size, template, facts.doubt)
+    return CheckedVocabulary(facts.name, facts.size, template, facts.doubt)
 
 
 def _files(source: _Source) -> GgufFile | SafetensorsFiles:

@@ -25,7 +25,7 @@ _PARTS = ("gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _MixtureSizes:
     """X experts, each (inner, hidden) twice and (hidden, inner)."""
 
     experts: int
@@ -41,7 +41,7 @@ def read_mixture(reader: Reader, layer: int) -> Mixture:
     """The router and all experts. Raises BadModelFile: a tensor is missing, or of another shape."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     assert facts is not None, "the row has a mixture"
-    sizes = _Sizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
+    sizes = _MixtureSizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
     router = reader.linear("router", layer, (spec.num_experts, spec.hidden_size), table=True)
     if reader.is_gguf:
         return Mixture(router, tuple(_stacked_by_part(reader, facts, sizes, layer)))
@@ -50,7 +50,7 @@ def read_mixture(reader: Reader, layer: int) -> Mixture:
     return Mixture(router, tuple(_stacked_in_two(reader, facts, sizes, layer)))
 
 
-def _apart(reader: Reader, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+def _apart(reader: Reader, sizes: _MixtureSizes, layer: int) -> Iterator[Expert]:
     for expert in range(sizes.experts):
         parts = {}
         for part in _PARTS:
@@ -61,7 +61,9 @@ def _apart(reader: Reader, sizes: _Sizes, layer: int) -> Iterator[Expert]:
         yield Expert(**parts)
 
 
-def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+def _stacked_by_part(
+    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
+) -> Iterator[Expert]:
     linears: dict[str, list[Linear]] = {}
     for part in _PARTS:
         name, shape = reader.name(f"experts_{part}", layer), sizes.shape(part)
@@ -76,7 +78,9 @@ def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: 
         yield Expert(gate, up, down)
 
 
-def _stacked_in_two(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+def _stacked_in_two(
+    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
+) -> Iterator[Expert]:
     """Gates and ups in one tensor: one above the other, or in turns."""
     order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
     pairs: list[tuple[Linear, Linear]] = []
@@ -103,7 +107,9 @@ class _Part:
     bias: Floats | None
 
 
-def _parts_of(reader: Reader, facts: MixtureFacts, sizes: _Sizes, role: str, layer: int) -> Iterator[_Part]:
+def _parts_of(
+    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, role: str, layer: int
+) -> Iterator[_Part]:
     """Expert after expert. Floats lie (X, inputs, outputs) and are turned; codes (X, outputs, inputs)."""
     name = reader.name(role, layer)
     outputs, inputs = (

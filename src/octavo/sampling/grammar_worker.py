@@ -182,7 +182,7 @@ def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str,
         with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
-        trial = _Trial(vocabulary, settings)
+        trial = _GrammarTrial(vocabulary, settings)
         request = read_frame(link.fileno())
         if request:  # else the parent has ended
             write_frame(link.fileno(), json.dumps(trial.run(json.loads(request))).encode())
@@ -190,7 +190,7 @@ def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str,
         os._exit(0)
 
 
-class _Trial:
+class _GrammarTrial:
     """A thread with a small stack, which has touched the memory that a trial needs before there is one."""
 
     def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.tenants import Tenants
+from octavo.scheduler.tenants import TenantBounds
 from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
 from octavo.step.config import SchedulerConfig
@@ -115,7 +115,7 @@ class Scheduler:
         kept = (context, self.pins, self.session_table, self.namer, self.room, self.warm_pins)
         self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
         self.session_holds = SessionHolds(*kept, tier, self.timers)
-        self.tenants = Tenants(context, self.pins, live, self.room, self.reclaimer)
+        self.tenants = TenantBounds(context, self.pins, live, self.room, self.reclaimer)
         self.idle_memory = IdleMemory(context)
         self.resizer = PoolResizer(context, live, self.room, self.reclaimer, self.idle_memory)
         # What plans, and what takes the result.

@@ -16,7 +16,7 @@ from octavo.scheduler.reclaimer import Reclaimer
 from octavo.step.context import Context
 
 
-class Tenants:
+class TenantBounds:
     """Who is one, and within which bounds."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Tenants:
         self._live.service.reweigh()
         self._reclaimer.keep_to_bounds(policies)
 
-    def continue_from(self, old: Tenants) -> None:
+    def continue_from(self, old: TenantBounds) -> None:
         """The same tenants over a new ledger."""
         self.set_policies(old.named())
         self.gone = old.gone

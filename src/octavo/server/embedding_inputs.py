@@ -20,7 +20,7 @@ _FORMS = "a string, a list of strings, token ids, or a list of lists of them"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """How longer inputs are shortened: `keep` tokens stay, of the beginning or, with `from_left`, the end."""
 
     keep: int
@@ -36,7 +36,7 @@ async def read_inputs(
     model: EngineClient,
     *,
     tenant: str,
-    cut: Cut | None = None,
+    cut: Truncation | None = None,
     add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
     """The token ids of each input, at least one. Raises InvalidRequest, RequestTooLarge and QueueFull."""
@@ -55,7 +55,7 @@ async def read_inputs(
     return found
 
 
-def check_inputs(raw: object, model: ModelBounds, cut: Cut | None) -> None:
+def check_inputs(raw: object, model: ModelBounds, cut: Truncation | None) -> None:
     """Raise InvalidRequest for inputs that cannot be encoded, whatever their texts are."""
     inputs = _checked(raw)
     for index, item in enumerate(inputs):
@@ -88,7 +88,7 @@ def _listed(raw: object) -> list[object]:
     return raw
 
 
-def _ids(given: object, where: str, model: ModelBounds, cut: Cut | None) -> tuple[int, ...]:
+def _ids(given: object, where: str, model: ModelBounds, cut: Truncation | None) -> tuple[int, ...]:
     assert isinstance(given, list)
     tokens = given if cut is None else cut.of(given)
     if len(tokens) > model.context_length:

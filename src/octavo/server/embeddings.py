@@ -21,7 +21,7 @@ from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.reading import named
-from octavo.server.embedding_inputs import INPUTS_MAX, Cut, check_inputs, read_inputs
+from octavo.server.embedding_inputs import INPUTS_MAX, Truncation, check_inputs, read_inputs
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.generation import ClientGone, Edge, until_disconnect
@@ -71,7 +71,7 @@ class EmbeddingsBody(TermsBody):
         """Whether vectors are bytes in base64. Raises InvalidRequest."""
         return _one_of("encoding_format", self.encoding_format, _FORMATS) == "base64"
 
-    def cut(self, context_length: int) -> Cut | None:
+    def cut(self, context_length: int) -> Truncation | None:
         """How longer inputs are shortened. Raises InvalidRequest."""
         from_left = _one_of("truncation_side", self.truncation_side, _SIDES) == "left"
         keep = self.truncate_prompt_tokens
@@ -81,7 +81,7 @@ class EmbeddingsBody(TermsBody):
         require_range(
             "truncate_prompt_tokens", context_length if keep == -1 else keep, 1, context_length, hint=hint
         )
-        return Cut(context_length if keep == -1 else keep, from_left)
+        return Truncation(context_length if keep == -1 else keep, from_left)
 
     @property
     def embedding_options(self) -> EmbeddingOptions:

@@ -21,7 +21,7 @@ What `serve` calls in each step sees the scheduler itself: its queues, its ledge
     >>> def look(scheduler, to_come):
     ...     waiting.append(len(scheduler.live.waiting))
     >>> serve(requests_of(trace, seed=0), pool, look)
-    Served(steps=420, preemptions=4)
+    ServedTrace(steps=420, preemptions=4)
     >>> max(waiting)
     9
 
@@ -30,9 +30,9 @@ oracle's (`OracleExecutor`): each slot holds what it should mean, so a wrong blo
 same trace and seed give the same figures on every machine. `octavo bench memory` prints such figures.
 """
 
-from octavo.sim.driver import Look, Pool, Served, replay_paged, requests_of, serve
+from octavo.sim.driver import Look, Pool, ServedTrace, replay_paged, requests_of, serve
 from octavo.sim.oracle import OracleExecutor
-from octavo.sim.policies import Job, Policy, Replayed, replay_reserved, reservation_policies
+from octavo.sim.policies import Job, Policy, ReplayedTrace, replay_reserved, reservation_policies
 
 __all__ = [
     "Job",
@@ -40,8 +40,8 @@ __all__ = [
     "OracleExecutor",
     "Policy",
     "Pool",
-    "Replayed",
-    "Served",
+    "ReplayedTrace",
+    "ServedTrace",
     "replay_paged",
     "replay_reserved",
     "requests_of",

@@ -24,7 +24,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class Extent:
     """Slots [start, start + size)."""
 
     start: int
@@ -47,10 +47,10 @@ class Allocator(Protocol):
     def largest_hole(self) -> int:
         """The size of the largest piece that `take` could give."""
 
-    def take(self, size: int) -> Piece | None:
+    def take(self, size: int) -> Extent | None:
         """A piece of at least `size` slots, or None, which changes nothing."""
 
-    def give(self, piece: Piece) -> None:
+    def give(self, piece: Extent) -> None:
         """Give back a piece that was taken."""
 
 
@@ -59,7 +59,7 @@ class FirstFit:
 
     def __init__(self, num_slots: int) -> None:
         assert num_slots >= 1
-        self._holes = [Piece(0, num_slots)]  # ascending, never touching
+        self._holes = [Extent(0, num_slots)]  # ascending, never touching
 
     @property
     def num_free(self) -> int:
@@ -71,17 +71,17 @@ class FirstFit:
         """Slots of the largest hole; 0 when there is none."""
         return max((hole.size for hole in self._holes), default=0)
 
-    def take(self, size: int) -> Piece | None:
+    def take(self, size: int) -> Extent | None:
         """Exactly `size` slots from the start of the first hole that has them."""
         assert size >= 1
         for index, hole in enumerate(self._holes):
             if hole.size >= size:
-                rest = Piece(hole.start + size, hole.size - size)
+                rest = Extent(hole.start + size, hole.size - size)
                 self._holes[index : index + 1] = [rest] if rest.size else []
-                return Piece(hole.start, size)
+                return Extent(hole.start, size)
         return None
 
-    def give(self, piece: Piece) -> None:
+    def give(self, piece: Extent) -> None:
         """The piece becomes a hole, one with the holes that it touches."""
         index = bisect.bisect(self._holes, piece)
         start, stop = piece.start, piece.stop
@@ -92,7 +92,7 @@ class FirstFit:
         if last < len(self._holes) and self._holes[last].start == stop:
             stop = self._holes[last].stop
             last += 1
-        self._holes[first:last] = [Piece(start, stop - start)]
+        self._holes[first:last] = [Extent(start, stop - start)]
 
 
 class BuddyAllocator:
@@ -114,7 +114,7 @@ class BuddyAllocator:
         """Slots of the largest free piece; 0 when there is none."""
         return max((1 << order for order, starts in enumerate(self.free) if starts), default=0)
 
-    def take(self, size: int) -> Piece | None:
+    def take(self, size: int) -> Extent | None:
         """`size` rounded up to a power of two, from the smallest free piece that has it, lowest first."""
         assert size >= 1
         wanted = rounded(size).bit_length() - 1
@@ -127,9 +127,9 @@ class BuddyAllocator:
             order -= 1
             self.free[order].add(start + (1 << order))
         self.num_free -= 1 << wanted
-        return Piece(start, 1 << wanted)
+        return Extent(start, 1 << wanted)
 
-    def give(self, piece: Piece) -> None:
+    def give(self, piece: Extent) -> None:
         """Free the piece, and join it with its buddy for as long as that is free and whole too."""
         order, start = piece.size.bit_length() - 1, piece.start
         self.num_free += piece.size

@@ -22,7 +22,7 @@ from octavo.memory.names import root_name
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
-from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
+from octavo.sim.policies import Job, Moment, ReplayedTrace, Slots, Window, replayed
 from octavo.step.config import SchedulerConfig
 from octavo.types import Request
 
@@ -47,7 +47,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTrace:
     """What it took to serve a trace to its end."""
 
     steps: int
@@ -71,7 +71,7 @@ def requests_of(jobs: Sequence[Job], seed: int, n: int = 1) -> list[Request]:
     ]
 
 
-def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> Replayed:
+def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> ReplayedTrace:
     """Serve the trace as the policies of policies.py do, from blocks: what Octavo makes of the memory."""
     window: Window[Moment] = Window()
 
@@ -96,7 +96,7 @@ def slots_of(scheduler: Scheduler) -> Slots:
     return Slots(stored, coming - stored, held - coming, memory.num_unheld * memory.block_size)
 
 
-def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
+def serve(requests: Sequence[Request], pool: Pool, look: Look) -> ServedTrace:
     """Serve requests, given by arrival, to their end; `look` sees every step. Raises RequestTooLarge."""
     rows = sum(request.n for request in requests)
     config = SchedulerConfig(
@@ -118,7 +118,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
         _step(scheduler, executor, now, lambda: look(scheduler, len(to_come)))
         steps += 1
         now += pool.step_s
-    return Served(steps, scheduler.live.num_preemptions)
+    return ServedTrace(steps, scheduler.live.num_preemptions)
 
 
 def _step(scheduler: Scheduler, executor: OracleExecutor, now: float, look: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from octavo.scheduler.admit import BYPASS_MAX, SCAN_MAX
-from octavo.sim.contiguous import Allocator, BuddyAllocator, FirstFit, Piece, rounded
+from octavo.sim.contiguous import Allocator, BuddyAllocator, Extent, FirstFit, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedTrace:
     """What a policy made of a trace. The four shares add up to 1."""
 
     policy: str
@@ -118,12 +118,12 @@ class Moment:
         return tuple(part / sum(parts) for part in parts)
 
 
-def replayed(policy: str, moments: Sequence[Moment], steps: int, preemptions: int) -> Replayed:
+def replayed(policy: str, moments: Sequence[Moment], steps: int, preemptions: int) -> ReplayedTrace:
     """Means over moments; each step counts the same, whatever it computes."""
     shares = zip(*(moment.shares() for moment in moments), strict=True)
     stored, reserved, internal, external = (sum(share) / len(moments) for share in shares)
     running = [moment.running for moment in moments]
-    return Replayed(
+    return ReplayedTrace(
         policy, stored, reserved, internal, external,
         sum(running) / len(running), max(running), len(moments), steps, preemptions,
     )  # fmt: skip
@@ -158,7 +158,7 @@ def reservation_policies(max_length: int) -> tuple[Policy, ...]:
     )
 
 
-def replay_reserved(jobs: Sequence[Job], policy: Policy, num_slots: int, step_s: float) -> Replayed:
+def replay_reserved(jobs: Sequence[Job], policy: Policy, num_slots: int, step_s: float) -> ReplayedTrace:
     """Serve the trace to its end under `policy`; a step lasts `step_s` of virtual time.
 
     The memory must have room for any one of the jobs.
@@ -172,7 +172,7 @@ class _Served:
 
     job: Job
     wanted: int
-    piece: Piece | None = None
+    piece: Extent | None = None
     stored: int = 0
     bypassed: int = 0
 
@@ -190,7 +190,7 @@ class _Server:
         self._now = 0.0
         self._window: Window[Moment] = Window()
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayedTrace:
         """All steps."""
         steps = 0
         while self._to_come or self._waiting or self._running:

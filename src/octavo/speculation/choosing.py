@@ -17,7 +17,7 @@ _GAIN_LEAST = 1.04  # what is expected is not what comes: a smaller gain is none
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A sequence's guesses: at most `limit`; `rate(j)` is how likely its guess j is right, if those before it
     are."""
 
@@ -26,7 +26,7 @@ class Candidate:
 
 
 def choose(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[DraftCandidate],
     num_positions: int,
     num_tokens: int,
     cost: Callable[[int], float],

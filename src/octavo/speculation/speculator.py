@@ -9,7 +9,7 @@ from functools import partial
 
 from octavo.speculation.acceptance import Acceptance, Fate
 from octavo.speculation.automaton import SuffixAutomaton
-from octavo.speculation.choosing import Candidate, choose
+from octavo.speculation.choosing import DraftCandidate, choose
 from octavo.speculation.costs import StepCosts
 from octavo.speculation.drafter import NO_DRAFT, Draft, Drafter, NewDrafter
 
@@ -132,7 +132,7 @@ class Speculator:
         if self.mode is Speculation.NGRAM:
             return _fixed(offers, budget)
         candidates = [
-            Candidate(min(limit, len(drafting.draft.tokens)), partial(self._rate, drafting))
+            DraftCandidate(min(limit, len(drafting.draft.tokens)), partial(self._rate, drafting))
             for drafting, limit in offers
         ]
         costs = self.costs

@@ -48,7 +48,7 @@ _LLAMA3_BEGIN = b"<|begin_of_text|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """The library's tokenizer, and what it does not know: the special tokens, and those that begin a text
     beside what its own post-processor puts there."""
 
@@ -67,13 +67,13 @@ class VocabularyFacts:
     doubt: str = ""
 
 
-def build_vocabulary(metadata: Fields) -> Vocabulary:
+def build_vocabulary(metadata: Fields) -> GgufVocabulary:
     """Raises BadModelFile (lists missing or at odds), UnsupportedModel (unknown kind or pre-tokenizer)."""
     if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
         backend = backend_of_json(metadata.text(_WHOLE, ""), f"{metadata.source}: {_WHOLE}")
         added = backend.get_added_tokens_decoder()
         special = frozenset(id_ for id_, token in added.items() if token.special)
-        return Vocabulary(backend, backend.get_vocab_size(), special, ())
+        return GgufVocabulary(backend, backend.get_vocab_size(), special, ())
     lists = _read_lists(metadata)
     kind, tokens, types, ids = lists.kind, lists.tokens, lists.types, lists.ids
     if kind == "gpt2":
@@ -93,7 +93,7 @@ def build_vocabulary(metadata: Fields) -> Vocabulary:
         special_ids = special_ids_of(pieces)
     if backend.get_vocab_size() != len(tokens):
         raise BadModelFile(f"{metadata.source}: tokenizer.ggml.tokens has tokens that cannot be told apart")
-    return Vocabulary(
+    return GgufVocabulary(
         backend, len(tokens), frozenset(special_ids), _begin_ids(metadata, backend, len(tokens), add_bos)
     )
 

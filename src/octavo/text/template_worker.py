@@ -30,7 +30,7 @@ _ERROR_CHARS_MAX = 2000
 _WORDS_MAX, _WORD_CHARS_MAX = 1000, 100
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """The template says no, in its own words."""
 
 
@@ -136,7 +136,7 @@ def sandbox() -> jinja2.Environment:
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise Refused(message)
+    raise TemplateRefused(message)
 
 
 def _strftime_now(layout: str) -> str:

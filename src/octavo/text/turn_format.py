@@ -75,7 +75,7 @@ class TurnFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TemplateTurn:
     """What was read from the text of a turn."""
 
     thought: str
@@ -88,7 +88,7 @@ def find_turn_format(render: Render) -> TurnFormat:
     return _Trial(render).found()
 
 
-def read_turn(text: str, kind: AnswerKind) -> Turn:
+def read_turn(text: str, kind: AnswerKind) -> TemplateTurn:
     """The turn that a text says."""
     thought, content, calls = "", "", list[ToolCall]()
     for event in AnswerReader(kind).push(text, is_last=True):
@@ -101,7 +101,7 @@ def read_turn(text: str, kind: AnswerKind) -> Turn:
                 calls.append(ToolCall(name, ""))
             case ArgumentsText(_, more):
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + more)
-    return Turn(thought, content, tuple(calls))
+    return TemplateTurn(thought, content, tuple(calls))
 
 
 class _Trial:

@@ -21,7 +21,7 @@ from octavo.kernels.packed import unpack_vector
 from octavo.model.conversion.convert import Target, convert_gguf
 from octavo.model.conversion.convert_folder import convert_folder
 from octavo.model.files.gguf import read_gguf
-from octavo.model.files.gguf_writer import Planned
+from octavo.model.files.gguf_writer import PlannedTensor
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
@@ -243,7 +243,7 @@ def test_the_command_says_what_is_in_the_file(file, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "out.gguf: " in said
     assert "Q4_1" in said
-    assert in_words([Planned("a", "F32", (256,)), Planned("b", "Q8_0", (4096, 32))]) == (
+    assert in_words([PlannedTensor("a", "F32", (256,)), PlannedTensor("b", "Q8_0", (4096, 32))]) == (
         "137 KiB: Q8_0 136 KiB, F32 1.0 KiB"
     )
 

@@ -24,7 +24,7 @@ from octavo.kernels.held import kind_held
 from octavo.kernels.packed import require_consistent
 from octavo.model.families.table import row_of_gguf
 from octavo.model.files.gguf import GgufFile, read_gguf
-from octavo.model.files.gguf_writer import GgufWriter, Pair, Planned, require_target, u32_pair
+from octavo.model.files.gguf_writer import GgufWriter, Pair, PlannedTensor, require_target, u32_pair
 from octavo.units import format_bytes
 
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
@@ -53,7 +53,7 @@ class Target:
         require_target(self.path, overwrite=self.overwrite)
 
 
-def convert_gguf(path: Path, target: Target, progress: Progress) -> Sequence[Planned]:
+def convert_gguf(path: Path, target: Target, progress: Progress) -> Sequence[PlannedTensor]:
     """Write the target; returns its tensors.
 
     Raises BadModelFile, UnsupportedModel (the source), ConfigError (the target, or a disk that is full).
@@ -76,7 +76,7 @@ def convert_gguf(path: Path, target: Target, progress: Progress) -> Sequence[Pla
     return plan
 
 
-def write_encoded(writer: GgufWriter, raw: RawTensor, planned: Planned) -> None:
+def write_encoded(writer: GgufWriter, raw: RawTensor, planned: PlannedTensor) -> None:
     """All of a tensor in the planned kind, some rows at a time."""
     if raw.kind == planned.kind:
         writer.write(planned.name, raw.data)
@@ -95,7 +95,7 @@ def write_encoded(writer: GgufWriter, raw: RawTensor, planned: Planned) -> None:
 
 @contextlib.contextmanager
 def writing(
-    target: Target, pairs: Sequence[Pair], plan: Sequence[Planned], alignment: int = 32
+    target: Target, pairs: Sequence[Pair], plan: Sequence[PlannedTensor], alignment: int = 32
 ) -> Iterator[GgufWriter]:
     """A writer whose file is there, whole, when the block ends, and not at all when it raises."""
     try:
@@ -116,7 +116,7 @@ def writing(
 class Reporter:
     """Tells how far it is, about once a second."""
 
-    def __init__(self, plan: Sequence[Planned], progress: Progress) -> None:
+    def __init__(self, plan: Sequence[PlannedTensor], progress: Progress) -> None:
         self._total = sum(planned.num_bytes for planned in plan)
         self._done, self._progress = 0, progress
         self._told = time.monotonic()
@@ -147,10 +147,10 @@ def _pairs(source: GgufFile, weights: str) -> Iterator[Pair]:
     yield from anew
 
 
-def _plan(raw: RawTensor, weights: str) -> Planned:
+def _plan(raw: RawTensor, weights: str) -> PlannedTensor:
     require_consistent(raw)
     is_matrix = len(raw.shape) > 1 and raw.name.endswith(".weight")
     if not is_matrix or "norm" in raw.name:
-        return Planned(raw.name, raw.kind, raw.shape)
+        return PlannedTensor(raw.name, raw.kind, raw.shape)
     is_table = raw.name.removeprefix("blk.").lstrip("0123456789.") in _TABLES
-    return Planned(raw.name, kind_held(raw, weights, is_table), raw.shape)
+    return PlannedTensor(raw.name, kind_held(raw, weights, is_table), raw.shape)

@@ -35,7 +35,7 @@ from octavo.model.conversion.gguf_metadata import Metadata, Value, describe, des
 from octavo.model.families import Description, describe_config, describe_gguf
 from octavo.model.families.row import Family
 from octavo.model.families.scaling import RopeTensors
-from octavo.model.files.gguf_writer import GgufWriter, Planned
+from octavo.model.files.gguf_writer import GgufWriter, PlannedTensor
 from octavo.model.files.safetensors_file import read_safetensors
 from octavo.model.loader import ROPE_FACTORS
 from octavo.model.quantised.source import dequantised_source
@@ -57,7 +57,7 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence[Planned]:
+def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence[PlannedTensor]:
     """Write the target; returns its tensors. Raises as `convert_gguf`. O(bytes), read twice where they are
     quantised already."""
     target.require_sound()
@@ -73,7 +73,10 @@ def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence
         describe(description, folder.resolve().name) | _tokenizer_values(folder, description.spec.vocab_size)
     )
     require_same_model(description, metadata, factors, str(folder))
-    plan = [*layout.tensors, *(Planned(name, "F32", vector.shape) for name, vector in layout.vectors.items())]
+    plan = [
+        *layout.tensors,
+        *(PlannedTensor(name, "F32", vector.shape) for name, vector in layout.vectors.items()),
+    ]
     pairs = [*metadata.pairs(), *quantisation_pairs(target.weights)]
     with writing(target, pairs, plan) as writer:
         for name, vector in layout.vectors.items():

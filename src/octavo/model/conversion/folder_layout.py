@@ -20,7 +20,7 @@ from octavo.kernels.contract import Floats, Linear, Matrix, Vector
 from octavo.kernels.packed import BLOCKS, floats_of
 from octavo.model.families.names import GGUF_TENSORS
 from octavo.model.families.row import Description
-from octavo.model.files.gguf_writer import Planned
+from octavo.model.files.gguf_writer import PlannedTensor
 from octavo.model.reader import RowOrder, halves_order
 from octavo.model.spec import LayerWeights, Mixture, ModelWeights, Norm
 
@@ -54,7 +54,7 @@ class Part:
 class FolderLayout:
     """All tensors of the file; `parts` by the index of a matrix."""
 
-    tensors: list[Planned] = field(default_factory=list)
+    tensors: list[PlannedTensor] = field(default_factory=list)
     parts: dict[int, Part] = field(default_factory=dict)
     vectors: dict[str, Floats] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class FolderLayout:
             self.parts[matrix.index] = Part(name, matrix.kind, first_byte, order)
             first_byte += matrix.num_bytes
             rows += matrix.shape[0]
-        self.tensors.append(Planned(name, pieces[0].kind, (rows, pieces[0].shape[1])))
+        self.tensors.append(PlannedTensor(name, pieces[0].kind, (rows, pieces[0].shape[1])))
 
     def add_linear(
         self, name: str, linears: Sequence[Linear], orders: Sequence[RowOrder | None] | None = None
@@ -92,7 +92,7 @@ class FolderLayout:
             self.add_linear(tensor, linears)
             whole = self.tensors.pop()
             shape = (len(linears), *linears[0].weight.shape)
-            self.tensors.append(Planned(whole.name, whole.kind, shape))
+            self.tensors.append(PlannedTensor(whole.name, whole.kind, shape))
             if f"{tensor}.bias" in self.vectors:
                 biases = self.vectors[f"{tensor}.bias"]
                 self.vectors[f"{tensor}.bias"] = biases.reshape(len(linears), -1)

@@ -32,7 +32,7 @@ _PIECE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedTensor:
     """A tensor that will be written; `shape` in NumPy order."""
 
     name: str
@@ -78,7 +78,7 @@ class GgufWriter:
     """Every call may raise OSError; `path` is not touched before `finish`."""
 
     def __init__(
-        self, path: Path, pairs: Sequence[Pair], tensors: Sequence[Planned], alignment: int = ALIGNMENT
+        self, path: Path, pairs: Sequence[Pair], tensors: Sequence[PlannedTensor], alignment: int = ALIGNMENT
     ) -> None:
         self.path = path
         self._starts: dict[str, int] = {}

@@ -30,7 +30,7 @@ from octavo.model.hub.repository import (
     token_headers,
     weight_files,
 )
-from octavo.model.hub.variants import Choice
+from octavo.model.hub.variants import VariantChoice
 from octavo.types import Notice
 from octavo.units import format_bytes
 
@@ -42,7 +42,9 @@ _FACTORS = re.compile(r"rope_(freqs|factors_(short|long))\.weight")  # they coun
 _RANGE = re.compile(r"bytes (\d{1,20})-\d+/(\d+|\*)")
 
 
-def fetch_headers(folder: Path, repository: Repository, choice: Choice | None, progress: Progress) -> Path:
+def fetch_headers(
+    folder: Path, repository: Repository, choice: VariantChoice | None, progress: Progress
+) -> Path:
     """The .gguf file (of a split one, the first part) or the folder, below `folder` or in the cache.
 
     Raises ModelNotFound, BadModelFile (an index that is none), OSError, httpx2.HTTPError.

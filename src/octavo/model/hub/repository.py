@@ -34,7 +34,7 @@ from octavo.model.hub.snapshots import (
     repository_folder,
     snapshots_of,
 )
-from octavo.model.hub.variants import Choice, pick
+from octavo.model.hub.variants import VariantChoice, pick
 from octavo.types import Notice
 from octavo.units import format_age, format_bytes
 
@@ -51,7 +51,7 @@ _RATE_OVER_S = 10.0
 Progress = Callable[[str], None]
 
 
-Fetch = Callable[[Repository, Choice | None, Progress], Path]
+Fetch = Callable[[Repository, VariantChoice | None, Progress], Path]
 
 
 def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: Fetch | None = None) -> Path:
@@ -74,7 +74,7 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: F
         raise _in_words(name, error) from error
 
 
-def _fetch(repository: Repository, choice: Choice | None, progress: Progress) -> Path:
+def _fetch(repository: Repository, choice: VariantChoice | None, progress: Progress) -> Path:
     """Bring what was picked here, all of it or an error."""
     name, folder = repository.name, repository.snapshot
     if choice is not None:
@@ -89,7 +89,7 @@ def _fetch(repository: Repository, choice: Choice | None, progress: Progress) ->
     return found
 
 
-def tell_choice(repository: Repository, choice: Choice, progress: Progress) -> None:
+def tell_choice(repository: Repository, choice: VariantChoice, progress: Progress) -> None:
     """Which file is taken, where nobody named one."""
     if choice.why:
         progress(Notice(f"{repository.name}: {choice.chosen.names[0]} is taken, {choice.why}"))
@@ -131,7 +131,7 @@ def bring_files(repository: Repository, names: Sequence[str], progress: Progress
     sizes = repository.files
     blobs = repository_folder(repository.name) / "blobs"
     _check_room(blobs, sum(sizes[name] - _bytes_here(blobs, repository.sha256[name]) for name in absent))
-    meter = _Meter(repository.name, sum(sizes[name] for name in absent), progress)
+    meter = _DownloadMeter(repository.name, sum(sizes[name] for name in absent), progress)
     blobs.mkdir(parents=True, exist_ok=True)
     for name in absent:
         _bring_one(repository, name, blobs, meter)
@@ -139,7 +139,7 @@ def bring_files(repository: Repository, names: Sequence[str], progress: Progress
     progress(f"{repository.name}: {format_bytes(meter.total)} are in {folder}")
 
 
-def _bring_one(repository: Repository, name: str, blobs: Path, meter: _Meter) -> None:
+def _bring_one(repository: Repository, name: str, blobs: Path, meter: _DownloadMeter) -> None:
     """Raises BadModelFile where the hub gives it an ETag that is no name of a blob."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -171,7 +171,7 @@ def _checked_etag(name: str, etag: str | None) -> str:
     return given
 
 
-def _bring_by_xet(file: RemoteFile, where: XetFileData, part: Path, meter: _Meter) -> None:
+def _bring_by_xet(file: RemoteFile, where: XetFileData, part: Path, meter: _DownloadMeter) -> None:
     """The whole file as `part`, as only huggingface_hub can; by a file of this process's own."""
     from huggingface_hub.file_download import xet_get
 
@@ -220,7 +220,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
         )
 
 
-class _Meter:
+class _DownloadMeter:
     """How far the files of one fetch are, in words, about once a second."""
 
     def __init__(self, name: str, total: int, progress: Progress) -> None:

@@ -54,14 +54,14 @@ class GgufSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VariantChoice:
     """The set that was meant, and why it is that one: "" where there was nothing to decide."""
 
     chosen: GgufSet
     why: str
 
 
-def pick(files: Mapping[str, int], wanted: str | None, where: str) -> Choice | None:
+def pick(files: Mapping[str, int], wanted: str | None, where: str) -> VariantChoice | None:
     """Of a folder's or repository's files (path to bytes) the GGUF set that is meant; None: its safetensors.
 
     Raises ModelNotFound, that lists what there is, and UnsupportedModel (pickled weights only).
@@ -114,25 +114,25 @@ def quant_of(name: str) -> str | None:
     return None
 
 
-def choose(sets: Sequence[GgufSet], wanted: str | None, where: str) -> Choice:
+def choose(sets: Sequence[GgufSet], wanted: str | None, where: str) -> VariantChoice:
     """The set that `wanted` means: a quantisation, or a file's name; None takes the usual one.
 
     `where` is the repository or folder, for messages. Raises ModelNotFound that lists what there is.
     """
     if wanted is not None and wanted.lower().endswith(".gguf"):
-        return Choice(_by_file(sets, wanted, where), "")
+        return VariantChoice(_by_file(sets, wanted, where), "")
     models = [each for each in sets if not _NO_MODEL.search(_base(each.names[0]))]
     if not models:
         raise ModelNotFound(f"{where} has no GGUF file" + (f" for {shown(wanted)}" if wanted else ""))
     if wanted is not None:
-        return Choice(_only(_by_quant(models, wanted), models, f"for {shown(wanted)}", where), "")
+        return VariantChoice(_only(_by_quant(models, wanted), models, f"for {shown(wanted)}", where), "")
     if len(models) == 1:
-        return Choice(models[0], "")
+        return VariantChoice(models[0], "")
     for quant in DEFAULT_ORDER:
         found = [each for each in models if each.quant == quant]
         if found:
             chosen = _only(found, models, f"of {quant}", where)
-            return Choice(chosen, f"the first of {', '.join(DEFAULT_ORDER[:4])}, ... that is there")
+            return VariantChoice(chosen, f"the first of {', '.join(DEFAULT_ORDER[:4])}, ... that is there")
     raise ModelNotFound(f"{where} has {len(models)} .gguf files; name one of them: {listing(models)}")
 
 

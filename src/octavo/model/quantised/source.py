@@ -37,7 +37,7 @@ _CODES = re.compile(r"(?P<module>.*)\.(qweight|weight_packed|weight)")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """What a tensor is, without its bytes."""
 
     kind: str
@@ -65,11 +65,13 @@ class DequantisedFiles:
             self.files.release(part)
 
     @property
-    def stored(self) -> Mapping[str, Stored]:
+    def stored(self) -> Mapping[str, StoredTensor]:
         """Kind and shape of every tensor as they are expected from headers alone; nothing is decoded."""
-        found = {name: Stored(matrix.expected.kind, matrix.shape) for name, matrix in self.matrices.items()}
+        found = {
+            name: StoredTensor(matrix.expected.kind, matrix.shape) for name, matrix in self.matrices.items()
+        }
         plain = [self.files.tensors[name] for name in self.tensors if name not in self.matrices]
-        return found | {raw.name: Stored(raw.kind, raw.shape) for raw in plain}
+        return found | {raw.name: StoredTensor(raw.kind, raw.shape) for raw in plain}
 
     @property
     def num_bytes(self) -> int:

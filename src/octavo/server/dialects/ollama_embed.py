@@ -19,7 +19,7 @@ from octavo.server.body import read_json, validate
 from octavo.server.dialects.ollama import NAMES, check_name, context_asked
 from octavo.server.dialects.ollama_answer import nanoseconds
 from octavo.server.dialects.reading import named
-from octavo.server.embedding_inputs import Cut, check_inputs, read_inputs
+from octavo.server.embedding_inputs import Truncation, check_inputs, read_inputs
 from octavo.server.embeddings import EmbeddingsMade, embed_inputs
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import Edge
@@ -59,7 +59,7 @@ async def ollama_embed(edge: Edge, request: Request) -> Response:
     name, texts = check_name(body.model, edge.model), _texts(body.input)
     with named(NAMES):
         keep = context_asked(body.options or {}, edge.model.context_length)
-    cut = None if body.truncate is False else Cut(keep)
+    cut = None if body.truncate is False else Truncation(keep)
     options = EmbeddingOptions(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
     made = await _made(edge, request, texts, cut, options, watch) if texts else EmbeddingsMade(())
     return await _answer(name, made, watch)
@@ -91,7 +91,7 @@ async def _made(
     edge: Edge,
     request: Request,
     texts: list[str],
-    cut: Cut | None,
+    cut: Truncation | None,
     options: EmbeddingOptions,
     watch: RequestWatch,
 ) -> EmbeddingsMade:
