@@ -62,9 +62,9 @@ def read_stream(port: int, name: str) -> None:
 def main() -> None:
     threading.setprofile(hook)
     from octavo.config import StartOptions
-    from octavo.engine.start import start_engine
     from octavo.server.run import bind, build_server
     from octavo.server.settings import ServerSettings
+    from octavo.serving.start import start_engine
 
     model = sys.argv[1] if len(sys.argv) > 1 else None
     llm = start_engine(model, StartOptions(kv_memory_bytes=2**28), lambda *_: None)

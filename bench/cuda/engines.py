@@ -29,12 +29,12 @@ from octavo.device.triton import linear
 from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights
 from octavo.engine.available import available_memory
-from octavo.engine.client import EngineClient
-from octavo.engine.start import Started, engine_over
 from octavo.model.loader import LoadedModel
 from octavo.model.rope import RopeSpec
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, turns_of
 from octavo.params import SamplerParams
+from octavo.serving.client import EngineClient
+from octavo.serving.start import Started, engine_over
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import ChatMessage, Request

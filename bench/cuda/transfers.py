@@ -31,9 +31,9 @@ from octavo.config import StartOptions
 from octavo.device.backend import TorchBackend
 from octavo.device.layout import Layout, allocate_pool
 from octavo.device.moving import DeviceBlocks
-from octavo.engine.client import EngineClient
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel
+from octavo.serving.client import EngineClient
 
 BLOCK = 16
 

@@ -15,7 +15,7 @@ from octavo.bench.offline import quantile
 from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
+from octavo.serving.start import start_engine
 from octavo.units import parse_bytes
 
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.engine.client import EngineClient
 from octavo.errors import RequestFailed
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
 from octavo.scheduler.sequence import State
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Request
 
 QUIET, FLOOD = "quiet", "flood"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tests.doubles.fake_model import FakeModel
 
-from octavo.engine.client import EngineClient
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.serving.client import EngineClient
 
 OPEN = ServerSettings()
 

@@ -15,8 +15,8 @@ from octavo.cli.main import main
 from octavo.config import StartOptions
 from octavo.engine import backends
 from octavo.engine.backends import choose_backend
-from octavo.engine.start import build_engine
 from octavo.errors import ConfigError, ModelNotFound
+from octavo.serving.start import build_engine
 
 pytestmark = pytest.mark.full
 

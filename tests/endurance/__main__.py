@@ -16,7 +16,7 @@ from tests.endurance.steady import run as run_requests
 from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
+from octavo.serving.start import start_engine
 from octavo.units import parse_bytes
 
 LOOKS = 10

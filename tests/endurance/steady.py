@@ -22,10 +22,10 @@ from tests.engine.peek import ask
 from tests.wanted import request_for
 
 from octavo.bench.offline import FIRST_TOKEN
-from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
 from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
+from octavo.serving.client import EngineClient
 
 IN_FLIGHT = 24
 _POLL_S = 0.02

@@ -14,7 +14,6 @@ from octavo.conversations.conversations import restore
 from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store import ConversationStore
 from octavo.conversations.turns import Turn
-from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.executor.disk import DiskStore
 from octavo.files import Files
@@ -22,6 +21,7 @@ from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.params import SamplerParams
+from octavo.serving.client import EngineClient
 from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage
 

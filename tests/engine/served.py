@@ -16,7 +16,6 @@ import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
 from tests.waiting import LIMIT_S, turns, until
 
-from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
 from octavo.engine.port import Cancel, request_of
@@ -26,6 +25,7 @@ from octavo.executor.executor import Executor
 from octavo.kernels.contract import Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.spec import Model
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Request, SampledToken, StepPlan, StepResult
 
 POISON = VOCAB - 1  # see `poisoned_model`

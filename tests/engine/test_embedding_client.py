@@ -14,12 +14,12 @@ from tests.tiny import CONTEXT, Answer, random_prompt, run, tiny_engine
 from tests.waiting import LIMIT_S
 from tests.wanted import request_for
 
-from octavo.engine.embedding import EmbeddingOptions, embed_all, normalised, vector_of
 from octavo.engine.model_card import ModelCard
 from octavo.errors import InvalidRequest, QueueFull, RequestFailed, RequestTooLarge, TimedOut
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, Pooling, SamplerParams, Timeouts
+from octavo.serving.embedding import EmbeddingOptions, embed_all, normalised, vector_of
 from octavo.types import Request
 
 SIZE = 64

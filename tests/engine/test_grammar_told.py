@@ -10,10 +10,10 @@ from tests.engine.served import Turnstile
 from tests.wanted import request_for
 
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
 from octavo.errors import InvalidRequest
 from octavo.grammar import of_schema
 from octavo.params import SamplerParams
+from octavo.serving.start import start_engine
 
 SCHEMA = {
     "type": "object",

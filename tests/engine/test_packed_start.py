@@ -9,12 +9,12 @@ from tests.engine.chats import PairTokenizer
 from tests.tiny import tiny_model
 
 from octavo.config import StartOptions
-from octavo.engine.start import engine_over, packed_folder, size_pool
 from octavo.errors import ConfigError
 from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.loader import LoadedModel
+from octavo.serving.start import engine_over, packed_folder, size_pool
 
 
 def host(name: str, ops: NativeOps | ReferenceOps, available: int = 1 << 30) -> HostBackend:
@@ -58,7 +58,7 @@ def test_mapped_weights_are_not_counted_as_memory_to_be_had() -> None:
 
 
 def test_memory_is_watched_without_what_mapped_weights_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.start.available_memory", lambda: 3 << 30)
+    monkeypatch.setattr("octavo.serving.start.available_memory", lambda: 3 << 30)
     loaded = LoadedModel(tiny_model(NativeOps()), PairTokenizer(), mapped_bytes=1 << 30)  # type: ignore[arg-type]
     options = StartOptions(kv_memory_bytes=4 << 20, max_seqs=8)
     started = engine_over(loaded, host("native", NativeOps()), options)

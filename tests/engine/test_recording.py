@@ -20,13 +20,11 @@ from tests.wanted import request_for
 
 from octavo.cli.replay import in_words
 from octavo.config import StartOptions
-from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.recording import MAGIC, Recorder
 from octavo.engine.replay import Replayed, replay
 from octavo.engine.requests import ModelFacts
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
-from octavo.engine.start import build_engine
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, PinRefused
 from octavo.executor.host import HostStore
 from octavo.executor.runner import Runner
@@ -37,6 +35,8 @@ from octavo.params import BeamParams, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.pressure import PressureConfig
+from octavo.serving.client import EngineClient
+from octavo.serving.start import build_engine
 from octavo.speculation.speculator import Speculation
 from octavo.types import ChatMessage, FinishReason
 

@@ -319,14 +319,14 @@ def test_health_says_why_the_engine_gave_up() -> None:
 
 SERVE = """
 import sys
-import octavo.engine.start
+import octavo.serving.start
 from octavo.cli.main import main
 from tests.engine.served import serve_tiny
 from tests.engine.peek import ask, stats_of
 
 served = serve_tiny()
 served.turnstile.failures = 3
-octavo.engine.start.start_engine = lambda *given: served.llm
+octavo.serving.start.start_engine = lambda *given: served.llm
 sys.argv = ["octavo", "serve", "--port", "0"]
 main()
 """

@@ -18,7 +18,6 @@ from octavo.conversations.conversations import restore
 from octavo.conversations.store import SESSIONS_MAX, ConversationStore
 from octavo.conversations.turn_ends import TurnEnds
 from octavo.engine.port import Port
-from octavo.engine.start import open_sessions
 from octavo.errors import (
     ConfigError,
     InvalidRequest,
@@ -31,6 +30,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
+from octavo.serving.start import open_sessions
 from octavo.step.config import SchedulerConfig
 
 

@@ -22,18 +22,7 @@ from tests.wanted import request_for
 
 from octavo.cli import serve
 from octavo.config import StartOptions
-from octavo.engine import start as start_module
 from octavo.engine.available import available_memory
-from octavo.engine.client import EngineClient
-from octavo.engine.start import (
-    Budget,
-    build_engine,
-    client_of,
-    engine_over,
-    ready_blocks,
-    start_engine,
-    try_template,
-)
 from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
 from octavo.executor.runner import Runner
@@ -44,6 +33,17 @@ from octavo.params import SamplerParams
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
+from octavo.serving import start as start_module
+from octavo.serving.client import EngineClient
+from octavo.serving.start import (
+    Budget,
+    build_engine,
+    client_of,
+    engine_over,
+    ready_blocks,
+    start_engine,
+    try_template,
+)
 from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage
 
@@ -121,7 +121,7 @@ def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
 
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nname = "t"\nkey_sha256 = "{"0" * 64}"\nmaximum = 5\n')
-    monkeypatch.setattr("octavo.engine.start.start_engine", start_engine)
+    monkeypatch.setattr("octavo.serving.start.start_engine", start_engine)
     before = signal.getsignal(signal.SIGHUP)
     try:
         with pytest.raises(Started):
@@ -181,7 +181,7 @@ def test_a_broken_template_is_told_at_start_and_the_server_starts(
     options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8)
     loaded = LoadedModel(tiny_model(ops), BrokenTokenizer())  # type: ignore[arg-type]
     started = engine_over(loaded, host_backend(ops), options)
-    monkeypatch.setattr("octavo.engine.start.build_engine", lambda *given: started)
+    monkeypatch.setattr("octavo.serving.start.build_engine", lambda *given: started)
     monkeypatch.setattr(logging.getLogger("octavo.start"), "warning", lambda *given: told.set())
     llm = start_engine(None, options, lambda text: None)
     try:

@@ -19,7 +19,7 @@ LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler"
 LEDGER |= {"octavo.speculation"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
 BYTES |= {"octavo.tools"}
-ENGINE = {"octavo.engine"} | BYTES
+ENGINE = {"octavo.engine", "octavo.conversations", "octavo.serving"} | BYTES
 ALLOWED: dict[str, set[str]] = {
     "octavo.types": {"octavo.params"},
     "octavo.params": {"octavo.errors", "octavo.grammar"},
@@ -63,15 +63,6 @@ ALLOWED: dict[str, set[str]] = {
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | LEDGER,
-    # What puts an engine together stands above the conversations that it serves.
-    **dict.fromkeys(
-        ("octavo.engine.client", "octavo.engine.start", "octavo.engine.fit", "octavo.engine.embedding"),
-        VALUES
-        | LEDGER
-        | BYTES
-        | {"octavo.engine", "octavo.conversations", "octavo._native"}
-        | {"octavo.config", "octavo.database", "octavo.files", "octavo.tenants"},
-    ),
     "octavo.conversations": VALUES
     | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
     | {"octavo.retention"},
@@ -80,13 +71,19 @@ ALLOWED: dict[str, set[str]] = {
     | BYTES
     | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
     | {"octavo._native"},
+    # Puts an engine together, and is what programs and the server call of it.
+    "octavo.serving": VALUES
+    | LEDGER
+    | BYTES
+    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.database", "octavo.files"}
+    | {"octavo.tenants", "octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
-    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.setting", "octavo.text"}
-    | {"octavo.tools"},
+    | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}
+    | {"octavo.text", "octavo.tools"},
     "octavo.server": VALUES
-    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.setting", "octavo.tenants"}
-    | {"octavo.tools", "octavo.files"}
+    | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}
+    | {"octavo.tenants", "octavo.tools", "octavo.files"}
     | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
     "octavo.bench": VALUES
     | LEDGER
@@ -189,7 +186,7 @@ def test_torch_is_imported_in_one_room_which_one_module_opens() -> None:
 
 def test_the_whole_cpu_path_never_loads_torch() -> None:
     code = (
-        "import sys, octavo, octavo.engine.start, octavo.api.llm, octavo.api.async_llm, "
+        "import sys, octavo, octavo.serving.start, octavo.api.llm, octavo.api.async_llm, "
         "octavo.server.app, octavo.server.run, octavo.cli.main, octavo.sim.driver; "
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers')])"
     )

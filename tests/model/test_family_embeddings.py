@@ -10,8 +10,8 @@ from tests.model.chunks import BACKENDS, load
 from tests.model.model_bench import CONFIGS, make_model, save_model
 from tests.tiny import run, tiny_engine
 
-from octavo.engine.embedding import vector_of
 from octavo.params import Pooling, SamplerParams
+from octavo.serving.embedding import vector_of
 from octavo.types import Request
 
 pytestmark = pytest.mark.full

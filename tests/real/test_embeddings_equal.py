@@ -7,9 +7,9 @@ import pytest
 from tests.real.test_default_model import prompts
 
 from octavo import LLM
-from octavo.engine.embedding import vector_of
 from octavo.engine.port import Submit
 from octavo.params import Pooling, SamplerParams
+from octavo.serving.embedding import vector_of
 from octavo.types import Request
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]

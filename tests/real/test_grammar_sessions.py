@@ -11,10 +11,10 @@ from tests.wanted import request_for
 
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta
-from octavo.engine.start import start_engine
 from octavo.engine.stream import DeltaStream
 from octavo.grammar import of_schema
 from octavo.params import SamplerParams
+from octavo.serving.start import start_engine
 from octavo.types import ChatMessage
 
 pytestmark = pytest.mark.full

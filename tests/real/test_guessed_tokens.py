@@ -14,10 +14,10 @@ from tests.waiting import LIMIT_S
 
 from octavo import LLM, CompletionOutput, SamplingParams
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
 from octavo.grammar import of_schema
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.serving.start import start_engine
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
 

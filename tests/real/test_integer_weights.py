@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from octavo.config import StartOptions
-from octavo.engine.start import build_engine
 from octavo.executor.runner import kv_shape
 from octavo.kernels.contract import Batch, Floats
 from octavo.model.decoder import hidden_states, project
+from octavo.serving.start import build_engine
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
 

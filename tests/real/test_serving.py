@@ -29,12 +29,12 @@ from tests.server.leaving import asking
 from tests.waiting import LIMIT_S, wait_until
 
 from octavo.config import StartOptions
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import EngineStats
 from octavo.engine.port import ViewStats
-from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.serving.client import EngineClient
+from octavo.serving.start import Started, build_engine, client_of, engine_over
 from octavo.units import blocks_for
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]

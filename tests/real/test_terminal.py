@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
+from octavo.serving.start import start_engine
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
 

@@ -6,8 +6,8 @@ import pytest
 from tests.server.conftest import Edge
 
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
 from octavo.server.settings import ServerSettings
+from octavo.serving.start import start_engine
 
 pytestmark = pytest.mark.real_model
 

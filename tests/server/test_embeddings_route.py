@@ -14,12 +14,12 @@ from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import ALICE, BOB, TENANTS, by
 from tests.waiting import LIMIT_S, turns, until
 
-from octavo.engine.embedding import IN_FLIGHT_MAX, EmbeddingOptions, embed_all, vector_of
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
 from octavo.params import Pooling
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
+from octavo.serving.embedding import IN_FLIGHT_MAX, EmbeddingOptions, embed_all, vector_of
 
 PATH = "/v1/embeddings"
 SIZE = FAKE_CARD.hidden_size

@@ -14,10 +14,10 @@ from tests.engine.served import FACTS
 from tests.server.conftest import Edge
 from tests.tiny import EOS, VOCAB, tiny_engine
 
-from octavo.engine.client import EngineClient
 from octavo.kernels.native_ops import NativeOps
 from octavo.sampling.grammars import Grammars, Words
 from octavo.server.settings import ServerSettings
+from octavo.serving.client import EngineClient
 from octavo.text.chat import ChatTemplate
 
 _TEMPLATE = (

@@ -13,9 +13,9 @@ from tests.server.leaving import asking
 from tests.waiting import LIMIT_S, wait_until
 
 from octavo.config import StartOptions
-from octavo.engine.start import start_engine
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.serving.start import start_engine
 
 pytestmark = pytest.mark.real_model
 

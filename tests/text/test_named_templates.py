@@ -13,8 +13,8 @@ from tests.text.vocabularies import REFERENCES, gguf_metadata
 import octavo.text.named_templates
 from octavo.config import StartOptions
 from octavo.engine.requests import render_chat
-from octavo.engine.start import build_engine
 from octavo.errors import BadModelFile, ConfigError, InvalidRequest
+from octavo.serving.start import build_engine
 from octavo.text.chat import TEMPLATE_CHARS_MAX, ChatTemplate
 from octavo.text.named_templates import NAMES, load_template
 from octavo.text.tokenizer import Tokenizer

@@ -20,8 +20,6 @@ import numpy as np
 from tests.wire.scripts import SCRIPTS, TEMPLATE, WORDS
 
 from octavo.config import StartOptions
-from octavo.engine.client import EngineClient
-from octavo.engine.start import PoliciesOf, client_of, engine_over
 from octavo.executor.backend import EngineRunner, PoolSize
 from octavo.executor.executor import Executor, InlineExecutor
 from octavo.executor.runner import Runner, RunnerConfig
@@ -30,6 +28,8 @@ from octavo.kernels.contract import Floats, HostBatch, Ints, KvShape, Matrix, Ra
 from octavo.model.loader import LoadedModel
 from octavo.model.spec import Model, ModelSpec, ModelWeights, Norm
 from octavo.sampling.grammars import Grammars
+from octavo.serving.client import EngineClient
+from octavo.serving.start import PoliciesOf, client_of, engine_over
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import StepPlan, StepResult
 

@@ -21,12 +21,12 @@ from tests.server.tenants import TENANTS
 from tests.waiting import turns
 from tests.wire.scripted import STEP_S, new_tokenizer, start_scripted
 
-from octavo.engine.client import EngineClient
 from octavo.engine.inbox import Envelope, Inbox
 from octavo.executor.executor import Executor, PendingResult
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
+from octavo.serving.client import EngineClient
 from octavo.types import StepPlan
 
 WAIT_S: Final = 60.0  # for what comes at once, unless something is broken

@@ -30,14 +30,14 @@ from octavo.api.settings import Settings, resolve_settings
 from octavo.api.tokenizer import TokenizerView
 from octavo.config import StartOptions
 from octavo.conversations.sessions import Sessions
-from octavo.engine.client import EngineClient
 from octavo.engine.control import Control
-from octavo.engine.embedding import EmbeddingOptions, embed_all
 from octavo.engine.outputs import Delta, EngineStats
-from octavo.engine.start import start_engine
 from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, shown
 from octavo.params import Pooling
+from octavo.serving.client import EngineClient
+from octavo.serving.embedding import EmbeddingOptions, embed_all
+from octavo.serving.start import start_engine
 from octavo.types import FinishReason, Request
 
 

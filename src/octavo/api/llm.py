@@ -45,11 +45,11 @@ from octavo.api.settings import Settings, resolve_settings
 from octavo.api.tokenizer import TokenizerView
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
-from octavo.engine.embedding import vector_of
 from octavo.engine.outputs import Delta
-from octavo.engine.start import build_engine
 from octavo.errors import InvalidRequest, require_range
 from octavo.params import SamplerParams
+from octavo.serving.embedding import vector_of
+from octavo.serving.start import build_engine
 from octavo.text.tokenizer import Tokenizer
 
 # What is asked; `SamplerParams`, which the engine itself takes, goes as it is.

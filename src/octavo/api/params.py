@@ -15,10 +15,10 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Self, cast
 
 from octavo.engine.bad_words import bad_word_ids
-from octavo.engine.embedding import pooling_params
 from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.grammar import ANY_OBJECT, Grammar, GrammarKind, Thinking, of_choices, of_schema, of_text
 from octavo.params import BEAM_WIDTH_MAX, CHOICES_MAX, TOKENS_MAX, BeamParams, Pooling, SamplerParams
+from octavo.serving.embedding import pooling_params
 from octavo.text.tokenizer import Tokenizer
 
 

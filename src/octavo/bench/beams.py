@@ -18,9 +18,9 @@ from octavo.bench.text import sample_text
 from octavo.bench.workloads import Memory
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
-from octavo.engine.start import build_engine
 from octavo.executor.executor import Executor, PendingResult
 from octavo.params import BeamParams, SamplerParams
+from octavo.serving.start import build_engine
 from octavo.types import Request, StepPlan
 
 BEAM_WIDTHS = (2, 4, 6)

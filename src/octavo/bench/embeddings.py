@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.bench.text import sample_text
-from octavo.engine.client import EngineClient
-from octavo.engine.embedding import EmbeddingOptions, embed_all
 from octavo.errors import ConfigError
 from octavo.params import Pooling
+from octavo.serving.client import EngineClient
+from octavo.serving.embedding import EmbeddingOptions, embed_all
 
 TEXTS_MAX = 100_000
 _SEED = 7

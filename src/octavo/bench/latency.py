@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 from octavo.bench.offline import FIRST_TOKEN, quantile
 from octavo.bench.workloads import SETTLE, Latency
-from octavo.engine.client import EngineClient
 from octavo.engine.stream import DeltaStream
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Request
 
 

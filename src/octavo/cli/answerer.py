@@ -17,8 +17,8 @@ from octavo.errors import RequestFailed
 from octavo.types import ChatMessage, FinishReason, Request, Usage
 
 if TYPE_CHECKING:
-    from octavo.engine.client import EngineClient
     from octavo.params import SamplerParams
+    from octavo.serving.client import EngineClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from octavo.bench.workloads import WORDS, Latency
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
-from octavo.engine.client import EngineClient
-from octavo.engine.start import Started, build_engine, client_of, engine_over
+from octavo.serving.client import EngineClient
+from octavo.serving.start import Started, build_engine, client_of, engine_over
 from octavo.units import format_bytes
 
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (

@@ -21,13 +21,13 @@ from octavo.cli.tables import print_json
 from octavo.cli.terminal import look_at_machine, phases
 from octavo.config import StartOptions
 from octavo.engine.backends import choose_backend
-from octavo.engine.start import Budget, Started, build_engine, packed_folder
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
 from octavo.model.spec import ModelSpec
+from octavo.serving.start import Budget, Started, build_engine, packed_folder
 from octavo.units import blocks_for, format_bytes
 
 

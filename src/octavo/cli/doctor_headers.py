@@ -23,8 +23,6 @@ from octavo.cli.given import SettingOrigin
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
-from octavo.engine.fit import Fit, fit_of
-from octavo.engine.start import USER_TOKENS
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine, measure_read
@@ -35,6 +33,8 @@ from octavo.model.loader import OpenedFiles
 from octavo.model.measuring import INT8_COST, measure_model
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import ModelWeights
+from octavo.serving.fit import Fit, fit_of
+from octavo.serving.start import USER_TOKENS
 from octavo.text.chat import FITS_NO_FORMAT
 from octavo.units import blocks_for, format_bytes
 

@@ -15,9 +15,9 @@ from octavo.types import Notice
 
 if TYPE_CHECKING:
     from octavo.config import StartOptions
-    from octavo.engine.client import EngineClient
-    from octavo.engine.start import PoliciesOf
     from octavo.kernels.probe import Machine
+    from octavo.serving.client import EngineClient
+    from octavo.serving.start import PoliciesOf
 
 LOG_INTERVAL_S = 2.0
 
@@ -28,7 +28,7 @@ def running_engine(
 ) -> Iterator[EngineClient]:
     """A started engine, with tenants' bounds if there are any; phases of the start are shown on standard
     error while they last."""
-    from octavo.engine.start import start_engine
+    from octavo.serving.start import start_engine
 
     look_at_machine()
     with phases() as report:

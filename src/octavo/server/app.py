@@ -21,7 +21,6 @@ from starlette.routing import request_response
 from starlette.types import ASGIApp
 
 from octavo import __version__
-from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_octavo_error
@@ -39,6 +38,7 @@ from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
 from octavo.server.targets import Targets
 from octavo.server.tracing import open_tracing
+from octavo.serving.client import EngineClient
 
 # nginx's word for a client that left; nobody reads it but the log and the metrics.
 _CLIENT_CLOSED = 499

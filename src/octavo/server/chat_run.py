@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from octavo.conversations.responses import Responses, UnstoredTurns
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
@@ -37,6 +36,7 @@ from octavo.server.openai_schema import ChatBody, ModelBounds, check_options, sa
 from octavo.server.prompts import chat_options
 from octavo.server.tenant import engine_request
 from octavo.server.tool_fields import ThinkingOptions
+from octavo.serving.client import EngineClient
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolMode, ToolUse
 from octavo.tools.events import AnswerEvent, Thought

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
 from octavo.params import CHOICES_MAX, SamplerParams
@@ -33,6 +32,7 @@ from octavo.server.prompts import Prompt, check_prompts, encode_prompts
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import DONE, event
 from octavo.server.tenant import engine_request
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason
 
 # OpenAI's default on this route.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest
 from octavo.server.dialects.reading import named
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import token_ids, too_long
+from octavo.serving.client import EngineClient
 
 INPUTS_MAX = 2048  # as OpenAI bounds them
 _FORMS = "a string, a list of strings, token ids, or a list of lists of them"

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.embedding import Embedded, EmbeddingOptions, embed_all
 from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, wrong_value
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
@@ -30,6 +29,7 @@ from octavo.server.openai_schema import ModelBounds, TermsBody
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import encode_json
 from octavo.server.tenant import engine_request
+from octavo.serving.embedding import Embedded, EmbeddingOptions, embed_all
 from octavo.types import Request as EngineRequest
 
 _FORMATS = ("float", "base64")

@@ -15,12 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import EngineStats
 from octavo.errors import EngineStopped
 from octavo.server.errors import HttpRefusal, JsonObject
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter
+from octavo.serving.client import EngineClient
 
 INTERVAL_S = 0.15  # between two glimpses, at least
 _SHARE = 0.01  # of the time, nearly: all feeds together write frames for so long; glimpses cost as much again

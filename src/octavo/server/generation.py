@@ -17,7 +17,6 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from octavo.conversations.turns import Turn
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
@@ -31,6 +30,7 @@ from octavo.server.openai_schema import UsageOptions
 from octavo.server.running import RunningAnswers
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant_registry import TenantRegistry
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Usage
 from octavo.types import Request as EngineRequest
 

@@ -10,7 +10,6 @@ from typing import cast
 
 from starlette.requests import Request
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import HttpRefusal
@@ -18,6 +17,7 @@ from octavo.server.field_list import Place
 from octavo.server.openai_schema import ChatOptionsBody, ModelBounds, check_token
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.tenant import is_operator
+from octavo.serving.client import EngineClient
 from octavo.tools.messages import read_message
 from octavo.types import ChatOptions
 

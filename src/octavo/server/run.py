@@ -28,7 +28,6 @@ from types import FrameType
 
 import uvicorn
 
-from octavo.engine.client import EngineClient
 from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
@@ -44,6 +43,7 @@ from octavo.server.storms import PreemptionWatch
 from octavo.server.tls import TlsFiles, tls_context
 from octavo.server.tracing import check_tracing
 from octavo.server.unix_socket import unix_listener
+from octavo.serving.client import EngineClient
 
 _KEEP_ALIVE_S = 30
 _BACKLOG = 1024  # connections that the kernel holds until we take them

@@ -16,7 +16,6 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown, wrong_value
 from octavo.params import LOGPROBS_MAX, TOKENS_MAX
 from octavo.server.body import validate
@@ -24,6 +23,7 @@ from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.openai_schema import ChatBody
+from octavo.serving.client import EngineClient
 
 # How errors of the chat path name what was translated.
 NAMES: Final[Mapping[str, str]] = {

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest, unsupported
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.ollama import check_name, tagged
@@ -21,6 +20,7 @@ from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import Edge
+from octavo.serving.client import EngineClient
 
 # A model that is never put away: the last second that clocks can tell.
 _NEVER: Final = "9999-12-31T23:59:59Z"

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.embedding import EmbeddingOptions
 from octavo.errors import wrong_value
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.ollama import NAMES, check_name, context_asked
@@ -26,6 +25,7 @@ from octavo.server.generation import Edge
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBounds, TermsBody
 from octavo.server.tenant import engine_request
+from octavo.serving.embedding import EmbeddingOptions
 
 
 class OllamaVectorsBody(BaseModel):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import RequestTooLarge
+from octavo.serving.client import EngineClient
 from octavo.types import ChatOptions
 
 _SHARE_OF_AN_ANSWER = 8  # of the context, one eighth, where the client does not say how long it may be

@@ -21,7 +21,6 @@ from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store import GRACE_S, ConversationStore, needed_s
 from octavo.engine.available import available_cores, available_memory, default_reserve
 from octavo.engine.backends import choose_backend
-from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
@@ -49,6 +48,7 @@ from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
+from octavo.serving.client import EngineClient
 from octavo.speculation.speculator import Speculation
 from octavo.step.config import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import StartOptions
-from octavo.engine.start import USER_TOKENS, Budget, size_pool_beside
 from octavo.errors import ConfigError
 from octavo.executor.backend import Backend
 from octavo.executor.runner import kv_shape_of
 from octavo.model.measuring import MeasuredModel
+from octavo.serving.start import USER_TOKENS, Budget, size_pool_beside
 from octavo.units import blocks_for
 
 

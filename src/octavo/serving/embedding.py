@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import Delta
 from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, TimedOut, require_range
 from octavo.kernels.contract import Floats
 from octavo.params import Pooling, SamplerParams
+from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Request, Usage
 
 IN_FLIGHT_MAX = 128
