@@ -10,7 +10,7 @@ from tests.engine.served import FACTS, Told, read
 from tests.tiny import EOS, tiny_engine
 from tests.wanted import request_for
 
-from octavo.conversations.conversations import restore
+from octavo.conversations.conversations import attach
 from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store import ConversationStore
 from octavo.conversations.turns import Turn
@@ -104,7 +104,7 @@ def open_chat(
     engine = tiny_engine(NativeOps(), store=store, **options)  # type: ignore[arg-type]
     if store is not None:
         sync = engine.executor._runner._transfers.sync  # type: ignore[attr-defined]
-    restore(engine, sessions)
+    attach(engine, sessions)
     facts = replace(FACTS, context_length=512)
     support = SessionSupport(sessions, 60.0, sync)
     llm = EngineClient(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]

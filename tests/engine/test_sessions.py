@@ -325,9 +325,10 @@ def test_a_broken_engine_forgets_blocks_and_not_what_was_said(tmp_path: Path) ->
         try:
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
-            with mock.patch.object(chat.engine.scheduler, "schedule", side_effect=AssertionError("broken")):
+            before = chat.engine.scheduler
+            with mock.patch.object(before, "schedule", side_effect=AssertionError("broken")):
                 tell(chat.llm, lambda s, now: None)
-                await asyncio.to_thread(wait_until, lambda: len(chat.engine.scheduler.session_table) == 0)
+                await asyncio.to_thread(wait_until, lambda: chat.engine.scheduler is not before)
             turn, told = await chat.say("go on")
             assert (turn.reused_tokens, told.answer.cached) == (len(said), 0)
             plain(turn.prompt, told)

@@ -216,13 +216,13 @@ def test_the_first_request_of_a_tenant_is_sized_by_its_bounds_before_any_step() 
     assert engine.scheduler.room.hard.room("t") == 3
 
 
-@pytest.mark.parametrize("fails", ["bounds", "sessions", "restore"])
+@pytest.mark.parametrize("fails", ["bounds", "sessions", "attach"])
 def test_a_start_that_fails_behind_the_runner_leaves_no_thread_and_no_lock(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error, policies = ConfigError("no"), [TenantPolicy("t", guaranteed=10**6)]
     if fails != "bounds":
-        name, policies = {"sessions": "open_sessions", "restore": "restore"}[fails], []
+        name, policies = {"sessions": "open_sessions", "attach": "attach"}[fails], []
         monkeypatch.setattr(start_module, name, mock.Mock(side_effect=error))
     before = set(threading.enumerate())
     with pytest.raises((ConfigError, TenantsRefused)):

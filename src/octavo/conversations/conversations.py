@@ -4,9 +4,9 @@ of them.
     record     what was said, in the store: the truth
     session    the blocks that the scheduler keeps of it, under their names
 
-A session's first turn makes it known to the scheduler; `make_known` and `fork` do so before a turn, `restore`
-sends all records to a scheduler that is new, at start and after a broken step. All other commands name them
-by their ids alone, so none makes a session known again that was deleted meanwhile.
+A session's first turn makes it known to the scheduler; `make_known` and `fork` do so before a turn. `attach`
+makes all records known to a scheduler that is new, at start and after a broken step. All other commands name
+them by their ids alone, so none makes a session known again that was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from octavo.conversations.record import ConversationKind, Record
 from octavo.conversations.store import ConversationStore
@@ -41,6 +42,12 @@ def stored_session(record: Record, left_s: float) -> StoredSession:
         record.num_suspended,
         record.kind is ConversationKind.RESPONSE,
     )
+
+
+def attach(engine: Engine, store: ConversationStore) -> None:
+    """Make all records known to the engine's scheduler, and to each that will follow it."""
+    engine.restore_sessions = partial(restore, engine, store)
+    engine.restore_sessions()
 
 
 def restore(engine: Engine, store: ConversationStore) -> None:

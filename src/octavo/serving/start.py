@@ -15,7 +15,7 @@ from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
-from octavo.conversations.conversations import restore
+from octavo.conversations.conversations import attach
 from octavo.conversations.file import SESSIONS_FILE
 from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store import GRACE_S, ConversationStore, needed_s
@@ -280,8 +280,7 @@ def _engine_over(
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
-    engine.restore_sessions = partial(restore, engine, store)
-    engine.restore_sessions()
+    attach(engine, store)
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
 
 
