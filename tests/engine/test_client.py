@@ -67,14 +67,15 @@ def test_cancelling_ends_one_stream_and_touches_no_other(served: Served) -> None
     async def scenario() -> None:
         permits = served.turnstile.permits = threading.Semaphore(9)
         doomed = await served.llm.submit(request_for(prompt_of(1), greedy(LONG)))
-        other = await served.llm.submit(request_for(prompt_of(2), greedy(30)))
+        taken = await sent(served, request_for(prompt_of(2), greedy(30)))
         first = await anext(doomed)
         assert first.finish is None
         for _ in range(3):
             doomed.cancel()
         permits.release(LONG)
         assert (await read(doomed))[0].finishes == [FinishReason.CANCELLED]
-        assert (await read(other))[0].answer.essence == alone(prompt_of(2), 30, ignore_eos=True)[0].essence
+        (told,) = await read(await taken)
+        assert told.answer.essence == alone(prompt_of(2), 30, ignore_eos=True)[0].essence
         doomed.cancel()  # long ended
 
     asyncio.run(scenario())

@@ -54,7 +54,7 @@ def pool_of(memory: Memory) -> Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryWaste:
+class Waste:
     """What one policy made of one trace."""
 
     trace: str
@@ -115,7 +115,7 @@ class Sharing:
     preemptions: int
 
 
-Row = MemoryWaste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
+Row = Waste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
 
 
 def measure(
@@ -140,7 +140,7 @@ def measure(
         tell(f"{trace.name}: {len(trace.jobs):,} requests under policies that reserve ...")
         for policy in reservation_policies(settings.max_length):
             result = replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
-            yield MemoryWaste(trace.name, len(trace.jobs), pool.num_slots, result)
+            yield Waste(trace.name, len(trace.jobs), pool.num_slots, result)
         tell(f"{trace.name}: the same in blocks ...")
         yield paged_waste(trace, settings)
     for trace in shared_traces:
@@ -152,10 +152,10 @@ def measure(
         yield from oversubscribed(trace, pool, settings.seed)
 
 
-def paged_waste(trace: Trace, settings: Memory) -> MemoryWaste:
+def paged_waste(trace: Trace, settings: Memory) -> Waste:
     """The trace, served by the scheduler from blocks."""
     result = replay_paged(trace.jobs, pool_of(settings), settings.seed)
-    return MemoryWaste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
+    return Waste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
 
 
 def worked(tokens: int, maximum: int, block_size: int) -> Worked:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, read_trace, synthetic
-from octavo.bench.memory import Bookkeeping, MemoryWaste, Row, Scattered, Sharing, Worked, measure
+from octavo.bench.memory import Bookkeeping, Row, Scattered, Sharing, Waste, Worked, measure
 from octavo.bench.oversubscribed import Oversubscribed
 from octavo.bench.workloads import Memory
 from octavo.cli.tables import print_all, print_json, table
@@ -22,7 +22,7 @@ _NUM_REQUESTS = {CHATS: (240, 80, 240), INSTRUCTIONS: (1600, 400, 800), LONG_ANS
 _SHARED_PART = 3  # of a given number of requests
 _SEARCHED_PART = 10  # of those for sharing: a real model computes them
 
-_SHARES: tuple[tuple[str, Callable[[MemoryWaste], str]], ...] = (
+_SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
     ("token states", lambda row: f"{row.result.stored:.1%}"),
     ("reserved", lambda row: f"{row.result.reserved:.1%}"),
     ("internal", lambda row: f"{row.result.internal:.1%}"),
@@ -72,7 +72,7 @@ def _measured(
 
 def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) -> list[Table]:
     """A table for each kind of row, and one of waste for each trace."""
-    waste = [row for row in rows if isinstance(row, MemoryWaste)]
+    waste = [row for row in rows if isinstance(row, Waste)]
     return [
         *(
             _waste_table([row for row in waste if row.trace == trace.name], trace, settings)
@@ -104,7 +104,7 @@ def _traces(settings: Memory, path: Path | None, count: int | None) -> tuple[lis
     return of_all(0), of_all(1), of_all(2)
 
 
-def _waste_table(rows: Sequence[MemoryWaste], trace: Trace, settings: Memory) -> Table:
+def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Memory) -> Table:
     """A column for each policy: what was measured reads downwards."""
     return table(
         f"{trace.name}: {len(trace.jobs):,} requests\n"

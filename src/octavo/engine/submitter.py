@@ -126,8 +126,8 @@ class Submitter:
         nothing was queued, and no pin opened.
         """
         compiled = await self.compilers.compiled(request.params, request.tenant)
-        request = checked(request, self._facts, self.engine.config.stop_ids)
         request = replace(request, request_id=next(self._ids), arrival=self.engine.clock())
+        request = checked(request, self._facts, self.engine.config.stop_ids)
         assembler = Assembler(request, self._vocabulary, compiled)
         stream = DeltaStream(request.request_id, asyncio.get_running_loop(), assembler, self._cancel)
         stream.tenant, stream.follower = request.tenant, follower

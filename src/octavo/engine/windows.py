@@ -15,7 +15,7 @@ from octavo.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class WindowWaste:
     """K and V that one sequence of the whole context holds and that no later token sees."""
 
     num_layers: int  # with a window shorter than the context
@@ -30,7 +30,7 @@ class Waste:
         )
 
 
-def window_waste(spec: ModelSpec, bytes_per_token: float) -> Waste | None:
+def window_waste(spec: ModelSpec, bytes_per_token: float) -> WindowWaste | None:
     """What windows leave unused in blocks that hold all layers; None where no layer has a shorter window.
 
     A block holds K and V of all layers for its positions, so a layer that sees `window` positions keeps all
@@ -41,10 +41,10 @@ def window_waste(spec: ModelSpec, bytes_per_token: float) -> Waste | None:
     if not unused:
         return None
     of_layer = bytes_per_token / spec.num_layers
-    return Waste(len(unused), round(sum(unused) * of_layer), round(context * bytes_per_token))
+    return WindowWaste(len(unused), round(sum(unused) * of_layer), round(context * bytes_per_token))
 
 
-def waste_in_words(spec: ModelSpec, waste: Waste) -> str:
+def waste_in_words(spec: ModelSpec, waste: WindowWaste) -> str:
     """One sentence."""
     least = min(window for window in spec.windows if window is not None)
     return (

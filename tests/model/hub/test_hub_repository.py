@@ -511,7 +511,7 @@ def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
     file = downloading.RemoteFile("X.gguf", "", {}, 4000 << 10, None, None)
     download = downloading.Download(file, ggufs, ggufs)
     said = []
-    meter = repositories._Meter("owner/name", 8000 << 10, said.append)
+    meter = repositories._DownloadMeter("owner/name", 8000 << 10, said.append)
     meter.before = 2000 << 10
     assert meter._speed(100.0, 2000 << 10) == ""
     assert meter._speed(102.0, 3000 << 10) == ", 500 KiB/s, 10 s left"
