@@ -305,7 +305,9 @@ class Simulation:
     def pass_time(self, seconds: float) -> None:
         """Deadlines pass: nobody may outlive the one that counts."""
         self.clock += seconds
+        running = [r for r in self.scheduler.live.running_requests() if not self._is_late(r)]
         self.learn(self.scheduler.expire(self.clock))
+        assert all(r.request_id in self.scheduler.live for r in running), "a queue deadline ended what runs"
         self.scheduler.check()
         self.sessions.check()
         for request_id in self.scheduler.live.live_requests():
@@ -317,6 +319,11 @@ class Simulation:
                 assert all(s.was_admitted for s in sequences), "it waits beyond its deadline"
             if timeouts.first_token is not None and self.clock >= begun + timeouts.first_token:
                 assert any(len(s.tokens) > s.num_prompt for s in sequences), "no token in time, and it lives"
+
+    def _is_late(self, request: Request) -> bool:
+        """Whether a deadline of it has passed that counts while it runs."""
+        bounds = (request.timeouts.total, request.timeouts.first_token)
+        return any(seconds is not None and self.clock >= request.arrival + seconds for seconds in bounds)
 
     def step(self) -> None:
         """One turn of the engine's loop."""
