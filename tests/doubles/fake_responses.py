@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.conversations.turns import Turn
-from octavo.engine.outputs import ChatMessage, StoredResponse
+from octavo.engine.outputs import ChatMessage
 from octavo.errors import UnknownSession
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 if TYPE_CHECKING:
     from tests.doubles.fake_model import FakeModel
+
+
+@dataclass(frozen=True)
+class KeptResponse:
+    """What was created, with its newest document."""
+
+    response_id: str
+    document: bytes
 
 
 class FakeResponses:
@@ -22,7 +30,7 @@ class FakeResponses:
         self.dropped: list[str] = []
         self.unstored = FakeUnstored(self)
         self._model = model
-        self._stored: dict[str, StoredResponse] = {}
+        self._stored: dict[str, KeptResponse] = {}
         self._tenants: dict[str, str] = {}
         self._said: dict[str, tuple[int, ...]] = {}
 
@@ -31,7 +39,7 @@ class FakeResponses:
     ) -> None:
         """Raises UnknownSession."""
         said = () if previous_id is None else self.said(tenant, previous_id)
-        self._stored[response_id] = StoredResponse(response_id, document)
+        self._stored[response_id] = KeptResponse(response_id, document)
         self._tenants[response_id], self._said[response_id] = tenant, said
 
     def drop(self, tenant: str, response_id: str) -> None:
@@ -46,20 +54,20 @@ class FakeResponses:
         self._stored[response_id] = replace(self._stored[response_id], document=document)
         return True
 
-    def find(self, tenant: str, response_id: str) -> StoredResponse:
+    def find(self, tenant: str, response_id: str) -> bytes:
         """Raises UnknownSession."""
         if response_id not in self._stored or self._tenants[response_id] != tenant:
             raise UnknownSession(
                 f"there is no response {response_id!r}", param="response_id", code="response_not_found"
             )
-        return self._stored[response_id]
+        return self._stored[response_id].document
 
     def said(self, tenant: str, response_id: str) -> tuple[int, ...]:
         """What was said in it. Raises UnknownSession."""
         self.find(tenant, response_id)
         return self._said[response_id]
 
-    def all(self) -> list[StoredResponse]:
+    def all(self) -> list[KeptResponse]:
         """Of all tenants."""
         return list(self._stored.values())
 

@@ -13,7 +13,6 @@ import pytest
 from tests.server.response_shapes import events_of
 from tests.waiting import until
 
-from octavo.engine.outputs import StoredResponse
 from octavo.errors import EngineStopped, QueueFull
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
 from octavo.server.dialects.responses_lookup import Lookup
@@ -379,7 +378,7 @@ def test_each_stored_item_is_looked_at_a_few_times_however_many_refer_to_it(edge
     items = [Counted(id=f"msg_{'a' * 24}_{n}", type="message", content=[]) for n in range(300)]
     said = Document({"output": []}, items)
     monkeypatch.setattr("octavo.server.dialects.responses_lookup.parse_document", lambda document: said)
-    monkeypatch.setattr(edge.model.sessions.responses, "find", lambda *of: StoredResponse("", b""))
+    monkeypatch.setattr(edge.model.sessions.responses, "find", lambda *of: b"")
     lookup = Lookup(SimpleNamespace(model=edge.model), "")
     Counted.looks = 0
     found = [lookup.item(item.get("id"), "input") for item in items for _ in range(3)]

@@ -21,7 +21,6 @@ from octavo.conversations.conversations import Conversations
 from octavo.conversations.record import ConversationKind, Record
 from octavo.conversations.store import ConversationStore, NewResponse
 from octavo.conversations.turns import Turn
-from octavo.engine.outputs import StoredResponse
 from octavo.engine.port import CheckTenant, RenewSession
 from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
@@ -117,10 +116,9 @@ class Responses:
             self._make_room(tenant, response)
         return True
 
-    def find(self, tenant: str, response_id: str) -> StoredResponse:
-        """One of them."""
-        record = self._store.find(tenant, response_id, ConversationKind.RESPONSE)
-        return StoredResponse(response_id, record.document)
+    def find(self, tenant: str, response_id: str) -> bytes:
+        """The document of one of them."""
+        return self._store.find(tenant, response_id, ConversationKind.RESPONSE).document
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns

@@ -48,7 +48,6 @@ __all__ = [
     "SessionState",
     "SessionView",
     "State",
-    "StoredResponse",
     "Strength",
     "TableView",
     "TenantPolicy",
@@ -103,11 +102,3 @@ class SessionView:
     age: float
     seconds_left: float  # until it is forgotten, unless a turn comes before
     blocks: SessionBlocks
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response that a client can go on from. `document` is what the server made of it."""
-
-    response_id: str
-    document: bytes

@@ -8,7 +8,7 @@
 taken, and for what all keep and all that runs. Soft holds go when the second would not hold, so every request
 that was taken runs in the end. A tenant's own bounds are the same sum over what is its own.
 
-Plain data that never changes: the scheduler replaces it, and other threads read the last one.
+Plain data that never changes: `Room` replaces it.
 """
 
 from __future__ import annotations
@@ -75,12 +75,3 @@ class Capacity:
     def policy(self, tenant: str) -> TenantPolicy:
         """The tenant's bounds."""
         return self.policies.get(tenant) or TenantPolicy(tenant)
-
-
-@dataclass(frozen=True, slots=True)
-class Capacities:
-    """The inequality's two sides of the house, as they were at one moment."""
-
-    hard: Capacity  # once all soft holds have gone
-    everything: Capacity
-    num_tenants: int = 0  # that the operator named: each has a share of the queue

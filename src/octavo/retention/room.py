@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.memory.capacity import Capacities, Capacity
+from octavo.memory.capacity import Capacity
 from octavo.memory.demand import blocks_needed
 from octavo.memory.names import hits_max
 from octavo.memory.quota import SHARED
@@ -49,33 +49,30 @@ class Room:
         self._pins = pins
         self._sessions = sessions
         self._taken = taken
-        self._asked_at = (-1, -1, -1, -1)
-        self._capacities: Capacities | None = None
-
-    @property
-    def capacities(self) -> Capacities:
-        """What the pool is promised to now; made anew when that has changed."""
-        pins, ledger = self._pins, self._context.ledger
-        at = (pins.version, ledger.quotas.version, ledger.quotas.num_tenants, ledger.pool.num_blocks)
-        if self._capacities is None or at != self._asked_at:
-            num_blocks, policies = ledger.pool.num_blocks, ledger.quotas.by_name()
-            self._asked_at = at
-            self._capacities = Capacities(
-                Capacity(num_blocks, policies, pins.kept(hard_only=True)),
-                Capacity(num_blocks, policies, pins.kept()),
-                ledger.quotas.num_tenants,
-            )
-        return self._capacities
+        self._computed_at = (-1, -1, -1)
+        self._hard = self._everything = Capacity(0, {}, {})
 
     @property
     def hard(self) -> Capacity:
-        """Once all soft holds have gone."""
-        return self.capacities.hard
+        """What the pool is promised to, once all soft holds have gone."""
+        self._refresh()
+        return self._hard
 
     @property
     def everything(self) -> Capacity:
-        """As it is."""
-        return self.capacities.everything
+        """The same as it is."""
+        self._refresh()
+        return self._everything
+
+    def _refresh(self) -> None:
+        """Compute both again where pins, bounds or the pool have changed."""
+        pins, ledger = self._pins, self._context.ledger
+        at = (pins.version, ledger.quotas.version, ledger.pool.num_blocks)
+        if at != self._computed_at:
+            num_blocks, policies = ledger.pool.num_blocks, ledger.quotas.by_name()
+            self._computed_at = at
+            self._hard = Capacity(num_blocks, policies, pins.kept(hard_only=True))
+            self._everything = Capacity(num_blocks, policies, pins.kept())
 
     @property
     def num_pinned(self) -> int:

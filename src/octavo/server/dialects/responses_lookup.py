@@ -62,7 +62,7 @@ class Lookup:
     def _said_in(self, response_id: str) -> _ResponseItems:
         if response_id not in self._said:
             stored = self._edge.model.sessions.responses.find(self._tenant, response_id)
-            document = parse_document(stored.document)
+            document = parse_document(stored)
             items = [*document.items, *document.output]
             self._said[response_id] = _ResponseItems(items, {str(item["id"]): item for item in items})
         return self._said[response_id]

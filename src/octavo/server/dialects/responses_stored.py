@@ -86,7 +86,7 @@ def _named(request: Request) -> tuple[str, str]:
 def _found(edge: Edge, request: Request) -> Document:
     """As it is told now. Raises UnknownSession."""
     tenant, response_id = _named(request)
-    document = parse_document(edge.model.sessions.responses.find(tenant, response_id).document)
+    document = parse_document(edge.model.sessions.responses.find(tenant, response_id))
     is_running = edge.running.find(tenant, response_id) is not None
     if document.response["status"] != "in_progress" or is_running:
         return document
