@@ -22,8 +22,8 @@ class Turn:
 
     def to_json(self) -> dict[str, object]:
         """The answer's field about its session."""
-        told: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
-        return told | ({"fallback": self.fallback} if self.fallback else {})
+        shown: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
+        return shown | ({"fallback": self.fallback} if self.fallback else {})
 
 
 @dataclass(slots=True)

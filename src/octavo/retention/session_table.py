@@ -43,7 +43,7 @@ class Session:
     tenant: str
     ttl_s: float
     expires: float
-    is_response: bool = False  # a stored response: it gives way to what is newer
+    is_response: bool = False  # its blocks are let go before those of sessions
     names: list[bytes] = field(default_factory=list)
     num_shared: int = 0  # of these, the leading ones that all tenants have in common
     turn: int | None = None  # id of the request that runs
