@@ -25,9 +25,10 @@ from bench.speculation.tasks import NUM_PROMPTS, TASKS, Prompt, chosen_tasks, pr
 from octavo.api.llm import LLM
 from octavo.config import StartOptions
 from octavo.engine.outputs import EngineStats
-from octavo.engine.requests import encode_rendered, render_chat
+from octavo.engine.requests import render_chat
 from octavo.errors import ConfigError, RequestFailed, shown
 from octavo.params import SamplerParams
+from octavo.text.continuation import encode_rendered
 from octavo.types import ChatMessage, FinishReason
 
 OFF = "off"

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
-# How the ids of stored responses begin. To all that keeps blocks they are sessions, which give way first.
-
 
 class Notice(str):
     """A line of progress that stays to be read; other lines may replace each other."""
@@ -85,9 +83,7 @@ class Request:
     request_id: int = 0  # 0: not submitted yet
     prompt: tuple[int, ...] = ()
     params: SamplerParams = field(default_factory=SamplerParams)
-    max_tokens: int = (
-        0  # 0: `params.max_tokens`, or as many as fit; prompt + max_tokens fits context and pool
-    )
+    max_tokens: int = 0  # 0: `params.max_tokens`, or as many as fit into context and pool
     seed: int = 0  # the client's, or drawn once at submission
     n: int = 1
     tenant: str = ""

@@ -14,7 +14,8 @@ from bench.watching.watching import BusyScheduler, Read, Round, Scene, draw, rea
 from tests.doubles.fake_model import FakeModel
 from tests.waiting import LIMIT_S
 
-from octavo.bench.load import Arrival, LoadReport, Spread, Targets
+from octavo.bench.load import Arrival, LoadReport, Spread
+from octavo.bench.workloads import WorkloadTargets
 from octavo.errors import ConfigError, RequestFailed
 from octavo.server.frames import FrameReader, FrameWriter
 from octavo.server.run import base_url, bind, build_server
@@ -27,7 +28,7 @@ def report(speed: float) -> LoadReport:
     spread = Spread(1.0, 1.0, 1.0)
     return LoadReport(
         "random", Arrival(1).in_words(), 1, 1, 0, {}, {}, 1.0, 1, speed, 1.0, spread, spread, spread,
-        Targets(1.0, 1.0), 1, 1.0,
+        WorkloadTargets(1.0, 1.0), 1, 1.0,
     )  # fmt: skip
 
 

@@ -180,8 +180,8 @@ def test_a_refusal_is_the_same_error_with_its_field_and_code() -> None:
 def test_bytes_that_are_no_command_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     good = encode_command(port.Resize(3))
     for data, said in (
-        (b"", "begins with bytes none; allowed: 01 00"),
-        (b"\x02" + good[1:], "begins with bytes 02 00"),
+        (b"", "begins with bytes none; allowed: 02 00"),
+        (b"\x01" + good[1:], "begins with bytes 01 00"),
         (good[:-2], "these bytes are no command"),
         (encode_reply(3), "these bytes are no command"),
     ):

@@ -248,7 +248,7 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
         chat = open_chat()
         llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm.submitter._reply_to
 
-        async def leave_when_it_is_made(answer: Future[object]) -> object:
+        async def leave_when_it_is_made(answer: Future[object], **timeout: object) -> object:
             await answer_to(answer)
             raise asyncio.CancelledError
 

@@ -61,7 +61,9 @@ class Driver:
             arrival=self.engine.clock(),
             cache_salt=prompt.cache_salt,
         )
-        request = self.engine.apply(FitRequest(checked(asked, self._facts, self.engine.config.stop_ids)))
+        request = checked(asked, self._facts, self.engine.config.stop_ids)
+        with self._alone():
+            request = self.engine.apply(FitRequest(request))
         compile_grammar(params, self._facts)  # refused here, and ready when it is queued
         return request
 

@@ -6,7 +6,7 @@ of them.
 
 A session's first turn makes it known to the scheduler; `make_known` and `fork` do so before a turn. `attach`
 makes all records known to a scheduler that is new, at start and after a broken step. All other commands name
-them by their ids alone, so none makes a session known again that was deleted meanwhile.
+them by their ids. After each that makes one known, a record that was deleted meanwhile is forgotten again.
 """
 
 from __future__ import annotations
@@ -67,13 +67,17 @@ class Conversations:
     encoder: Encoder
     store: ConversationStore
 
-    async def make_known(self, record: Record) -> None:
-        """A new record, in which nothing was said yet."""
-        await self.submitter.send(RestoreSession(self._stored(record)))
+    def make_known(self, record: Record) -> None:
+        """To the scheduler, if it is not: what is asked of it next finds it."""
+        self.submitter.post(RestoreSession(self._stored(record)))
+        self._forget_if_gone(record)
 
     async def fork(self, source: Record, made: Record) -> int:
         """Make a record that was forked from that one known; returns how many blocks of it are suspended."""
-        return await self.submitter.send(ForkSession(source.session_id, self._stored(made)))
+        try:
+            return await self.submitter.send(ForkSession(source.session_id, self._stored(made)))
+        finally:
+            self._forget_if_gone(made)
 
     def forget(self, record: Record) -> None:
         """It is no more in the store: the scheduler shall keep nothing of it."""
@@ -105,14 +109,19 @@ class Conversations:
         """The next turn of that record: the request, whose prompt is composed of what was said before and the
         messages. Raises SessionBusy, UnknownSession where it is no more, or as `Submitter.submit`; then
         nothing was queued."""
-        store, session_id = self.store, record.session_id
+        store, session_id, engine = self.store, record.session_id, self.submitter.engine
         composed = await self.encoder.compose(record.tokens, messages, options, tenant=record.tenant)
         # Held until the request is queued, so that the submitter need not wait for it.
         compiled = await self.submitter.compilers.compiled(request.params, record.tenant)
         turn = object()
 
         def say(said: Sequence[int], num_shared: int) -> None:
-            store.say(session_id, said, num_shared)
+            is_kept = store.say(session_id, said, num_shared)
+            if (
+                is_kept and engine.num_recoveries != num_recoveries
+            ):  # the scheduler may have the record before
+                self.forget(record)
+                self.make_known(store.find_again(record))
 
         def stop(request_id: int, num_tokens: int) -> None:
             self.submitter.post(StopTurn(session_id, request_id, num_tokens))
@@ -122,20 +131,21 @@ class Conversations:
             self._forget_if_gone(record)
 
         recorder = TurnRecorder(composed.tokens, self.encoder.token_bytes, say, stop, end)
-        now = store.begin_turn(record, turn)
+        now, num_recoveries = store.begin_turn(record, turn), engine.num_recoveries
         try:
             request = replace(request, prompt=composed.tokens, session=session_id, session_ttl=now.ttl_s)
             stream = await self.submitter.submit(request, fallback=composed.fallback, follower=recorder)
             store.use(session_id)
         except BaseException:
             store.withdraw_turn(turn)
-            self._forget_if_gone(record)
             raise
+        finally:
+            self._forget_if_gone(record)
         del compiled
         return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
 
     def _forget_if_gone(self, record: Record) -> None:
-        """Its first turn has made it known, where that came behind the `ForgetSession` of its deletion."""
+        """A command that makes it known may have come behind the `ForgetSession` of its deletion."""
         if not self.store.has(record.session_id):
             self.forget(record)
 

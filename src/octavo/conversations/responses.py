@@ -92,7 +92,7 @@ class Responses:
                 await self._conversations.fork(source, made)
                 self._submitter.post(RenewSession(source.session_id))
             else:
-                await self._conversations.make_known(made)
+                self._conversations.make_known(made)
         except BaseException:
             self._conversations.unmake(made)
             raise

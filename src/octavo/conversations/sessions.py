@@ -260,10 +260,12 @@ class Sessions:
         return await self.find(tenant, session_id)
 
     def _said(self, tenant: str, session_id: str) -> Record:
-        """The session, in which something was said. Raises UnknownSession or InvalidRequest."""
+        """The session, in which something was said, and which the scheduler knows, whose clock may let it
+        expire a moment earlier. Raises UnknownSession or InvalidRequest."""
         record = self._store.find(tenant, session_id)
         if not record.tokens:
             raise InvalidRequest(f"nothing was said in session {session_id}", param="session")
+        self._conversations.make_known(record)
         return record
 
     async def _view(self, record: Record) -> SessionView:

@@ -1,7 +1,7 @@
 """What is remembered of chat sessions: whose they are, and the token ids of all that was said. And of stored
 responses, which are the same with a document, and which no client knows as sessions.
 
-It answers from memory; with a file, every change is written behind (`session_file`). `sync` waits until one
+It answers from memory; with a file, every change is written behind (`file`). `sync` waits until one
 is on the medium, and so may a caller that deletes one. A file that SQLite finds damaged costs the sessions in
 it, never an answer, and is begun afresh. Where there are too many, a session is refused, because clients
 delete them; of responses, which they do not, the one gives way that was used longest ago and does not run.

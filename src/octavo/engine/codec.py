@@ -18,7 +18,7 @@ from octavo.engine import port
 from octavo.engine.port import Command, ReplyT
 from octavo.errors import InvalidRequest, OctavoError
 
-VERSION = 1
+VERSION = 2
 COMMAND_BYTES_MAX = 64 << 20  # the longest prompt, with its session's tokens, and a grammar
 REPLY_BYTES_MAX = 256 << 20  # a glimpse of the largest pool
 

@@ -52,6 +52,7 @@ class Engine:
         self._watch = watch
         self._recorder = recorder
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
+        self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
         self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = EngineCounters()
@@ -170,6 +171,7 @@ class Engine:
         new.continue_from(old)
         self._stalled = False
         self._begin(new)
+        self.num_recoveries += 1  # before the store is read: what is said from now on is not in it
         self.restore_sessions()
         return updates
 

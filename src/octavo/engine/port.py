@@ -338,8 +338,9 @@ class Port:
 
     def _submit(self, request: Request, pin: PinOrder | None, fallback: str, now: float) -> int:
         s = self._scheduler
-        s.tenants.check_known(request.tenant)  # first: a pin takes blocks of idle sessions
         if pin is not None:
+            s.tenants.check_known(request.tenant)  # first: a pin takes blocks of idle sessions
+            s.check_pool(request)
             s.client_pins.open(pin, request.request_id, now)
         try:
             s.submit(request)
@@ -430,7 +431,7 @@ def request_of(command: Command[ReplyT]) -> Request | None:
 def names_tenant(command: Command[ReplyT]) -> bool:
     """Whether it is a tenant's, or of tenants."""
     match cast(object, command):
-        case Submit(request) | FitRequest(request):
+        case Submit(request):
             return bool(request.tenant)
         case SetTenants(policies):
             return any(policy.name != SHARED for policy in policies)

@@ -1,6 +1,6 @@
 """A recording: all that a scheduler was given and all that it planned, in a file that `replay` runs again.
 
-    "octavo-recording-1\\n"   then entries, each a length in 4 bytes and msgpack:
+    "octavo-recording-2\\n"   then entries, each a length in 4 bytes and msgpack:
 
     Began        what the scheduler is made of; once at the start, and after each recovery
     Applied      a command, and when
@@ -33,7 +33,7 @@ from octavo.types import SampledToken, StepPlan, StepResult
 
 log = logging.getLogger("octavo.recording")
 
-MAGIC = b"octavo-recording-1\n"
+MAGIC = b"octavo-recording-2\n"
 BYTES_MAX = 4 << 30
 KEPT = 3  # older recordings
 ENTRY_BYTES_MAX = 256 << 20

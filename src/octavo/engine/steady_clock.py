@@ -12,7 +12,7 @@ time must not go because of that, so three rules hold at a start:
    by which less is too old.
 2. `is_sure` tells whether ages can be believed: the same boot, whose wall clock was not moved, or another one
    within a day. Where they cannot, nothing on disk is removed for its age at this start.
-3. What seems to have expired meanwhile is kept a while longer (`SessionStore.open`).
+3. What seems to have expired meanwhile is kept a while longer (`ConversationStore.open`).
 """
 
 from __future__ import annotations

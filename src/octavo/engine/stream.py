@@ -51,9 +51,8 @@ class DeltaStream:
         self.assembler = assembler
         self.tenant = ""  # whose request it is
         self.follower: Follower | None = None
-        self.accepted: Future[int] | None = (
-            None  # the engine's reply to `Submit`, done before the first delta
-        )
+        # The engine's reply to `Submit`, done before the first delta.
+        self.accepted: Future[int] | None = None
         self._waiting: deque[Delta] = deque()
         self._waiting_max = max(WAITING_MAX, 4 * assembler.num_choices)
         self._came = asyncio.Event()  # something waits, or has ended
@@ -96,9 +95,8 @@ class DeltaStream:
             if delta is None:
                 continue
             if self.follower is not None:
-                self.follower.take(
-                    self, delta
-                )  # first: a client that has read the end may begin the next turn
+                # First: a client that has read the end may begin the next turn.
+                self.follower.take(self, delta)
             self._put(delta)
             if delta.finish is not None and update.finish is None:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on

@@ -97,10 +97,10 @@ class Submitter:
         if not reply.cancelled() and reply.exception() is None:
             self._last_stats = reply.result()
 
-    async def _reply_to(self, reply: Future[ReplyT]) -> ReplyT:
+    async def _reply_to(self, reply: Future[ReplyT], timeout_s: float | None = REPLY_TIMEOUT_S) -> ReplyT:
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that meets the reply.
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await wrap_future(reply)
         except TimeoutError:
             raise EngineStopped(
@@ -126,14 +126,14 @@ class Submitter:
         nothing was queued, and no pin opened.
         """
         compiled = await self.compilers.compiled(request.params, request.tenant)
-        request = replace(request, request_id=next(self._ids), arrival=self.engine.clock())
+        request = replace(request, request_id=next(self._ids), max_tokens=0, arrival=self.engine.clock())
         request = checked(request, self._facts, self.engine.config.stop_ids)
         assembler = Assembler(request, self._vocabulary, compiled)
         stream = DeltaStream(request.request_id, asyncio.get_running_loop(), assembler, self._cancel)
         stream.tenant, stream.follower = request.tenant, follower
         reply = self._open(stream, Submit(request, pin, fallback))
         try:
-            await self._reply_to(reply)
+            await self._reply_to(reply, timeout_s=None)  # however long the step takes that runs
         except BaseException:
             self._forget(request.request_id)
             self._loop.cancel(request.request_id)  # should it have been queued, and we not have waited

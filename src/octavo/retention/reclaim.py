@@ -12,9 +12,9 @@ one on, until the request is met or no source has an answer. The orders are not 
     BOUNDING    a waiting one wants to enter, and its        fetches behind it, then all of its tenant, if
                 tenant's own bounds are short                nothing of its tenant runs that may end
     ADMITTING   the same, and the pool is short              fetches, if nothing runs; lower priorities last,
-                                                             and only if that lets it in
+                                                             and only if that admits it
     CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
-                                                             compute; borrowers only if that lets it in
+                                                             compute; borrowers only if that admits it
     RESIZING    the pool is to be smaller                    fetches, then the sequences that lose least: no
                                                              request is asked on behalf of another
     RELOADING   a tenant holds more than it may now          its running sequences, which come back by

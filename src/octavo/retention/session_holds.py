@@ -226,12 +226,8 @@ class SessionHolds:
     def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
         """A shared prefix takes room below of `shared`, whichever tenant's session keeps it: without any it
         would wait to be stored for ever."""
-        quotas = self._context.ledger.quotas
-        tier, pool, limit = (
-            self._tier,
-            self._context.ledger.pool,
-            quotas.disk_maximum(quotas.shared),
-        )
+        tier, pool, quotas = self._tier, self._context.ledger.pool, self._context.ledger.quotas
+        limit = quotas.disk_maximum(quotas.shared)
         names = session.names[: session.num_shared]
         if tier is None or limit is None or all(name in tier for name in names):
             return False

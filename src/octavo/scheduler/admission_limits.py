@@ -121,7 +121,7 @@ class AdmissionLimits:
         )
 
     def tenant_allows_without(self, sequence: Sequence, num_hits: int, lower: Many[Sequence]) -> bool:
-        """Whether its tenant's own bounds let it in once these have gone."""
+        """Whether its tenant's own bounds admit it once these have gone."""
         kept = [s for s in self._live.running if s not in lower]
         return self._shares.allows(sequence, num_hits, kept, self._held_only_by(lower))
 

@@ -9,7 +9,7 @@
 - A higher priority may preempt strictly lower ones to enter.
 - Tenants take turns within a priority (fair_queue.py); one whose own bounds keep its first out is passed
   over, and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
-- What is kept of idle sessions gives way to the first in line, where that could never run beside it, and
+- What is kept of idle sessions is released for the first in line, where that could never run with it, and
   enters, or is loaded, at once without it (admission_limits.py).
 """
 
@@ -134,7 +134,7 @@ class Admission:
     # -- what is reclaimed for a waiting sequence
 
     def _reclaim_within_bounds(self, entry: _Entry) -> bool:
-        """Whether its tenant's bounds let it in, perhaps once the tenant's own fetches were released, and
+        """Whether its tenant's bounds admit it, perhaps once the tenant's own fetches were released, and
         lower priorities preempted."""
         sequence, tenant, limits = entry.sequence, entry.sequence.request.tenant, self.limits
         if not limits.has_bounds(tenant):
@@ -198,7 +198,7 @@ class Admission:
         return holds if holds and victims(entry) else []
 
     def _lower_priorities(self, entry: _Entry) -> list[Holder]:
-        """Those that may be preempted for it, if preempting all of them lets it in."""
+        """Those that may be preempted for it, if that admits it."""
         if entry.lower is None:
             entry.lower = self._find_lower(entry)
         elif entry.lower:

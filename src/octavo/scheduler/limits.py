@@ -29,6 +29,15 @@ def with_max_tokens(
     return replace(request, max_tokens=max(1, min(left, fits)))
 
 
+def check_salt(request: Request) -> None:
+    """Raise InvalidRequest where the names of a salted request's blocks would be kept for others."""
+    kept = "session" if request.session else "pin" if request.fills_pin else ""
+    if request.cache_salt and kept:
+        raise InvalidRequest(
+            f"cache_salt is given; allowed with a {kept}: none (leave out one of the two)", param="cache_salt"
+        )
+
+
 def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: int, block_size: int) -> None:
     """Raise unless the request could run alone: in the context, beside all that hard holders keep (of which
     `own` blocks are its own), in the rows."""
@@ -105,7 +114,11 @@ def _check_pooling(request: Request) -> None:
     """Raise unless a request that wants its prompt's embedding is a plain one."""
     if request.params.pooling is None:
         return
-    assert request.max_tokens == 1, "its placeholder ends it"
+    if request.max_tokens != 1:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens}; allowed with pooling: 1, whose placeholder ends it",
+            param="max_tokens",
+        )
     if request.n != 1:
         raise InvalidRequest(f"n is {request.n}; allowed with pooling: 1", param="n")
     if request.session or request.fills_pin:

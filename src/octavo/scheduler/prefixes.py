@@ -2,7 +2,7 @@
 blocks in an offload tier.
 
 Followers: where the next block a sequence needs is being computed by a running one, it waits for that block.
-This is decided anew every step, so a leader that is cancelled or preempted releases its followers. A follower
+This is decided in every step, so a leader that is cancelled or preempted releases its followers. A follower
 never blocks those behind it, and lends its priority to its leader.
 """
 

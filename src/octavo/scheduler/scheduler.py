@@ -21,9 +21,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Self
 
 from octavo.memory.block_namer import BlockNamer
+from octavo.memory.capacity import Capacity
 from octavo.memory.check import check as check_ledger
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain
@@ -52,7 +54,7 @@ from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
-from octavo.scheduler.limits import check_fits, with_max_tokens
+from octavo.scheduler.limits import check_fits, check_salt, with_max_tokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.pool_resizer import PoolResizer
@@ -146,12 +148,13 @@ class Scheduler:
         """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
         then nothing was queued."""
         self.tenants.check_known(request.tenant)
+        check_salt(request)
         self.tenants.check_queue(request.tenant)
         context, live = self.context, self.live
         chain = self._chain_of(request)
         if request.session:
             self.session_holds.check_turn(request)
-        request = self._fitted(request, chain)
+        request = self._fitted(request, chain.names)
         context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
         assert request.request_id not in live, "request ids are unique"
         sequence = Sequence(
@@ -179,16 +182,21 @@ class Scheduler:
     def fitted(self, request: Request) -> Request:
         """The request as it would be queued now, with its `max_tokens`. Raises RequestTooLarge or
         InvalidRequest where it could never run. Changes nothing. O(tokens)."""
-        return self._fitted(request, self._chain_of(request))
+        check_salt(request)
+        return self._fitted(request, self._chain_of(request).names if request.session else ())
 
-    def _fitted(self, request: Request, chain: NameChain) -> Request:
+    def check_pool(self, request: Request) -> None:
+        """Raise RequestTooLarge or InvalidRequest where the request could not even run in an empty pool."""
+        pool = Capacity(self.ledger.pool.num_blocks, {}, {})
+        check_fits(request, self.config, pool, 0, self.ledger.block_size)
+
+    def _fitted(self, request: Request, names: Many[bytes]) -> Request:
         room, config, size = self.room, self.context.config, self.context.ledger.block_size
-        own, own_hard = (room.own_of_new(request, chain.names, hard_only=hard) for hard in (False, True))
-        now, beside_hard = (
-            room.everything.room(request.tenant, own=own),
-            room.hard.room(request.tenant, own=own_hard),
-        )
-        request = with_max_tokens(request, config.context_length, now, beside_hard, size)
+        own = room.own_of_new(request, names, hard_only=False)
+        own_hard = room.own_of_new(request, names, hard_only=True)
+        left = room.everything.room(request.tenant, own=own)
+        left_by_hard = room.hard.room(request.tenant, own=own_hard)
+        request = with_max_tokens(request, config.context_length, left, left_by_hard, size)
         check_fits(request, config, room.hard, own_hard, size)
         return request
 
@@ -197,8 +205,6 @@ class Scheduler:
         those that the session has. O(tokens)."""
         tokens = array("I", request.prompt)
         if request.cache_salt:
-            assert not request.session, "what a session keeps has no salt"
-            assert not request.fills_pin, "what a pin keeps has no salt"
             return self.namer.salted(request.tenant, request.cache_salt, tokens)
         pin = self.pins.filled_by(request)
         session_id = request.session if pin is None else pin.session_id

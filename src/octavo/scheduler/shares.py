@@ -32,7 +32,7 @@ class TenantShares:
         self._budget = budget
 
     def allows(self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: Set[int]) -> bool:
-        """Whether its tenant's own bounds let it in beside `running`, once `freed` are unheld."""
+        """Whether its tenant's own bounds admit it beside `running`, once `freed` are unheld."""
         tenant = sequence.request.tenant
         policy = self._quotas.policy(tenant)
         if policy.max_running is not None:

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from octavo.conversations.responses import RESPONSE_PREFIX
 from octavo.engine.outputs import ChatMessage
 from octavo.server.dialects.responses_tools import custom_arguments, joined_name
 from octavo.server.errors import JsonObject
 from octavo.types import ToolCall
 
-RESPONSE_PREFIX = "resp_"
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
