@@ -56,7 +56,7 @@ def checked(request: Request, facts: ModelFacts, stop_ids: frozenset[int]) -> Re
     check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
     check_masks(params, vocab_size, stop_ids)
-    check_guide(params, facts)
+    _check_guide(params, facts)
     salt = request.cache_salt
     require_range("length of cache_salt", len(salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
@@ -68,7 +68,7 @@ def checked(request: Request, facts: ModelFacts, stop_ids: frozenset[int]) -> Re
     return replace(request, params=params, seed=seed)
 
 
-def check_guide(params: SamplerParams, facts: ModelFacts) -> None:
+def _check_guide(params: SamplerParams, facts: ModelFacts) -> None:
     """Raise InvalidRequest where an output must be led, and the model's tokens are not known."""
     if needs_guide(params) and facts.grammars is None:
         name = "max_thinking_tokens" if params.grammar is None else params.grammar.param
@@ -80,10 +80,9 @@ def compile_grammar(
 ) -> CompiledGrammar | None:
     """The compiled grammar that an output must follow, if any, to be held until the request ends. Raises
     InvalidRequest, QueueFull, TrialStopped. May take long the first time: not for the event loop."""
-    check_guide(params, facts)
     if params.grammar is None:
         return None
-    assert facts.grammars is not None
+    assert facts.grammars is not None  # as `checked` found
     return facts.grammars.compile(params.grammar.of_tenant(tenant), stop)
 
 
