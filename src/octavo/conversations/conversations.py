@@ -116,10 +116,8 @@ class Conversations:
         turn = object()
 
         def say(said: Sequence[int], num_shared: int) -> None:
-            is_kept = store.say(session_id, said, num_shared)
-            if (
-                is_kept and engine.num_recoveries != num_recoveries
-            ):  # the scheduler may have the record before
+            is_kept, is_new = store.say(session_id, said, num_shared), engine.num_recoveries != num_recoveries
+            if is_kept and is_new:  # the new scheduler may have the record as it was before the turn
                 self.forget(record)
                 self.make_known(store.find_again(record))
 
