@@ -203,26 +203,6 @@ def generate(
 
 
 @app.command()
-def convert(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for serve.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.", show_default=False)],
-    file: opt.File = None,
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND",
-            help="What matrices become: q4, int8, bf16, f32; auto (safetensors): as in the file.",
-        ),
-    ] = "q4",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
-) -> None:
-    """Write a model's weights in another kind, as a GGUF file."""
-    from octavo.cli.convert import run
-
-    run(opt.named(model, file), out, weights, overwrite=overwrite)
-
-
-@app.command()
 def replay(
     recording: Annotated[
         Path, typer.Argument(metavar="FILE", help="What `serve --record` wrote.", show_default=False)

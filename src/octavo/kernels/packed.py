@@ -120,7 +120,7 @@ def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
 
 def unpack_vector(raw: RawTensor) -> Floats:
     """The tensor as float32, of its own shape. Raises as `pack` does."""
-    require_consistent(raw)
+    _require_consistent(raw)
     out = np.empty(math.prod(raw.shape), np.float32)
     _native.dequantise(raw.data, raw.kind, out.size, out)
     return out.reshape(raw.shape)
@@ -161,10 +161,10 @@ def require_matrix(raw: RawTensor) -> None:
     """Raise unless the tensor is a consistent matrix."""
     if len(raw.shape) != 2:
         raise BadModelFile(f"tensor {raw.name} has shape {raw.shape}; a matrix is needed")
-    require_consistent(raw)
+    _require_consistent(raw)
 
 
-def require_consistent(raw: RawTensor) -> None:
+def _require_consistent(raw: RawTensor) -> None:
     """Raise unless the kind is known and the bytes are exactly those of the shape."""
     if raw.kind not in BLOCKS:
         known = ", ".join(BLOCKS)

@@ -34,7 +34,7 @@ from octavo.types import Notice
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.load")
-ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small the model is
 
 
@@ -203,7 +203,7 @@ def describe_gguf_file(gguf: GgufFile) -> Description:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadModelFile(f"{gguf.path} has no matrix token_embd.weight")
-    ropes = RopeTensors(*(_rope_factors(gguf, name) for name in ROPE_FACTORS))
+    ropes = RopeTensors(*(_rope_factors(gguf, name) for name in _ROPE_FACTORS))
     fields = Fields(str(gguf.path), gguf.metadata)
     return describe_gguf(fields, embedding.shape[0], ropes, "output.weight" in gguf.tensors)
 

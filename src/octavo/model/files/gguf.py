@@ -40,7 +40,7 @@ MetaValue = bool | int | float | str | NumberArray | tuple[bytes, ...] | list["M
 PAIRS_MAX = 1 << 16
 TENSORS_MAX = 1 << 16
 NAME_BYTES_MAX = 1 << 16
-STRING_BYTES_MAX = 1 << 26  # a whole tokenizer.json is the longest
+_STRING_BYTES_MAX = 1 << 26  # a whole tokenizer.json is the longest
 ARRAY_LENGTH_MAX = 1 << 23
 NESTED_LENGTH_MAX = 1 << 12
 DIMENSIONS_MAX = 4
@@ -114,7 +114,6 @@ class GgufFile:
     tensors: Mapping[str, RawTensor]
     header_bytes: int  # everything before the tensor data, in the part where that is most
     files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
-    pairs: Mapping[str, Bytes] = field(repr=False)  # type and value of each key, as the first part has them
 
     @property
     def path(self) -> Path:
@@ -190,7 +189,6 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
         MappingProxyType(tensors),
         max(part.header_bytes for part in parts),
         MappingProxyType(files),
-        parts[0].pairs,
     )
 
 
@@ -215,14 +213,11 @@ def _read_part(path: Path, problems: list[ModelError] | None, budget: _Budget) -
     num_tensors = reader.count("number of tensors", TENSORS_MAX, least_bytes=24)
     num_pairs = reader.count("number of metadata pairs", PAIRS_MAX, least_bytes=13)
     metadata: dict[str, MetaValue] = {}
-    pairs: dict[str, Bytes] = {}
     for _ in range(num_pairs):
         key = reader.text("metadata key", NAME_BYTES_MAX)
         if key in metadata:
             raise reader.bad(f"metadata key {key!r:.100} appears twice")
-        start = reader.position
         metadata[key] = reader.value(reader.u32(f"type of {key!r:.100}"), f"metadata {key!r:.100}")
-        pairs[key] = reader.data[start : reader.position]
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
     unknown = _unknown_kinds(reader)
@@ -233,9 +228,7 @@ def _read_part(path: Path, problems: list[ModelError] | None, budget: _Budget) -
     data_start = -(-reader.position // alignment) * alignment
     tensors = MappingProxyType(_place_tensors(reader, infos, data_start, alignment))
     files = MappingProxyType(dict.fromkeys(tensors, file))
-    return GgufFile(
-        (path,), version, MappingProxyType(metadata), tensors, data_start, files, MappingProxyType(pairs)
-    )
+    return GgufFile((path,), version, MappingProxyType(metadata), tensors, data_start, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +289,7 @@ class _Reader:
             raise self.bad(f"{what} is {count:,}; allowed: up to {most:,}, and {left:,} bytes are left")
         return count
 
-    def text(self, what: str, most: int = STRING_BYTES_MAX) -> str:
+    def text(self, what: str, most: int = _STRING_BYTES_MAX) -> str:
         length = self.count(f"length of {what}", most, least_bytes=1)
         self.charge(_OBJECT_BYTES + length, what)
         start = self.take(length, what)
