@@ -205,3 +205,19 @@ def test_a_prompt_that_is_cancelled_or_preempted_counts_for_what_was_computed_of
     served.scheduler.cancel(gone)
     assert service.turn_of("a") == service.of("a") == service.served["a"] < 100
     served.drain()
+
+
+def test_what_the_best_ranked_prompt_gets_beside_the_turns_is_taken_from_the_last_of_them() -> None:
+    served = Served(tokens=2)
+    first, second, third = (served.add(20, tenant=tenant) for tenant in "aab")
+
+    def step() -> set[int]:
+        """The requests that had a chunk in it."""
+        planned = {chunk.seq_id for chunk in served.step().chunks}
+        return {s.request.request_id for s in served.scheduler.live.running if s.seq_id in planned}
+
+    assert step() == {first, second}
+    newest = served.add(20, tenant="c")
+    assert step() == {first, third}, "b was served as little as c, and came before"
+    assert step() == {first, newest}
+    served.drain()

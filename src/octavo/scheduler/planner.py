@@ -78,10 +78,11 @@ class Planner:
 
     def _leave_one_to_the_first(self, prompts: list[Sequence], grants: list[int]) -> None:
         """Turns may put a prompt of another tenant before the best-ranked one, which alone may preempt all:
-        it gets a position all the same, so that some request always advances."""
+        it gets a position all the same, so that some request always advances. Of those that have most, the
+        one whose turn comes last leaves it."""
         first = min(range(len(prompts)), key=lambda i: prompts[i].rank)
         if grants[first] == 0 and any(grants):
-            largest = max(range(len(grants)), key=grants.__getitem__)
+            largest = max(reversed(range(len(grants))), key=grants.__getitem__)
             grants[largest] -= 1
             grants[first] = 1
 
