@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -87,6 +88,58 @@ def test_what_was_said_as_the_engine_broke_is_known_to_the_scheduler_that_follow
                 SessionRefused, match=r"7 of the 7 blocks .* are neither in memory nor on disk"
             ):
                 await sessions.suspend("", turn.session_id)
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_session_deleted_as_its_turn_ends_after_a_break_ends_the_turn(tmp_path: Path) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
+        sessions = chat.llm.sessions
+        store = sessions._store
+        say = store.say
+
+        def say_and_delete(session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
+            is_kept = say(session_id, tokens, num_shared)
+            store.delete(store.find("", session_id))
+            return is_kept
+
+        try:
+            late: list[tuple[TurnRecorder, DeltaStream, Delta]] = []
+            params = SamplerParams(max_tokens=20, ignore_eos=True)
+            with mock.patch.object(TurnRecorder, "take", lambda *given: late.append(given)):
+                turn = await sessions.turn(
+                    request_for((), params, session="new"), [ChatMessage("user", HELLO)]
+                )
+                await read(turn.stream)
+            await break_a_step(chat, gate)
+            with mock.patch.object(store, "say", say_and_delete):
+                for recorder, stream, delta in late:
+                    recorder.take(stream, delta)
+            assert not store._turns
+            assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_of_a_session_that_the_scheduler_let_expire_a_moment_earlier_knows_what_was_said() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        try:
+            await chat.say(HELLO)
+            chat.llm.submitter.post(ForgetSession("", chat.session_id))
+            more = [*chat.messages, ChatMessage("user", "more")]
+            params = SamplerParams(max_tokens=300, ignore_eos=True)
+            turn = await chat.llm.sessions.turn(request_for((), params, session=chat.session_id), more)
+            turn.stream.cancel()
+            await read(turn.stream)
+            num_names = await ask(chat.llm, lambda s, now: [len(one.names) for one in s.session_table])
+            assert num_names == [len(turn.prompt[: turn.reused_tokens]) // chat.engine.block_size]
         finally:
             chat.close()
 

@@ -56,7 +56,9 @@ def restore(engine: Engine, store: ConversationStore) -> None:
     of those that were suspended first, for that is what they were promised, then of those that were used
     last."""
     for record in sorted(store.records(), key=lambda record: (record.num_suspended == 0, -record.used)):
-        engine.apply(RestoreSession(stored_session(record, store.seconds_left(record))))
+        # A turn runs of one whose time has passed: it gets its ttl anew when that ends.
+        left_s = store.seconds_left(record) or record.ttl_s
+        engine.apply(RestoreSession(stored_session(record, left_s)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ class Conversations:
             is_kept, is_new = store.say(session_id, said, num_shared), engine.num_recoveries != num_recoveries
             if is_kept and is_new:  # the new scheduler may have the record as it was before the turn
                 self.forget(record)
-                self.make_known(store.find_again(record))
+                with contextlib.suppress(UnknownSession):  # deleted meanwhile
+                    self.make_known(store.find_again(record))
 
         def stop(request_id: int, num_tokens: int) -> None:
             self.submitter.post(StopTurn(session_id, request_id, num_tokens))
@@ -131,6 +134,8 @@ class Conversations:
         recorder = TurnRecorder(composed.tokens, self.encoder.token_bytes, say, stop, end)
         now, num_recoveries = store.begin_turn(record, turn), engine.num_recoveries
         try:
+            if now.tokens:  # the scheduler's clock may have let it expire a moment earlier
+                self.make_known(now)
             request = replace(request, prompt=composed.tokens, session=session_id, session_ttl=now.ttl_s)
             stream = await self.submitter.submit(request, fallback=composed.fallback, follower=recorder)
             store.use(session_id)

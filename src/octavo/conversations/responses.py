@@ -74,21 +74,19 @@ class Responses:
         """
         response = NewResponse(response_id, document)
         await self._submitter.send(CheckTenant(tenant))
+        source = None
         if previous_id is not None:
-            _find_ended(self._store, tenant, previous_id)
+            previous = _find_ended(self._store, tenant, previous_id)
             self._store.use(previous_id)
+            source = previous if previous.tokens else None
         self._make_room(tenant, response, previous_id or "")
-        source = (
-            None if previous_id is None else self._store.find(tenant, previous_id, ConversationKind.RESPONSE)
-        )
-        is_fork = source is not None and bool(source.tokens)
         made = (
-            self._store.fork(source, None, self._ttl_s, response)
-            if source is not None and is_fork
-            else self._store.create(tenant, self._ttl_s, response)
+            self._store.create(tenant, self._ttl_s, response)
+            if source is None
+            else self._store.fork(source, None, self._ttl_s, response)
         )
         try:
-            if source is not None and is_fork:
+            if source is not None:
                 await self._conversations.fork(source, made)
                 self._submitter.post(RenewSession(source.session_id))
             else:

@@ -43,10 +43,10 @@ async def create_response(edge: Edge, request: Request) -> Response:
     parsed = read_request(await read_json(edge, request))
     edge.check_model(parsed.body.model)
     response_id, tenant = new_response_id(), tenant_of(request)
-    talk = _conversation(edge, tenant, parsed, response_id)
+    context = _context_of(edge, tenant, parsed, response_id)
     response = _begun(edge, parsed, response_id)
-    chat = await _begin(edge, request, parsed, response, talk, watch)
-    run = ResponseRun(edge, tenant, response, talk, chat, parsed.tools)
+    chat = await _begin(edge, request, parsed, response, context, watch)
+    run = ResponseRun(edge, tenant, response, context, chat, parsed.tools)
     return await answer(request, run, run, is_stream=bool(parsed.body.stream))
 
 
@@ -75,7 +75,7 @@ def _begun(edge: Edge, parsed: ParsedRequest, response_id: str) -> JsonObject:
     return begun | parsed.echoed_fields
 
 
-def _conversation(edge: Edge, tenant: str, parsed: ParsedRequest, response_id: str) -> ResponseContext:
+def _context_of(edge: Edge, tenant: str, parsed: ParsedRequest, response_id: str) -> ResponseContext:
     """All that was said before, and what the request says. Raises InvalidRequest, RequestTooLarge,
     UnknownSession, or SessionBusy where the previous response has not ended."""
     lookup, previous = Lookup(edge, tenant), parsed.body.previous_response_id
@@ -102,7 +102,7 @@ async def _begin(
     request: Request,
     parsed: ParsedRequest,
     response: JsonObject,
-    talk: ResponseContext,
+    context: ResponseContext,
     watch: RequestWatch,
 ) -> ChatRun:
     """Queue its turn."""
@@ -115,13 +115,13 @@ async def _begin(
             param="cache_salt",
         )
     with own_names():
-        messages = await _messages(edge, request, parsed, talk, tenant)
+        messages = await _messages(edge, request, parsed, context, tenant)
         if not parsed.is_stored:
             taker = None if previous is None else responses.unstored
             return await begin_chat(
                 edge, request, parsed.chat, messages, watch, session=previous, sessions=taker
             )
-        await responses.create(tenant, response_id, document_of(response, talk.items), previous)
+        await responses.create(tenant, response_id, document_of(response, context.items), previous)
         try:
             return await begin_chat(
                 edge, request, parsed.chat, messages, watch, session=response_id, sessions=responses
@@ -132,9 +132,9 @@ async def _begin(
 
 
 async def _messages(
-    edge: Edge, request: Request, parsed: ParsedRequest, talk: ResponseContext, tenant: str
+    edge: Edge, request: Request, parsed: ParsedRequest, context: ResponseContext, tenant: str
 ) -> Sequence[ChatMessage]:
-    messages = messages_of(talk.items, parsed.body.instructions)
+    messages = messages_of(context.items, parsed.body.instructions)
     if not parsed.may_be_truncated:
         return messages
     options, max_output = chat_options(request, parsed.chat), parsed.body.max_output_tokens

@@ -75,17 +75,17 @@ class ResponseRun(AnswerCodec[Step]):
         edge: Edge,
         tenant: str,
         response: JsonObject,
-        conversation: ResponseContext,
+        context: ResponseContext,
         run: ChatRun,
         tools: OfferedTools,
     ) -> None:
         self.response = response  # as it is now
         self._edge = edge
         self._tenant = tenant
-        self._conversation = conversation
+        self._context = context
         self._run = run
         self._id = str(response["id"])
-        self._writer = OutputWriter(self._id, conversation.num_own, run, tools)
+        self._writer = OutputWriter(self._id, context.num_own, run, tools)
         self._ended = asyncio.Event()
         self._is_cancelled = False
         self._error: OctavoError | None = None  # why it failed
@@ -129,8 +129,8 @@ class ResponseRun(AnswerCodec[Step]):
         return [self._numbered(event) for event in self._last_events]
 
     def error(self, error: OctavoError) -> list[JsonObject]:
-        """The same, with the error that `steps` has raised."""
-        assert error is self._error
+        """The same, with the error."""
+        self._error = error
         return self.end()
 
     def whole(self) -> JsonObject:
@@ -163,7 +163,7 @@ class ResponseRun(AnswerCodec[Step]):
         self.response = self.response | last | {"output": self._writer.output, "usage": self._usage()}
         self._edge.running.remove(self._tenant, self._id)
         if self.response["store"]:
-            document = document_of(self.response, self._conversation.items)
+            document = document_of(self.response, self._context.items)
             self._edge.model.sessions.responses.attach(self._tenant, self._id, document)
         self._ended.set()
         self._last_events = [*events, *self._endings(str(last["status"]))]
