@@ -76,7 +76,7 @@ def _accepted_with_the_rejected(
 def _settled_for_another_epoch(
     self: Drafts, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int
 ) -> int:
-    flight.epoch = flight.sequence.preemptions
+    flight.num_preemptions = flight.sequence.preemptions
     return _SETTLE(self, flight, samples, num_taken)
 
 

@@ -106,7 +106,8 @@ class SessionLives:
                 assert not any(pin.holder.blocks for pin in session.pins), "suspended, and it holds blocks"
                 for slot, name in scheduler.session_holds.slots(session.session_id):
                     assert below[slot][0] == name, "suspended, and its block is not below"
-            if state is SessionState.SUSPENDING and scheduler.session_holds.is_stuck(session):
+            is_stuck = session.hold is not None and scheduler.warm_pins.is_stuck(session.hold)
+            if state is SessionState.SUSPENDING and is_stuck:
                 scheduler.session_holds.give_up_suspending(session.session_id)
         for slot, name in self._kept_slots() if tier is not None else ():
             assert below[slot][0] == name, "a kept block is not below"

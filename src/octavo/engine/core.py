@@ -62,11 +62,11 @@ class Engine:
         self.scheduler = scheduler
         self.config, self.block_size = scheduler.config, scheduler.block_size
         self._port = Port(scheduler, self._counters, None if self._watch is None else self._watch.policy)
-        self._publish()
 
-    def _publish(self) -> None:
-        # Replaced after every step and command, never changed: any thread may read it.
-        self.num_tenants = self.scheduler.num_tenants
+    @property
+    def num_tenants(self) -> int:
+        """That the operator named last. Any thread may ask."""
+        return self.scheduler.num_tenants
 
     def step(self) -> list[Update]:
         """Apply the inbox's commands, plan, run, commit. Returns what clients must learn; empty when there is
@@ -100,7 +100,6 @@ class Engine:
             updates += self._commit(planned - started)
         for update in updates:
             self._counters.record_update(update)
-        self._publish()
         return updates
 
     def _commit(self, planning_seconds: float) -> list[Update]:
@@ -199,7 +198,6 @@ class Engine:
             if self._recorder is not None and not isinstance(command, View):
                 self._recorder.refuse()
             raise
-        self._publish()  # before the reply: what its reader asks next meets what was changed
         return cast(ReplyT, reply)
 
     def _open(self, envelope: Envelope[object]) -> list[Update]:

@@ -55,8 +55,8 @@ class Submit(Command[int], frozen=True, tag=True):
 
 
 class FitRequest(View[Request], frozen=True, tag=True):
-    """The request as `Submit` would queue it now, with its max_tokens; raises as it would, but for what waits
-    and what runs."""
+    """The request as `Submit` would queue it now, with its max_tokens; raises as it would, but for what
+    waits, what runs, and a session's turn."""
 
     request: Request
 

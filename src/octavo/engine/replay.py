@@ -54,7 +54,7 @@ class Replayed:
 
 
 def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1) -> Replayed:
-    """Run it up to the first fault; `progress` gets the number of entries so far. all invariants
+    """Run it up to the first fault; `progress` gets the number of entries so far. All invariants
     are checked after each step whose number is a multiple of `check_every`, O(everything); 0: never. Raises
     ConfigError for a file that is no recording."""
     replayed = Replayed()

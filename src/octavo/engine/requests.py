@@ -1,4 +1,4 @@
-"""What the model says about a request: its prompt is encoded here, and checked against vocabulary, context
+"""What the model says about a request: its chat is rendered, and it is checked against vocabulary, context
 and grammars. Nothing here knows the pool."""
 
 from __future__ import annotations

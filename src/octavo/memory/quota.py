@@ -29,7 +29,7 @@ def share_of(bound: int, num_tenants: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """One tenant's part of the house. None: no bound of its own."""
+    """One tenant's bounds. None: no bound of its own."""
 
     name: str
     weight: float = 1.0  # of its share of service, above 0

@@ -60,7 +60,7 @@ class Room:
 
     @property
     def everything(self) -> Capacity:
-        """The same as it is."""
+        """What the pool is promised to now, soft holds included."""
         self._refresh()
         return self._everything
 

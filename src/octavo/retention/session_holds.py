@@ -234,10 +234,6 @@ class SessionHolds:
         blocks = [pool.find(name) for name in names]
         return sum(b is None or quotas.owner_below(pool.owner[b]) == quotas.shared for b in blocks) > limit
 
-    def is_stuck(self, session: Session) -> bool:
-        """True while blocks of it could not be stored."""
-        return session.hold is not None and self._warm_pins.is_stuck(session.hold)
-
     def give_up_suspending(self, session_id: str) -> None:
         """It was not suspended after all: it stays in the pool and below as far as it is there."""
         session = self._table.get(session_id)

@@ -133,7 +133,7 @@ class AdmissionLimits:
         if not self._shares.allows(sequence, num_hits, self._live.running, NOTHING_FREED):
             return self._shares.why_not(sequence, num_hits)
         needed = self._budget.needed(sequence, num_hits)
-        promised = (self._promised or 0) + self._budget.headroom(len(self._live.running))
+        promised = self._promised_now() + self._budget.headroom(len(self._live.running))
         return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_unheld, promised)
 
     def why_tenant_does_not(self, sequence: Sequence, num_hits: int) -> Wait:

@@ -8,7 +8,7 @@
   door closes until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
 - Tenants take turns within a priority (fair_queue.py); one whose own bounds keep its first out is passed
-  over, and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
+  over, and never keeps others out. What its guarantee covers enters first, by preempting borrowers.
 - What is kept of idle sessions is released for the first in line, where that could never run with it, and
   enters, or is loaded, at once without it (admission_limits.py).
 """
@@ -213,7 +213,7 @@ class Admission:
         # Where blocks suffice only the tenant's own can help.
         own_only = self.limits.fits_but_for_its_tenant(sequence, num_hits)
         lower = self._victims.of_lower_priority(sequence, own_only=own_only)
-        lower = whole_groups(self._victims.lenders(lower, sequence))
+        lower = whole_groups(self._victims.preemptible_for(lower, sequence))
         return lower if self.limits.fits_without(sequence, num_hits, lower) else []
 
     def _borrowers(self, entry: _Entry) -> list[Holder]:

@@ -172,7 +172,7 @@ class Drafts:
         computed = flight.stop - len(drafts) + accepted
         if state is None:
             return computed
-        state.land()
+        state.clear_in_flight()
         if drafts and flight.is_current:
             assert sequence.table is not None
             assert sequence.num_planned == flight.stop, "something is planned behind drafts"

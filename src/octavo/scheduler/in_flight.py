@@ -12,7 +12,7 @@ class InFlightChunk:
     """One sequence's stake in a plan that is not committed yet."""
 
     sequence: Sequence
-    epoch: int  # how often the sequence had been preempted when it was planned
+    num_preemptions: int  # how often the sequence had been preempted when it was planned
     stop: int  # what num_computed becomes
     num_samples: int
     drafts: tuple[int, ...] = ()  # guesses at the last positions before `stop`
@@ -20,4 +20,4 @@ class InFlightChunk:
     @property
     def is_current(self) -> bool:
         """False where its sequence was preempted since: its blocks were dropped, and publish nothing."""
-        return self.epoch == self.sequence.preemptions
+        return self.num_preemptions == self.sequence.preemptions

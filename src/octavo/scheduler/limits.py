@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
@@ -12,20 +13,20 @@ from octavo.types import Request
 
 
 def with_max_tokens(
-    request: Request, context_length: int, room: int, room_beside_hard: int, block_size: int
+    request: Request, context_length: int, room: Callable[[bool], int], block_size: int
 ) -> Request:
     """The request with the `max_tokens` that it gets: what was asked for, if the context has room for it;
-    else as many tokens as fit into the context and into `room` blocks, or, where those hold not one, into the
-    blocks that there are once all soft holds are released. At least 1."""
+    else as many tokens as fit into the context and into the `room(False)` blocks that there are, or, where
+    those hold not one, into the `room(True)` that there are once all soft holds are released. At least 1."""
     if request.max_tokens:
         return request
     asked, num_prompt = request.params.max_tokens, len(request.prompt)
     left = context_length - num_prompt
     if asked is not None and asked <= left:
         return replace(request, max_tokens=asked)
-    fits = tokens_that_fit(num_prompt, request.params, room, block_size)
+    fits = tokens_that_fit(num_prompt, request.params, room(False), block_size)
     if fits < 1:
-        fits = tokens_that_fit(num_prompt, request.params, room_beside_hard, block_size)
+        fits = tokens_that_fit(num_prompt, request.params, room(True), block_size)
     return replace(request, max_tokens=max(1, min(left, fits)))
 
 

@@ -192,7 +192,7 @@ class LiveSequences:
         blocks."""
         sequence.num_lost = sequence.num_planned - sequence.num_guessed
         if sequence.drafts is not None:
-            sequence.drafts.land()
+            sequence.drafts.clear_in_flight()
         self._leave_row(sequence)
         sequence.state = State.WAITING
         sequence.num_computed = sequence.num_planned = 0

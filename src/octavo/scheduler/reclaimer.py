@@ -1,4 +1,4 @@
-"""The interpreter of reclaim: releases what `retention.reclaim` chooses, until a request is met."""
+"""Executes the orders of reclaim: releases what `retention.reclaim` chooses, until a request is met."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Reclaimer:
     _preemption: Preemption
 
     def __post_init__(self) -> None:
-        self.costs = PreemptionCosts(self._victims.running_holders, self._victims.share_of, self._loss_of)
+        self._costs = PreemptionCosts(self._victims.running_holders, self._victims.share_of, self._loss_of)
 
     def reclaim(self, order: ReclaimOrder, request: ReclaimRequest, winner: Sequence | None = None) -> bool:
         """Release what the order's sources hold until the request is met. False: it is not, and no source has
         anything left. `winner`: the sequence that it is for, if it is for one."""
         while not request.is_met():
-            choice = next_choice(order, request, self.costs)
+            choice = next_choice(order, request, self._costs)
             if not choice:
                 return False
             self._release(choice, winner)

@@ -180,25 +180,28 @@ class Scheduler:
             self.client_pins.taken(request)
 
     def fitted(self, request: Request) -> Request:
-        """The request as it would be queued now, with its `max_tokens`. Raises RequestTooLarge or
-        InvalidRequest where it could never run. Changes nothing. O(tokens)."""
+        """The request as it would be queued now, with its `max_tokens`. Raises UnknownTenant, and
+        RequestTooLarge or InvalidRequest where it could never run. Changes nothing. O(tokens)."""
+        self.tenants.check_known(request.tenant)
         check_salt(request)
         return self._fitted(request, self._chain_of(request).names if request.session else ())
 
     def check_pool(self, request: Request) -> None:
         """Raise RequestTooLarge or InvalidRequest where the request could not even run in an empty pool."""
-        pool = Capacity(self.ledger.pool.num_blocks, {}, {})
-        check_fits(request, self.config, pool, 0, self.ledger.block_size)
+        blocks, size = self.ledger.pool.num_blocks, self.ledger.block_size
+        request = with_max_tokens(request, self.config.context_length, lambda hard_only: blocks, size)
+        check_fits(request, self.config, Capacity(blocks, {}, {}), 0, size)
 
     def _fitted(self, request: Request, names: Many[bytes]) -> Request:
         room, config, size = self.room, self.context.config, self.context.ledger.block_size
-        own = room.own_of_new(request, names, hard_only=False)
-        own_hard = room.own_of_new(request, names, hard_only=True)
-        left = room.everything.room(request.tenant, own=own)
-        left_by_hard = room.hard.room(request.tenant, own=own_hard)
-        request = with_max_tokens(request, config.context_length, left, left_by_hard, size)
-        check_fits(request, config, room.hard, own_hard, size)
-        return request
+
+        def left(hard_only: bool) -> int:
+            capacity = room.hard if hard_only else room.everything
+            return capacity.room(request.tenant, own=room.own_of_new(request, names, hard_only=hard_only))
+
+        fitted = with_max_tokens(request, config.context_length, left, size)
+        check_fits(fitted, config, room.hard, room.own_of_new(request, names, hard_only=True), size)
+        return fitted
 
     def _chain_of(self, request: Request) -> NameChain:
         """The names of the prompt's full blocks; a turn, or a request that resumes a session, goes on under

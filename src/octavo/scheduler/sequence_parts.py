@@ -19,7 +19,7 @@ class DraftState:
     blocks_guessed: int = 0  # of the blocks, those that nothing but drafts in flight needs
     is_awaited: bool = False  # nothing is planned while a sample is in flight: guesses will be
 
-    def land(self) -> None:
+    def clear_in_flight(self) -> None:
         """No drafts are in flight any more."""
         self.num_guessed = self.blocks_guessed = 0
 

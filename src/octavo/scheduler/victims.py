@@ -91,7 +91,7 @@ class Victims:
             if s.priority < sequence.priority and (not own_only or s.request.tenant == tenant)
         ]
 
-    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
+    def preemptible_for(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
         """Of these, who may be preempted for a sequence of another tenant until their own are down to their
         guarantee; last in rank first. O(blocks of the candidates)."""
         quotas = self._context.ledger.quotas
