@@ -21,12 +21,12 @@ class FadingAverage:
         self._measured_at = 0.0
 
     def add(self, measured: float, now: float) -> None:
-        """One more measurement."""
+        """One more measurement, made at `now` seconds."""
         self._average = smoothed(self._average, measured, self._weight)
         self._measured_at = now
 
     def at(self, now: float) -> float | None:
-        """Its value then; None: nothing was measured."""
+        """Its value at `now` seconds; None: nothing was measured."""
         if self._average is None:
             return None
         return self._average * math.exp2(-(now - self._measured_at) / self._half_life_s)

@@ -55,7 +55,7 @@ class VisibleBlocks:
     num_holders: Sequence[int] | Mapping[int, int]  # by place, among those that it sees
 
     def numbered(self, blocks: list[int]) -> list[int]:
-        """A copy."""
+        """These blocks by the viewer's numbers, a list of its own. KeyError: it does not see one."""
         return blocks[:] if self.numbers is None else list(map(self.numbers.__getitem__, blocks))
 
     def names(self, pool: BlockPool) -> list[bytes | None]:

@@ -37,7 +37,7 @@ class _ChatCall:
 
 
 class _ChatChoice:
-    """One choice so far. Tokens are kept for a whole answer alone."""
+    """One choice so far. A stream keeps none of its text and tokens, a whole answer all."""
 
     def __init__(self, index: int, form: ToolFormat | None) -> None:
         self._index = index
@@ -48,24 +48,36 @@ class _ChatChoice:
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[_ChatCall] = []
+        self._has_called = False
 
-    def push(self, event: AnswerEvent) -> JsonObject:
-        """More of it, as a choice of a chunk."""
-        match event:
+    def keep(self, step: Step) -> None:
+        """More of a whole answer."""
+        self.tokens += step.delta.tokens
+        for said in step.events:
+            match said:
+                case Content(text):
+                    self._content.append(text)
+                case Thought(text):
+                    self._thoughts.append(text)
+                case CallBegun(index, name):
+                    self._has_called = True
+                    self._calls.append(_ChatCall(new_call_id(self._form, name, index), name))
+                case ArgumentsText(index, text):
+                    self._calls[index].arguments.append(text)
+
+    def shaped(self, said: AnswerEvent) -> JsonObject:
+        """More of a stream, as a choice of a chunk."""
+        match said:
             case Content(text):
-                self._content.append(text)
                 return self.chunk({"content": text})
             case Thought(text):
-                self._thoughts.append(text)
                 return self.chunk({"reasoning_content": text, "reasoning": text})
             case CallBegun(index, name):
-                call_id = new_call_id(self._form, name, index)
-                self._calls.append(_ChatCall(call_id, name))
-                function = {"name": name, "arguments": ""}
+                self._has_called = True
+                call_id, function = new_call_id(self._form, name, index), {"name": name, "arguments": ""}
                 call = {"index": index, "id": call_id, "type": "function", "function": function}
                 return self.chunk({"tool_calls": [call]})
             case ArgumentsText(index, text):
-                self._calls[index].arguments.append(text)
                 return self.chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
 
     def chunk(self, delta: JsonObject) -> JsonObject:
@@ -74,7 +86,7 @@ class _ChatChoice:
 
     def finish(self, finish: FinishReason, stop: str | int | None) -> None:
         """Its end, as OpenAI names that of an answer that may have called."""
-        self.finish_reason = "tool_calls" if finish is FinishReason.STOP and self._calls else finish
+        self.finish_reason = "tool_calls" if finish is FinishReason.STOP and self._has_called else finish
         self.stop = stop
 
     def message(self) -> JsonObject:
@@ -112,13 +124,14 @@ class ChatCodec(AnswerCodec[Step]):
         is_first = choice is None
         if choice is None:
             choice = self._choices[step.index] = _ChatChoice(step.index, self._run.kind.form)
-        shaped = list(map(choice.push, step.events))
+        shaped = list[JsonObject]()
+        if self._is_stream:
+            shaped += map(choice.shaped, step.events)
+        else:
+            choice.keep(step)
         if delta.finish is not None:
             choice.finish(delta.finish, delta.stop)
-        if not self._is_stream:
-            choice.tokens += delta.tokens
-            return ()
-        return self._chunks(delta, shaped, choice, is_first=is_first)
+        return self._chunks(delta, shaped, choice, is_first=is_first) if self._is_stream else ()
 
     def end(self) -> Sequence[JsonObject]:
         """The usage, where it is wanted."""

@@ -74,9 +74,9 @@ class ChatRun:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """What each delta says, as it comes; raises as `Generation.steps`."""
         readers: dict[int, AnswerReader] = {}
-        async with aclosing(self.generation.steps()) as pieces:
-            async for piece in pieces:
-                index, delta = piece.index, piece.delta
+        async with aclosing(self.generation.steps()) as steps:
+            async for step in steps:
+                index, delta = step.index, step.delta
                 reader = readers.get(index)
                 if reader is None:
                     reader = readers[index] = AnswerReader(self.kind)

@@ -182,12 +182,13 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
             choice = self._choices[step.index] = _TextChoice(step.prompt)
             if self._body.echo:
                 text = self._echoes[step.prompt] + text
-                tokens = (*self._generation.prompt_infos(step.prompt), *tokens)
         choice.finish, choice.stop = delta.finish, delta.stop
         if not self._body.stream:
             choice.texts.append(text)
-            choice.tokens += delta.tokens
+            choice.tokens += tokens
             return ()
+        if is_first and self._body.echo:
+            tokens = (*self._generation.prompt_infos(step.prompt), *tokens)
         has_logprobs = self._body.logprobs is not None and bool(tokens)
         has_ids = bool(self._body.return_token_ids) and (is_first or bool(tokens))
         if not (text or has_logprobs or has_ids or delta.finish is not None):

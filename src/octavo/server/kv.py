@@ -34,6 +34,7 @@ from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_messages, check_prompts, encode_prompts
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
+from octavo.server.tenant_registry import TenantRegistry
 
 _TTL_S = 3600.0
 _REQUEST_ID_DIGITS_MAX = 18
@@ -78,18 +79,18 @@ async def show_kv(edge: Edge, request: Request) -> Response:
         own = await edge.model.control.kv(tenant.name)
         return json_response(kv_row(own) | {"bounds": asdict(tenant.policy(own.bytes_per_block))})
     view = await edge.model.control.kv()
-    return json_response(kv_row(view) | {"tenants": _tenants(edge, view)})
+    row = kv_row(view)
+    if edge.roster is not None:
+        row["tenants"] = _tenants(edge.roster, view)
+    return json_response(row)
 
 
-def _tenants(edge: Edge, view: PoolView) -> list[JsonObject]:
+def _tenants(roster: TenantRegistry, view: PoolView) -> list[JsonObject]:
     """What each uses, with its bounds in blocks: those of the file, then those that are gone and still hold
     something."""
-    used = () if view.totals is None else view.totals.tenants
-    if edge.roster is None:
-        return [use_row(use) for use in used]
-    uses = {use.name: use for use in used}
+    uses = {} if view.totals is None else {use.name: use for use in view.totals.tenants}
     told = []
-    for tenant in edge.roster.tenants.all:
+    for tenant in roster.tenants.all:
         policy = tenant.policy(view.bytes_per_block)
         use = uses.pop(tenant.name, TenantUse(tenant.name))
         told.append(asdict(policy) | use_row(use) | {"operator": tenant.operator})

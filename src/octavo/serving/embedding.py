@@ -22,7 +22,7 @@ from octavo.serving.client import EngineClient
 from octavo.types import FinishReason, Request, Usage
 
 IN_FLIGHT_MAX = 128
-PLAIN = Request()
+_PLAIN = Request()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ async def embed_all(
     model: EngineClient,
     prompts: Sequence[Sequence[int]],
     options: EmbeddingOptions,
-    wanted: Request = PLAIN,
+    wanted: Request = _PLAIN,
     seen: Callable[[int, Delta], None] = lambda index, delta: None,
 ) -> list[Embedded]:
     """The prompts' vectors, in their order; `seen` gets every delta with its prompt's index. `wanted`: the

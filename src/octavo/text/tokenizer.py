@@ -147,11 +147,6 @@ class Tokenizer:
             templates=templates_of_folder(folder, settings),
         )
 
-    def to_json(self) -> str:
-        """The library's own form of it, what tokenizer.json holds; `from_gguf` reads it too."""
-        text: str = self._backend.to_str(pretty=False)
-        return text
-
     def with_template(self, source: str) -> Tokenizer:
         """The same tokenizer, whose chats are written by another template, a Jinja text."""
         other = copy.copy(self)
