@@ -20,7 +20,7 @@ def sequence_of(served: Served, request_id: int) -> Sequence:
 
 def victims(served: Served, eligible: list[Sequence], needed: int) -> list[Sequence]:
     by_holder = {s.as_holder(): s for s in eligible}
-    return [by_holder[h] for h in cheapest(list(by_holder), needed, served.scheduler.reclaimer.costs)]
+    return [by_holder[h] for h in cheapest(list(by_holder), needed, served.scheduler.reclaimer._costs)]
 
 
 def candidate(
