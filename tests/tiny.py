@@ -205,7 +205,7 @@ def tiny_engine(
 def pool_bytes(engine: Engine):  # type: ignore[no-untyped-def]
     """The bytes of all its blocks, (N, bytes of a block), to be written over."""
     runner = engine.executor._runner  # type: ignore[attr-defined]
-    return runner.blocks.pool.data if hasattr(runner, "blocks") else runner.forward.pool.data
+    return runner.forward.pool.data
 
 
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:

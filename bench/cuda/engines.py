@@ -23,8 +23,8 @@ from octavo.api.outputs import CompletionOutput
 from octavo.config import StartOptions
 from octavo.device import compiled_step
 from octavo.device.backend import TorchBackend
+from octavo.device.forward import DeviceForward
 from octavo.device.opening import compiled_backend
-from octavo.device.runner import DeviceRunner
 from octavo.device.triton import linear
 from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights
@@ -156,11 +156,11 @@ def one_tiling(probe: Probe) -> Iterator[None]:
         yield
 
 
-def runner_of(llm: LLM) -> DeviceRunner:
-    """What its engine runs."""
-    runner = llm.started.runner
-    assert isinstance(runner, DeviceRunner)
-    return runner
+def forward_of(llm: LLM) -> DeviceForward:
+    """What computes its steps."""
+    forward = llm.started.runner.forward
+    assert isinstance(forward, DeviceForward)
+    return forward
 
 
 def essence(choice: CompletionOutput) -> list[tuple[int, bytes]]:

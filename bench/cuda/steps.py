@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 import torch
-from engines import new_backend, open_llm, random_model, runner_of
+from engines import forward_of, new_backend, open_llm, random_model
 from measuring import Probe, begin, copy_rate, medians, parser
 from peer import generate_batch
 from shapes import LLAMA_8B, QWEN3_06B, TINY, Shape
@@ -91,7 +91,7 @@ def sampled(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
 
 def replays(probe: Probe, llm: LLM, shape: Shape, rate: float) -> None:
     """What the device needs for the captured steps that the engine has made, contexts as they stand."""
-    arithmetic = runner_of(llm).arithmetic
+    arithmetic = forward_of(llm).arithmetic
     assert isinstance(arithmetic, CompiledArithmetic)
     num_bytes = shape.weights_read * probe.dtypes[0].itemsize
     for size, captured in sorted(arithmetic._captured.items()):

@@ -6,15 +6,15 @@ import dataclasses
 
 import torch
 
-from octavo.device.backend import DeviceExecutor, TorchBackend
-from octavo.device.eager import EagerOps
-from octavo.device.opening import compiled_backend, eager_backend
-from octavo.device.runner import DeviceRunner
+from octavo.device.backend import TorchBackend
+from octavo.device.opening import compiled_backend, reference_backend
 from octavo.device.weights import DeviceWeights
 from octavo.executor.backend import PoolSize
-from octavo.executor.runner import RunnerConfig
+from octavo.executor.executor import DeviceExecutor
+from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape
+from octavo.kernels.reference import ReferenceOps
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
@@ -36,22 +36,22 @@ class _Running:
         config: RunnerConfig,
         worker: TransferWorker | None,
         grammars: Grammars | None,
-    ) -> DeviceRunner:
+    ) -> Runner:
         size = PoolSize(dataclasses.replace(shape, kind=self.kv), num_blocks)
         return self.backend.new_runner(model, config, size, worker, grammars)
 
-    def new_executor(self, runner: DeviceRunner) -> DeviceExecutor:
+    def new_executor(self, runner: Runner) -> DeviceExecutor:
         return DeviceExecutor(runner)
 
 
-class TinyTorch(_Running, EagerOps):
-    """Eager ops on torch's CPU whose pools hold K and V as `kv` says."""
+class TinyTorch(_Running, ReferenceOps):
+    """The reference's ops over torch's CPU; pools hold K and V as `kv` says."""
 
     def __init__(self, kv: str = "f32") -> None:
-        super().__init__(CPU, "f32")
+        super().__init__("f32")
         self.kv = kv
         self.name = f"torch-{kv}"
-        self.backend = eager_backend(CPU, "f32", lambda: 1 << 30, self)
+        self.backend = reference_backend("f32", lambda: 1 << 30, self)
 
 
 class TinyCompiled(_Running, DeviceWeights):

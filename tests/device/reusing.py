@@ -1,5 +1,4 @@
-"""The processor's tests over torch: what they build `NativeOps` for gets torch's ops, and a batch of arrays
-becomes a step on torch's CPU."""
+"""The processor's tests over torch: what they build `NativeOps` for gets torch's pool, rows and drawing."""
 
 from __future__ import annotations
 
@@ -7,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-import numpy as np
 import pytest
-import torch
 from tests.device.over_torch import TinyTorch
 
 from octavo.device.layout import Layout
-from octavo.device.step import DeviceStep, StepShape
-from octavo.kernels.contract import HostBatch, KvShape
+from octavo.kernels.contract import KvShape
 
 
 class TorchInstead(TinyTorch):
@@ -40,12 +36,3 @@ def torch_instead_of_native(*modules: ModuleType) -> Iterator[pytest.MonkeyPatch
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         yield patch
-
-
-def step_of(batch: HostBatch) -> DeviceStep:
-    """The same chunks on torch's CPU."""
-    chunks = np.arange(batch.starts.size, dtype=np.int32)
-    token_chunks = np.repeat(chunks, np.diff(batch.offsets))
-    shape = StepShape(chunks, batch.starts, batch.offsets, token_chunks, batch.positions, batch.logit_rows)
-    arrays = (torch.from_numpy(array) for array in (*shape.arrays, batch.tokens, batch.tables))
-    return DeviceStep(shape, *arrays)

@@ -25,7 +25,7 @@ def asked() -> list[Request]:
 
 @pytest.mark.usefixtures("chained_dots")
 @pytest.mark.parametrize("kv", ["int8"])
-def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_eager_ops_say(
+def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_the_reference_says(
     kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ops = TinyCompiled(kv)
@@ -40,7 +40,7 @@ def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_eager_ops_sa
     assert {key: answer.essence for key, answer in crowd.items()} == {
         key: answer.essence for key, answer in alone.items()
     }
-    eager = run(tiny_engine(TinyTorch(kv)), asked())  # type: ignore[arg-type]
+    reference = run(tiny_engine(TinyTorch(kv)), asked())  # type: ignore[arg-type]
     assert {key: answer.tokens for key, answer in crowd.items()} == {
-        key: answer.tokens for key, answer in eager.items()
+        key: answer.tokens for key, answer in reference.items()
     }

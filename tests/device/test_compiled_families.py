@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,13 +15,16 @@ from tests.model import model_bench
 from tests.model.checkpoints import random_prompt
 
 from octavo.device import compiled_step, lowering
-from octavo.device.arithmetic import tokens_of
+from octavo.device.arithmetic import DeviceStep
 from octavo.device.compiled import CompiledArithmetic
 from octavo.device.layout import allocate_pool
+from octavo.device.lowering import lower
 from octavo.device.rows import DeviceRows, carry
-from octavo.device.step import DeviceStep, shape_of
 from octavo.device.weights import DeviceWeights
-from octavo.kernels.contract import KvShape
+from octavo.errors import UnsupportedModel
+from octavo.executor.batch import shape_of
+from octavo.kernels.contract import Expert, KvShape, Routing
+from octavo.kernels.recording import Mixed, Node, Record
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.params import SamplerParams
@@ -59,10 +63,8 @@ class Machine:
         indices, values, *arrays = carry([*self.rows.written_by(plan).arrays(), *shape.arrays, *extra], CPU)
         self.rows.state[indices.long()] = values
         table_rows, starts, offsets, token_chunks, positions, logit_rows, *rest = arrays
-        tokens = tokens_of(table_rows, token_chunks, positions, self.rows.tokens)
-        tables = self.rows.tables
         step = DeviceStep(
-            shape, table_rows, starts, offsets, token_chunks, positions, logit_rows, tokens, tables, rest
+            shape, table_rows, starts, offsets, token_chunks, positions, logit_rows, self.rows, rest
         )
         hidden = self.arithmetic.hidden(step)
         logits = self.arithmetic.logits(hidden)
@@ -151,3 +153,11 @@ def test_smaller_kinds_of_kv_stay_near(kv: str, tmp_path: Path) -> None:
     given = logits_of(Machine(model, kv), tokens, [PROMPT] + [1] * DECODED)
     error = np.abs(given - expected).max()
     assert TOLERANCE < error < {"fp16": 1e-2, "int8": 8e-2, "fp8": 5e-1}[kv]
+
+
+def test_a_mixture_is_refused_by_name() -> None:
+    routing, expert = Routing(2, "softmax", normalised=True), cast(Expert, None)
+    record = Record([Mixed(Node(), Node(), [expert] * 9, routing, "silu")], Node())
+    pool = allocate_pool(KvShape(1, 1, 16, BLOCK), 1, CPU)
+    with pytest.raises(UnsupportedModel, match=r"a mixture of 9 experts, .* allowed: --backend native"):
+        lower(record, pool)

@@ -10,8 +10,8 @@ from tests.simulator.lives import drive
 
 from octavo.device.arithmetic import tokens_of
 from octavo.device.rows import DeviceRows, carry
-from octavo.device.step import shape_of
 from octavo.errors import ConfigError
+from octavo.executor.batch import shape_of
 from octavo.params import SamplerParams
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import AdmittedRow, Fork, StepPlan, StepResult, TableWrite

@@ -29,7 +29,7 @@ def of_ten_equals(**options: object) -> Engine:
         made[:, 20:30] = 0.0
         return made
 
-    engine.executor._runner.arithmetic.logits = logits  # type: ignore[attr-defined]
+    engine.executor._runner.forward.arithmetic.logits = logits  # type: ignore[attr-defined]
     return engine
 
 

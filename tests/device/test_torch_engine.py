@@ -44,7 +44,7 @@ from tests.engine.test_sessions import (  # noqa: F401
 )
 from tests.exactness import Subject, in_random
 
-from octavo.device import drawing
+from octavo.device import forward
 from octavo.device.sampler import is_drawn_on_device
 from octavo.types import Request
 
@@ -69,7 +69,7 @@ def test_the_model_of_these_tests_is_torchs() -> None:
     """Else they would prove nothing."""
     tiny = served.serve_tiny()
     try:
-        assert type(tiny.turnstile._inner).__module__ == "octavo.device.backend"
+        assert type(tiny.turnstile._inner).__module__ == "octavo.executor.executor"
     finally:
         tiny.llm.close()
 
@@ -81,7 +81,7 @@ def test_what_the_device_draws_is_what_the_host_would_draw(monkeypatch: pytest.M
     drawn = [alone(own, one).essence for one in asked if is_drawn(one)]
     assert len(drawn) >= 12
     assert sum(not one.params.greedy for one in asked if is_drawn(one)) >= 6
-    monkeypatch.setattr(drawing, "is_drawn_on_device", lambda params, is_led: False)
+    monkeypatch.setattr(forward, "is_drawn_on_device", lambda params, is_led: False)
     assert [alone(own, one).essence for one in asked if is_drawn(one)] == drawn
 
 

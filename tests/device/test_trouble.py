@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from octavo.device import backend as backend_module
 from octavo.device.layout import DevicePool
-from octavo.device.opening import eager_backend
+from octavo.device.opening import reference_backend
 from octavo.device.trouble import describe_trouble
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError, DeviceLost
@@ -31,7 +31,7 @@ def test_a_kernel_that_fails_takes_its_requests_and_the_engine_goes_on(depth: in
     ops = TinyTorch()
     wanted = run(tiny_engine(ops), [request(9, PROMPT, 6)])[9, 0]
     engine = tiny_engine(ops, depth=depth)
-    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    arithmetic = engine.executor._runner.forward.arithmetic  # type: ignore[attr-defined]
     plain, calls = arithmetic.hidden, []
 
     def fails_once(given: object) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_children_of_a_fork_fail_with_their_parent_and_nothing_else_breaks(depth
     own, which is no RuntimeError."""
     ops = TinyTorch()
     engine = tiny_engine(ops, depth=depth)
-    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    arithmetic = engine.executor._runner.forward.arithmetic  # type: ignore[attr-defined]
     plain, errors = arithmetic.hidden, [OutOfResources(229_376, 166_912, "shared memory")]
 
     def fails_once(step: object) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_requests_of_other_steps_live_on(monkeypatch: pytest.MonkeyPatch) -> Non
     ops = TinyTorch()
     wanted = run(tiny_engine(ops), [request(1, PROMPT, 12)])[1, 0]
     engine = tiny_engine(ops)
-    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    arithmetic = engine.executor._runner.forward.arithmetic  # type: ignore[attr-defined]
     plain = arithmetic.logits
     first = run(engine, [request(1, PROMPT, 12)])[1, 0]
     monkeypatch.setattr(arithmetic, "logits", lambda hidden: (_ for _ in ()).throw(RuntimeError("no")))
@@ -89,7 +89,7 @@ def test_requests_of_other_steps_live_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_bug_of_ours_is_no_kernels_failure() -> None:
     engine = tiny_engine(TinyTorch())
-    engine.executor._runner.arithmetic.hidden = lambda step: step.nothing  # type: ignore[attr-defined]
+    engine.executor._runner.forward.arithmetic.hidden = lambda step: step.nothing  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         run(engine, [request(1, PROMPT, 6)])
 
@@ -122,7 +122,7 @@ def test_a_pool_that_does_not_fit_says_what_was_asked_what_is_free_and_what_to_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend_module, "allocate_pool", no_memory)
-    backend = eager_backend(CPU, "f32", lambda: 4 << 20)
+    backend = reference_backend("f32", lambda: 4 << 20)
     size = PoolSize(KvShape(2, 2, 16, 16, "f32"), 1023)
     config = RunnerConfig(16, 4, 512, frozenset(), 97)
     with pytest.raises(ConfigError) as refused:

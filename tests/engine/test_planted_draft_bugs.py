@@ -12,7 +12,8 @@ from tests.engine import grammar_cases
 from tests.engine.test_drafts_exactness import subject_of
 from tests.exactness import Subject, in_random
 
-from octavo.executor.walks import Taken, Walker, _Walk
+from octavo.executor.draws import Taken
+from octavo.executor.walks import Walker, _Walk
 from octavo.kernels.native_ops import NativeOps
 from octavo.sampling.guides import Guide
 from octavo.sampling.sampler import SampleFailure, SampleRow
@@ -36,7 +37,7 @@ def sample_with_the_history_of_another_row(patch: pytest.MonkeyPatch) -> None:
 def sample_with_the_history_before_the_drafts(patch: pytest.MonkeyPatch) -> None:
     sample = Walker.sample
 
-    def remembering(self: Walker, plan: object, hidden: object) -> Taken:
+    def remembering(self: Walker, draws: object, forward: object) -> Taken:
         began = [None if entry is None else entry.length for entry in self._rows._rows]
         sample_row = Walker._sample_row
 
@@ -46,7 +47,7 @@ def sample_with_the_history_before_the_drafts(patch: pytest.MonkeyPatch) -> None
 
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Walker, "_sample_row", stale)
-            return sample(self, plan, hidden)  # type: ignore[arg-type]
+            return sample(self, draws, forward)  # type: ignore[arg-type]
 
     patch.setattr(Walker, "sample", remembering)
 
@@ -56,14 +57,14 @@ def go_on_behind_a_draft_that_is_wrong(patch: pytest.MonkeyPatch) -> None:
 
     def credulous(self: Walker, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
         take(self, walk, outcome, taken)
-        if isinstance(outcome, SampledToken) and len(walk.taken) <= len(walk.drafts):
+        if isinstance(outcome, SampledToken) and len(walk.taken) <= len(walk.draw.drafts):
             walk.is_over = False
 
     patch.setattr(Walker, "_take", credulous)
 
 
 def take_all_from_the_first_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Walk, "place", property(lambda self: self.places[0]))
+    patch.setattr(_Walk, "place", property(lambda self: self.draw.first))
 
 
 def forget_the_grammar_amid_a_draft(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, tiny_model
 
-from octavo.executor.forward import Forward, HostForward
+from octavo.executor.forward import BlockMover, HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.kernels.native_ops import NativeOps
 from octavo.types import BlockCopy, Move, StepPlan, Transfer
@@ -17,7 +17,7 @@ class Looking:
     def __init__(self) -> None:
         self.seen: list[np.ndarray] = []
 
-    def serve(self, blocks: Forward) -> None:
+    def serve(self, blocks: BlockMover) -> None:
         self._blocks = blocks
 
     def begin(self, transfers: tuple[Transfer, ...]) -> None:

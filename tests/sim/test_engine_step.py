@@ -18,7 +18,6 @@ from octavo.engine.port import Submit
 from octavo.executor import runner
 from octavo.executor.executor import InlineExecutor
 from octavo.executor.forward import HostForward
-from octavo.executor.runner import Runner
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -81,7 +80,7 @@ def test_the_runner_tells_how_much_of_a_step_was_building_its_batch(monkeypatch:
         return done
 
     monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(Runner, "_batch", taking(3.0, Runner._batch))
+    monkeypatch.setattr(HostForward, "prepare", taking(3.0, HostForward.prepare))
     monkeypatch.setattr(HostForward, "run", taking(10.0, HostForward.run))
     engine = tiny_engine(NativeOps(), clock=lambda: 0.0)
     run(engine, [request(1, [5, 6, 7], 2)])

@@ -20,8 +20,11 @@ import numpy as np
 from tests.wire.scripts import SCRIPTS, TEMPLATE, WORDS
 
 from octavo.config import StartOptions
-from octavo.executor.backend import EngineRunner, PoolSize
+from octavo.executor.backend import PoolSize
+from octavo.executor.batch import host_batch
 from octavo.executor.executor import Executor, InlineExecutor
+from octavo.executor.forward import Forward, HostBlocks
+from octavo.executor.rows import Rows
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Floats, HostBatch, Ints, KvShape, Matrix, RawTensor, WeightOps
@@ -149,12 +152,34 @@ class Script:
         return tokens
 
 
-@dataclass(slots=True)
-class ScriptedHidden:
-    """The contexts of a step's rows."""
+class ScriptedForward(Forward):
+    """A `Forward` whose blocks hold tokens; an empty slot is 0."""
 
-    script: Script
-    contexts: list[list[int]]
+    def __init__(self, script: Script, num_blocks: int) -> None:
+        self._script = script
+        self._pool = np.zeros((num_blocks, _BLOCK_BYTES // 4), np.int32)  # (N, .): token id + 1, B of them
+        self.blocks = HostBlocks(self._pool.view(np.uint8))
+        self._batch: HostBatch
+        self._contexts: list[list[int]] = []  # of the step's hidden rows
+
+    def prepare(self, plan: StepPlan, rows: Rows) -> None:
+        """Gather tokens and block tables."""
+        if plan.chunks:
+            self._batch = host_batch(plan, rows)
+
+    def run(self) -> None:
+        """Write the step's tokens, then read each wanted row's context."""
+        slots, batch = self._pool, self._batch
+        chunk_of = np.repeat(np.arange(len(batch.starts)), np.diff(batch.offsets))  # (T,)
+        blocks = batch.tables[chunk_of, batch.positions // BLOCK_SIZE]
+        slots[blocks, batch.positions % BLOCK_SIZE] = batch.tokens + 1
+        self._contexts = []
+        for index in batch.logit_rows:
+            stop = int(batch.positions[index]) + 1
+            table = batch.tables[chunk_of[index], : -(-stop // BLOCK_SIZE)]
+            held = slots[table, :BLOCK_SIZE].reshape(-1)[:stop]
+            assert held.all(), "a slot was read that holds no token"
+            self._contexts.append((held - 1).tolist())
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens."""
@@ -165,38 +190,13 @@ class ScriptedHidden:
 
     def logits(self, places: Sequence[int]) -> Floats:
         """(S, V)."""
-        return np.stack([self.script.logits(self.contexts[place]) for place in places])
+        return np.stack([self._script.logits(self._contexts[place]) for place in places])
 
-    def rows(self, places: Sequence[int]) -> Floats:
+    def hidden(self, places: Sequence[int]) -> Floats:
         """(S, E): whole numbers of a context's tokens."""
-        contexts = (self.contexts[place] for place in places)
+        contexts = (self._contexts[place] for place in places)
         numbers = [(len(one) % 8, one[-1] % 16 - 8, sum(one) % 32 - 16, 4) for one in contexts]
         return np.array(numbers, np.float32)
-
-
-class ScriptedForward:
-    """A `Forward` whose blocks hold tokens; an empty slot is 0."""
-
-    bytes_per_block = _BLOCK_BYTES
-
-    def __init__(self, script: Script, num_blocks: int) -> None:
-        self._script = script
-        self._pool = np.zeros((num_blocks, _BLOCK_BYTES // 4), np.int32)  # (N, .): token id + 1, B of them
-
-    def run(self, batch: HostBatch) -> ScriptedHidden:
-        """Write the step's tokens, then read each wanted row's context."""
-        slots = self._pool
-        chunk_of = np.repeat(np.arange(len(batch.starts)), np.diff(batch.offsets))  # (T,)
-        blocks = batch.tables[chunk_of, batch.positions // BLOCK_SIZE]
-        slots[blocks, batch.positions % BLOCK_SIZE] = batch.tokens + 1
-        contexts = []
-        for index in batch.logit_rows:
-            stop = int(batch.positions[index]) + 1
-            table = batch.tables[chunk_of[index], : -(-stop // BLOCK_SIZE)]
-            held = slots[table, :BLOCK_SIZE].reshape(-1)[:stop]
-            assert held.all(), "a slot was read that holds no token"
-            contexts.append((held - 1).tolist())
-        return ScriptedHidden(self._script, contexts)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -206,35 +206,6 @@ class ScriptedForward:
     def discard_blocks(self, first: int, last: int) -> None:
         """What they hold is lost."""
         self._pool[first:last] = 0
-
-    def read_block(self, block: int) -> memoryview:
-        """Its bytes."""
-        return memoryview(self._pool[block].view(np.uint8)).toreadonly()
-
-    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes."""
-        return fill(memoryview(self._pool[block].view(np.uint8)))
-
-    def read_into(self, block: int, place: memoryview) -> None:
-        """Copy its bytes to other memory."""
-        place[:] = self.read_block(block)
-
-    def write_from(self, block: int, place: memoryview) -> None:
-        """Copy its bytes from other memory."""
-        memoryview(self._pool[block].view(np.uint8))[:] = place
-
-    def pin(self, memory: memoryview) -> None:
-        """Nothing to do."""
-
-    def unpin(self) -> None:
-        """Nothing to do."""
-
-    def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """At once."""
-        return True
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 class SteadyRunner(Runner):
@@ -287,7 +258,7 @@ class ScriptedBackend:
         """A runner with a pool of its own."""
         return SteadyRunner(ScriptedForward(self._script, size.num_blocks), config, transfers, grammars)
 
-    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
         """In turn, behind what the test puts in front."""
         return self._new_executor_over(InlineExecutor(runner))
 

@@ -1,20 +1,38 @@
-"""What computes a step's hidden rows and logits over a pool: op after op here, kernels in `compiled.py`."""
+"""What computes a step's hidden rows and logits over a pool on a device: kernels in `compiled.py`, the
+reference's ops in `reference.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo.device.eager import EagerOps, batch_of
 from octavo.device.layout import DevicePool
-from octavo.device.sampler import greedy_tokens
-from octavo.device.step import DeviceStep, StepShape
+from octavo.device.rows import DeviceRows
+from octavo.executor.batch import StepShape
 from octavo.kernels.contract import Ints
-from octavo.model.decoder import hidden_states, project
-from octavo.model.spec import Model
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step's shape on the host, its arrays on the device (int32), and the rows that it reads."""
+
+    shape: StepShape
+    table_rows: Tensor
+    starts: Tensor
+    offsets: Tensor
+    token_chunks: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    rows: DeviceRows
+    extra: Sequence[Tensor] = ()  # what the arithmetic asked for
+
+    def tokens(self) -> Tensor:
+        """(T,) int32, read from the rows."""
+        return tokens_of(self.table_rows, self.token_chunks, self.positions, self.rows.tokens)
 
 
 class Arithmetic(Protocol):
@@ -40,39 +58,6 @@ class Arithmetic(Protocol):
     def likeliest(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S,) int64: the lowest of the likeliest tokens; -1 where logits hold NaN or +inf, or
         nothing but -inf."""
-
-
-class EagerArithmetic:
-    """Op after op, exact by construction on any device."""
-
-    def __init__(self, model: Model, ops: EagerOps, pool: DevicePool) -> None:
-        self.pool = pool
-        self._model, self._ops = model, ops
-
-    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
-        """state[indices] = values."""
-        state[indices.long()] = values
-
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole blocks, in order."""
-        for source, target in zip(sources, targets, strict=True):
-            self.pool.data[target] = self.pool.data[source]
-
-    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
-        """Nothing."""
-        return ()
-
-    def hidden(self, step: DeviceStep) -> Tensor:
-        """(R, E): the wanted rows of the step."""
-        return hidden_states(self._ops, self._model, self.pool, batch_of(step, self.pool.shape.block_size))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(S, E) -> (S, V) float32, raw."""
-        return project(self._ops, self._model, hidden)
-
-    def likeliest(self, hidden: Tensor) -> Tensor:
-        """(S, E) -> (S,) int64."""
-        return greedy_tokens(self.logits(hidden))
 
 
 def tokens_of(table_rows: Tensor, token_chunks: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

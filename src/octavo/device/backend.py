@@ -8,36 +8,20 @@ import torch
 
 from octavo.device.arithmetic import Arithmetic
 from octavo.device.devices import words_of
+from octavo.device.forward import DeviceForward
 from octavo.device.layout import DevicePool, Layout, allocate_pool
 from octavo.device.rows import DeviceRows
-from octavo.device.runner import DeviceRunner
 from octavo.errors import ConfigError
-from octavo.executor.backend import EXACT, EngineRunner, PoolSize
-from octavo.executor.executor import Executor, PendingResult
-from octavo.executor.runner import RunnerConfig
+from octavo.executor.backend import EXACT, PoolSize
+from octavo.executor.executor import DeviceExecutor, Executor
+from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, WeightOps
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
-from octavo.types import StepPlan
 from octavo.units import format_bytes
 
 NewArithmetic = Callable[[Model, DevicePool, DeviceRows], Arithmetic]
-
-
-class DeviceExecutor:
-    """Starts plans where they are made; whoever asks for a result waits for it."""
-
-    def __init__(self, runner: DeviceRunner) -> None:
-        self._runner = runner
-
-    def submit(self, plan: StepPlan) -> PendingResult:
-        """Start a plan."""
-        return self._runner.submit(plan)
-
-    def close(self) -> None:
-        """Let go of what the runner has."""
-        self._runner.close()
 
 
 class TorchBackend:
@@ -82,7 +66,7 @@ class TorchBackend:
         size: PoolSize,
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
-    ) -> DeviceRunner:
+    ) -> Runner:
         """A runner with a pool of its own, and a dummy block behind it. Raises ConfigError where it does not
         fit."""
         try:
@@ -97,9 +81,9 @@ class TorchBackend:
         rows = DeviceRows(
             config.max_rows, config.context_length, config.block_size, size.num_blocks, self.torch_device
         )
-        return DeviceRunner(self._new_arithmetic(model, pool, rows), rows, config, transfers, grammars)
+        forward = DeviceForward(self._new_arithmetic(model, pool, rows), rows, config.stop_ids)
+        return Runner(forward, config, transfers, grammars)
 
-    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
         """A device is its own thread: plans are started where they are made."""
-        assert isinstance(runner, DeviceRunner)
         return DeviceExecutor(runner)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.arithmetic import tokens_of
+from octavo.device.arithmetic import DeviceStep, tokens_of
 from octavo.device.compiled_step import (
     AttentionSizes,
     CompiledStep,
@@ -29,9 +29,7 @@ from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
 from octavo.device.packing import pack, unpack
-from octavo.device.recording import RECORDED, Node, NodeRecorder
 from octavo.device.rows import DeviceRows, carry
-from octavo.device.step import DeviceStep, StepShape
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
 from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
 from octavo.device.triton.blocks import copy_blocks, independent_runs
@@ -39,7 +37,9 @@ from octavo.device.triton.elementwise import scale
 from octavo.device.triton.plans import scatter
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
+from octavo.executor.batch import StepShape
 from octavo.kernels.contract import Ints
+from octavo.kernels.recording import record_step
 from octavo.model.decoder import hidden_states
 from octavo.model.spec import Model
 from octavo.units import blocks_for
@@ -159,11 +159,11 @@ class CompiledArithmetic:
     def _any_step(self, step: DeviceStep) -> CompiledStep:
         forms = forms_of(step.shape.lengths, self._sizes)
         return CompiledStep(
-            step.tokens,
+            step.tokens(),
             step.positions,
             step.token_chunks,
             step.logit_rows.to(torch.int64),
-            AttentionStep(step.tables, step.table_rows, step.starts, step.offsets),
+            AttentionStep(step.rows.tables, step.table_rows, step.starts, step.offsets),
             [(form, work_in(form, arrays)) for form, arrays in zip(forms, step.extra, strict=True)],
             self._sizes,
             int(step.shape.lengths.max()),
@@ -214,6 +214,4 @@ def _padded(count: int) -> int:
 
 def record(model: Model, pool: DevicePool) -> Program:
     """The decoder's launches for any step of the model."""
-    recorder = NodeRecorder()
-    result: Node = hidden_states(recorder, model, pool, RECORDED)
-    return lower(recorder.nodes, result, pool)
+    return lower(record_step(lambda ops, batch: hidden_states(ops, model, pool, batch), pool), pool)

@@ -20,22 +20,6 @@ from torch import Tensor
 
 from octavo.device.compiled_step import CompiledStep
 from octavo.device.layout import DevicePool
-from octavo.device.recording import (
-    POSITIONS,
-    Activated,
-    Attended,
-    Capped,
-    Embed,
-    Gated,
-    Node,
-    Normed,
-    Product,
-    Scaled,
-    Stored,
-    Sum,
-    Take,
-    Turned,
-)
 from octavo.device.triton.attention import AttentionForm
 from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
 from octavo.device.triton.embedding import embed
@@ -43,7 +27,26 @@ from octavo.device.triton.linear import linear
 from octavo.device.triton.norms import layer_norm, rms_norm
 from octavo.device.triton.store import HeadTransform, store_heads
 from octavo.device.weights import own, own_matrix, stacked, stacked_biases
+from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import AttentionSpec, Vector
+from octavo.kernels.recording import (
+    POSITIONS,
+    Activated,
+    Attended,
+    Capped,
+    Embed,
+    Gated,
+    Mixed,
+    Node,
+    Normed,
+    Product,
+    Record,
+    Scaled,
+    Stored,
+    Sum,
+    Take,
+    Turned,
+)
 
 Values = dict[Node, Tensor]
 Launch = Callable[[Values, CompiledStep], object]
@@ -67,10 +70,20 @@ class Program:
         return values[self.result]
 
 
-def lower(nodes: Sequence[Node], result: Node, pool: DevicePool) -> Program:
-    """The nodes as launches over this pool. Weights that are read together are stacked."""
-    lowering = _Lowering(nodes, pool)
-    for node in nodes:
+def lower(record: Record, pool: DevicePool) -> Program:
+    """A record as launches over this pool. Weights that are read together are stacked.
+
+    Raises UnsupportedModel for a mixture: how many rows an expert gets is known to the device alone, while
+    launches and captured steps have sizes that the host fixes; a grouped product would have to be a kernel.
+    """
+    for node in record.nodes:
+        if isinstance(node, Mixed):
+            raise UnsupportedModel(
+                f"the model is a mixture of {len(node.experts)} experts, for which the GPU's kernels have no "
+                "product; allowed: --backend native, or --backend torch --device cpu"
+            )
+    lowering, result = _Lowering(record.nodes, pool), record.result
+    for node in record.nodes:
         lowering.lower(node)
     last = {node: index for index, reads in enumerate(lowering.reads) for node in reads}
     done: list[list[Node]] = [[] for _ in lowering.launches]

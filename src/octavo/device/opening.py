@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.device.arithmetic import Arithmetic, EagerArithmetic
+from octavo.device.arithmetic import Arithmetic
 from octavo.device.backend import TorchBackend
 from octavo.device.devices import check_capability
-from octavo.device.eager import EagerOps
 from octavo.device.layout import DevicePool
+from octavo.device.reference import ReferenceArithmetic
 from octavo.device.rows import DeviceRows
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError
+from octavo.kernels.reference import ReferenceOps
 from octavo.model.spec import Model
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def open_backend(
         if attention == "flash":
             raise ConfigError(f"attention is flash, and torch computes on its {name}; allowed there: triton")
         torch.set_num_threads(threads or 1)
-        return eager_backend(device, weights, host_memory)
+        return reference_backend(weights, host_memory)
     dtype = torch.float32 if weights == "f32" else torch.bfloat16
     return compiled_backend(device, dtype, host_memory, is_flash=attention == "flash")
 
@@ -57,16 +58,16 @@ def time_kernels(name: str) -> Iterator[DeviceTime]:
     return measure_kernels(device, torch.bfloat16)
 
 
-def eager_backend(
-    device: torch.device, weights: str, host_memory: Callable[[], int], ops: EagerOps | None = None
+def reference_backend(
+    weights: str, host_memory: Callable[[], int], ops: ReferenceOps | None = None
 ) -> TorchBackend:
-    """Op after op, exact by construction, on any device."""
-    own = ops or EagerOps(device, weights)
+    """The reference's ops over torch's CPU. Integers of a file become float32, as on a device."""
+    own = ops or ReferenceOps("bf16" if weights == "bf16" else "f32")
     return TorchBackend(
-        device,
+        torch.device("cpu"),
         own,
-        own.arithmetic_id,
-        lambda model, pool, rows: EagerArithmetic(model, own, pool),
+        f"torch-{own.arithmetic_id}",
+        lambda model, pool, rows: ReferenceArithmetic(model, own, pool),
         host_memory,
     )
 

@@ -175,3 +175,9 @@ def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
     pack(arrays, host.numpy())
     moved = host if device.type == "cpu" else host.to(device, non_blocking=True)
     return unpack(moved, sizes)
+
+
+def to_device(columns: list[list[int]], device: torch.device) -> Tensor:
+    """int64, a row for each column; the copy does not wait."""
+    host = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)

@@ -9,12 +9,12 @@ of integers (units of 2^-40), so no order of adding matters, and a row's bits do
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from octavo.device.functions import exp
 from octavo.device.penalties import is_adjusted_on_device
 from octavo.params import SamplerParams
 from octavo.sampling.filters import filters
@@ -26,6 +26,11 @@ _LOW = 0xFFFF_FFFF
 _PHILOX = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ATANH_TERMS = [1.0 / n for n in range(21, 1, -2)]
+_LOG2_E = 1.0 / math.log(2.0)
+_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # few enough bits that a multiple of it is exact
+_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+_EXP_TERMS = [1.0 / math.factorial(n) for n in range(13, -1, -1)]
+_EXP_LEAST, _EXP_MOST = -110.0, 100.0  # beyond float32 on either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +204,18 @@ def kept_by_sort(scores: Tensor, params: DrawParams) -> Tensor:
     kept &= (params.top_p[:, None] >= 1.0) | (before < target)  # the token that crosses is kept
     kept &= chances >= params.min_p[:, None]
     return torch.zeros_like(kept).scatter(1, order.indices, kept)
+
+
+def exp(x: Tensor) -> Tensor:
+    """float64 of the range of float32: 0 below it, infinity above it. Spelled out in IEEE's operations,
+    because a vector library rounds the body of an array otherwise than its tail."""
+    inside = x.clamp(_EXP_LEAST, _EXP_MOST)
+    turns = torch.round(inside * _LOG2_E)
+    rest = (inside - turns * _LN2_HIGH) - turns * _LN2_LOW
+    value = torch.full_like(rest, _EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        value = value * rest + term
+    exponent = torch.where(torch.isnan(turns), 0, turns).to(torch.int64)
+    value = value * ((exponent + 1023) << 52).view(torch.float64)
+    value = torch.where(x < _EXP_LEAST, 0.0, value)
+    return torch.where(x > _EXP_MOST, math.inf, value)

@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.executor.executor import Executor, InlineExecutor, PlanRunner, ThreadedExecutor
+from octavo.executor.executor import Executor, InlineExecutor, ThreadedExecutor
 from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
-from octavo.executor.walks import Walker
 from octavo.kernels.contract import KvShape, Ops, WeightOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.model.spec import Model
@@ -34,18 +33,6 @@ class PoolSize:
     shape: KvShape
     num_blocks: int
     ready_blocks: int = 0  # whose memory is asked for at once
-
-
-class EngineRunner(PlanRunner, Protocol):
-    """What the engine needs of a backend's runner."""
-
-    walker: Walker
-
-    def reset(self) -> None:
-        """Forget all rows, and what is below: after a broken invariant, before a new ledger starts."""
-
-    def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Until the memory that was asked for at once is there, or so long; whether it is."""
 
 
 class Backend(Protocol):
@@ -72,10 +59,10 @@ class Backend(Protocol):
         size: PoolSize,
         transfers: TransferWorker | None,
         grammars: Grammars | None,
-    ) -> EngineRunner:
+    ) -> Runner:
         """A runner with a pool of its own, over weights that this backend has loaded."""
 
-    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
         """Where plans run; `runner` is one of this backend's own."""
 
 
@@ -110,6 +97,6 @@ class HostBackend:
         forward = HostForward(model, self.ops, size.shape, size.num_blocks, size.ready_blocks)
         return Runner(forward, config, transfers, grammars)
 
-    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
         """In turn, or ahead on a thread."""
         return ThreadedExecutor(runner) if overlap else InlineExecutor(runner)

@@ -1,10 +1,12 @@
-"""Where plans run: in turn on the caller's thread (overlap depth 0), or ahead on a thread of their own."""
+"""Where plans run: in turn on the caller's thread (overlap depth 0), or ahead, on a thread of their own or on
+a device."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from octavo.executor.runner import Runner
 from octavo.types import StepPlan, StepResult
 
 
@@ -17,7 +19,7 @@ class PlanRunner(Protocol):
 
 
 class PendingResult(Protocol):
-    """A plan that was started: a `Future`, or a device's own."""
+    """A plan that was started: a `Future`, or a runner's `PendingStep`."""
 
     def result(self) -> StepResult:
         """Wait for it. Raises what the plan raised."""
@@ -66,4 +68,19 @@ class ThreadedExecutor:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        self._runner.close()
+
+
+class DeviceExecutor:
+    """Starts plans where they are made; the caller that asks for a result waits for it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        """Start a plan."""
+        return self._runner.submit(plan)
+
+    def close(self) -> None:
+        """Let go of what the runner has."""
         self._runner.close()

@@ -1,36 +1,27 @@
 """What a runner asks of a backend: the bytes of a pool, and a model's arithmetic over them.
 
-    plan --> Runner --> Forward.run(batch) --> Hidden --> likeliest tokens, or logits, of sampled rows
+    plan --> Runner --> Forward.prepare(plan), run() --> likeliest tokens, or logits, of sampled rows
 
-A runner knows rows, guesses and grammars; a `Forward` knows none of them. What it computes with, and where
+A runner knows rows, drafts and grammars; a `Forward` knows none of them. What it computes with, and where
 its blocks lie, is its own: NumPy arrays and native kernels here, tensors of a device in `octavo.device`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
 
-from octavo.kernels.contract import Floats, HostBatch, Ints, KvShape, Ops
+from octavo.executor.batch import host_batch
+from octavo.executor.draws import Draw, Drawn, Taken
+from octavo.executor.rows import Rows
+from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops
 from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
-
-
-class Hidden(Protocol):
-    """The rows of a step whose logits are wanted, as their last norm left them: R of them."""
-
-    def argmax(self, places: Sequence[int]) -> Ints:
-        """(S,): the likeliest token of each of these rows, lowest first among equals; -1 where its logits
-        hold NaN or +inf, or nothing but -inf. No logits are written."""
-
-    def logits(self, places: Sequence[int]) -> Floats:
-        """(S, V) raw logits of these rows; they live until the next call."""
-
-    def rows(self, places: Sequence[int]) -> Floats:
-        """(S, E): these rows themselves, on the host; they live until the next call."""
+from octavo.types import Fork, StepPlan
 
 
 class BlockMover(Protocol):
@@ -52,6 +43,9 @@ class BlockMover(Protocol):
     def write_from(self, block: int, place: memoryview) -> None:
         """Copy its bytes from host memory that lasts."""
 
+    def fence(self) -> None:
+        """Calls from now on come behind all that the caller has started. The runner calls it."""
+
     def pin(self, memory: memoryview) -> None:
         """Host memory that copies will come from and go to, all of it: a device wants it to stay in place."""
 
@@ -59,8 +53,21 @@ class BlockMover(Protocol):
         """It goes now: no copy will follow."""
 
 
-class Forward(BlockMover, Protocol):
-    """Owns the bytes of the KV blocks. All calls but the mover's come from one thread, in order of plans."""
+class Forward(Protocol):
+    """Owns the bytes of the KV blocks, and computes steps over them. All calls but the mover's come from one
+    thread, in order of plans; results of a step live until the next one runs.
+
+    What has a body here is what a backend needs whose rows and tokens are the host's.
+    """
+
+    blocks: BlockMover
+
+    def active(self) -> AbstractContextManager[object]:
+        """Open while a plan is started."""
+        return nullcontext()
+
+    def prepare(self, plan: StepPlan, rows: Rows) -> None:
+        """Make the step's arrays; `rows` are the host's, as the plan leaves them. Nothing is computed yet."""
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -68,18 +75,80 @@ class Forward(BlockMover, Protocol):
     def discard_blocks(self, first: int, last: int) -> None:
         """The memory of blocks [first, last) may go; what they hold is lost."""
 
-    def run(self, batch: HostBatch) -> Hidden:
-        """Compute a step: K and V of its tokens are written. The result lives until the next call."""
+    def fork(self, fork: Fork) -> None:
+        """The child's row becomes the parent's, but for its choice."""
+        return
+
+    def run(self) -> None:
+        """Compute the step that was prepared: K and V of its tokens are written."""
+
+    def argmax(self, places: Sequence[int]) -> Ints:
+        """(S,): the likeliest token of each of these hidden rows, lowest first among equals; -1 where its
+        logits hold NaN or +inf, or nothing but -inf. No logits are written."""
+
+    def logits(self, places: Sequence[int]) -> Floats:
+        """(S, V) raw logits of these hidden rows; they live until the next call."""
+
+    def hidden(self, places: Sequence[int]) -> Floats:
+        """(S, E): these hidden rows themselves, on the host; they live until the next call."""
+
+    def draw(self, draws: Sequence[Draw]) -> Drawn:
+        """Start those that need nothing of the host's sampler; which they are depends on the request."""
+        return Drawn(draws)
+
+    def append(self, draws: Sequence[Draw], taken: Taken) -> None:
+        """What the host sampled for these stands in their rows now."""
+        return
+
+    def describe_trouble(self, error: Exception) -> str | None:
+        """Why the step's sequences fail, where the error is the device's and all others can go on; None: the
+        error is a bug of ours."""
+        return None
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Until the memory that was asked for at once is there, or so long; whether it is."""
+        return True
 
     def close(self) -> None:
         """Let go of threads. Idempotent."""
+        return
 
 
-class HostForward:
-    """A `Forward` over the processor's own ops."""
+class HostBlocks:
+    """A `BlockMover` over host memory (N, bytes of a block): blocks are read and written where they lie."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self.bytes_per_block = data.shape[1]
+
+    def read_block(self, block: int) -> memoryview:
+        """Its bytes."""
+        return memoryview(self._data[block]).toreadonly()
+
+    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        """Let `fill` make its bytes."""
+        return fill(memoryview(self._data[block]))
+
+    def read_into(self, block: int, place: memoryview) -> None:
+        """Copy its bytes to other memory."""
+        place[:] = self.read_block(block)
+
+    def write_from(self, block: int, place: memoryview) -> None:
+        """Copy its bytes from other memory."""
+        memoryview(self._data[block])[:] = place
+
+    def fence(self) -> None:
+        """A copy has ended when its call returns."""
+
+    def pin(self, memory: memoryview) -> None:
+        """Nothing to do."""
+
+    def unpin(self) -> None:
+        """Nothing to do."""
+
+
+class HostForward(Forward):
+    """A model over the processor's own ops."""
 
     def __init__(
         self, model: Model, ops: Ops, shape: KvShape, num_blocks: int, ready_blocks: int = 0
@@ -87,16 +156,18 @@ class HostForward:
         """`ready_blocks`: whose memory is asked for at once."""
         pool = ops.allocate_kv(shape, num_blocks)
         self.pool = pool
+        self.blocks = HostBlocks(pool.data)
         self.readying = PagePrefaulter(pool, ready_blocks)
         self._ops = ops
+        self._batch: HostBatch
         self._rows: Floats  # (R, E) of the step that ran last
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
 
-    @property
-    def bytes_per_block(self) -> int:
-        """What a block takes."""
-        return self.pool.bytes_per_block
+    def prepare(self, plan: StepPlan, rows: Rows) -> None:
+        """Gather tokens and block tables."""
+        if plan.chunks:
+            self._batch = host_batch(plan, rows)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -107,44 +178,27 @@ class HostForward:
         self.readying.stop()
         self._ops.discard_blocks(self.pool, first, last)
 
-    def run(self, batch: HostBatch) -> Hidden:
+    def run(self) -> None:
+        """Compute the step that was prepared."""
+        self.compute(self._batch)
+
+    def compute(self, batch: HostBatch) -> None:
         """Compute a step."""
         self._rows = self._hidden_states(batch)
-        return self
 
     def argmax(self, places: Sequence[int]) -> Ints:
-        """(S,): likeliest tokens of the step's rows."""
-        return self._project.argmax(self._taken(places))
+        """(S,): likeliest tokens of hidden rows."""
+        return self._project.argmax(self.hidden(places))
 
     def logits(self, places: Sequence[int]) -> Floats:
-        """(S, V): raw logits of the step's rows."""
-        return self._project(self._taken(places))
+        """(S, V): raw logits of hidden rows."""
+        return self._project(self.hidden(places))
 
-    def rows(self, places: Sequence[int]) -> Floats:
-        """(S, E): the step's rows."""
-        return self._taken(places)
-
-    def read_block(self, block: int) -> memoryview:
-        """Its bytes, where they lie."""
-        return memoryview(self.pool.data[block]).toreadonly()
-
-    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes, where they lie."""
-        return fill(memoryview(self.pool.data[block]))
-
-    def read_into(self, block: int, place: memoryview) -> None:
-        """Copy its bytes to other memory."""
-        place[:] = self.read_block(block)
-
-    def write_from(self, block: int, place: memoryview) -> None:
-        """Copy its bytes from other memory."""
-        memoryview(self.pool.data[block])[:] = place
-
-    def pin(self, memory: memoryview) -> None:
-        """Nothing to do: blocks lie in the same memory."""
-
-    def unpin(self) -> None:
-        """Nothing to do."""
+    def hidden(self, places: Sequence[int]) -> Floats:
+        """(S, E): hidden rows of the step."""
+        if len(places) == len(self._rows):
+            return self._rows
+        return self._ops.take(self._rows, np.array(places, np.int32))
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Until the memory that was asked for at once is there, or so long; whether it is."""
@@ -153,8 +207,3 @@ class HostForward:
     def close(self) -> None:
         """Ask the system for no more memory."""
         self.readying.stop()
-
-    def _taken(self, places: Sequence[int]) -> Floats:
-        if len(places) == len(self._rows):
-            return self._rows
-        return self._ops.take(self._rows, np.array(places, np.int32))

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.executor.forward import Hidden
+from octavo.executor.draws import Taken
+from octavo.executor.forward import Forward
 from octavo.executor.rows import Row, Rows
-from octavo.executor.walks import Taken
 from octavo.kernels.contract import Floats
 from octavo.params import Pooling
 from octavo.sampling.sampler import SampleFailure
@@ -25,7 +25,7 @@ NOT_FINITE = "its hidden rows hold numbers that are not finite"
 POOL_SLICE = 512  # hidden rows that are taken to the host at once
 
 
-def pool_prompts(plan: StepPlan, rows: Rows, hidden: Hidden, taken: Taken) -> dict[int, bytes]:
+def pool_prompts(plan: StepPlan, rows: Rows, forward: Forward, taken: Taken) -> dict[int, bytes]:
     """The embeddings of prompts that end in this step, by sequence, each with its placeholder in `taken`;
     those that go on have their sums in their rows."""
     found: dict[int, bytes] = {}
@@ -34,7 +34,7 @@ def pool_prompts(plan: StepPlan, rows: Rows, hidden: Hidden, taken: Taken) -> di
         count = chunk.stop - chunk.logits_from
         entry = rows[chunk.row]
         if entry.params.pooling is not None:
-            pooled = _pool(entry, chunk, hidden, range(first, first + count))
+            pooled = _pool(entry, chunk, forward, range(first, first + count))
             if pooled is not None:
                 rows.append(chunk.row, PLACEHOLDER)
                 _end(entry, pooled, taken, found)
@@ -42,14 +42,14 @@ def pool_prompts(plan: StepPlan, rows: Rows, hidden: Hidden, taken: Taken) -> di
     return found
 
 
-def _pool(entry: Row, chunk: Chunk, hidden: Hidden, places: range) -> Floats | None:
+def _pool(entry: Row, chunk: Chunk, forward: Forward, places: range) -> Floats | None:
     """(E,): the embedding, where the chunk ends the prompt."""
     if entry.params.pooling is Pooling.LAST:
-        return hidden.rows(places)[0] if chunk.num_samples else None
+        return forward.hidden(places)[0] if chunk.num_samples else None
     assert entry.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
     entry.num_summed += len(places)
     for start in range(0, len(places), POOL_SLICE):
-        rows = hidden.rows(places[start : start + POOL_SLICE])
+        rows = forward.hidden(places[start : start + POOL_SLICE])
         if entry.hidden_sum is None:
             entry.hidden_sum = np.zeros(rows.shape[1], np.float64)
         for row in rows:

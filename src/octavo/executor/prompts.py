@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.executor.forward import Hidden
+from octavo.executor.forward import Forward
 from octavo.executor.rows import Rows
 from octavo.sampling.logprobs import logprobs_of
 from octavo.types import SampledToken, StepPlan
@@ -10,7 +10,7 @@ from octavo.types import SampledToken, StepPlan
 PROMPT_SLICE = 64
 
 
-def prompt_logprobs(plan: StepPlan, rows: Rows, hidden: Hidden) -> dict[int, tuple[SampledToken, ...]]:
+def prompt_logprobs(plan: StepPlan, rows: Rows, forward: Forward) -> dict[int, tuple[SampledToken, ...]]:
     """Of prompt tokens that follow the positions [logits_from, stop) of their chunks, by sequence."""
     found: dict[int, tuple[SampledToken, ...]] = {}
     first = 0
@@ -23,7 +23,7 @@ def prompt_logprobs(plan: StepPlan, rows: Rows, hidden: Hidden) -> dict[int, tup
             scored: list[SampledToken] = []
             for start in range(0, count, PROMPT_SLICE):
                 stop = min(start + PROMPT_SLICE, count)
-                logits = hidden.logits(range(first + start, first + stop))
+                logits = forward.logits(range(first + start, first + stop))
                 scored += logprobs_of(logits, following[start:stop], top)
             found[chunk.seq_id] = tuple(scored)
         first += chunk.stop - chunk.logits_from

@@ -1,30 +1,33 @@
 """From a plan to a result: apply the diff, run the model over the block tables, sample.
 
-    plan --> rows.apply --> copies --> transfers begin --> batch --> forward --> forks --> sample --> result
+    plan --> rows.apply --> prepare --> copies --> transfers begin --> forks --> forward --> sample --> result
 
-Vocabulary rows exist only where a request asked: one for each sample, and slices for prompt logprobs
-(`prompts.py`). It knows rows and sampling; the model and the bytes are the backend's (`forward.py`). It does
-not know queues, names or reference counts.
+`submit` starts a plan and `finish` waits for what it came to. On a processor all of it is done when `submit`
+returns; on a device the next plan may be started before the result is asked for, because its tokens are read
+from the rows there. Vocabulary rows exist only where a request asked: one for each sample, and slices for
+prompt logprobs (`prompts.py`). It knows rows and sampling; the model and the bytes are the backend's
+(`forward.py`). It does not know queues, names or reference counts.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-import numpy as np
-
+from octavo.executor.draws import Taken, draws_of
 from octavo.executor.forward import Forward
 from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.executor.walks import Walker
-from octavo.kernels.contract import Batch, HostBatch, KvShape
+from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.sampler import Sampler
-from octavo.types import StepPlan, StepResult
+from octavo.types import SampledToken, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,39 @@ def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:
     return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size, kv)
 
 
+@dataclass(slots=True)
+class PendingStep:
+    """A plan that was started. `result` waits for it, and may be asked once or more."""
+
+    runner: Runner
+    plan: StepPlan
+    started: float
+    taken: Taken = field(default_factory=Taken)
+    collect: Callable[[Taken], None] | None = None  # adds what the device draws, when it is there
+    scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
+    batch_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    trouble: str | None = None  # why its sequences fail
+    _result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        """Of the plan. Raises DeviceLost where the device is no more."""
+        if self._result is None:
+            self._result = self.runner.finish(self)
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """Wait; what went wrong."""
+        try:
+            self.result()
+        except Exception as error:  # noqa: BLE001 - told to the caller
+            return error
+        return None
+
+
 class Runner:
-    """Owns rows, and a backend's `Forward`. `run` is called by one thread at a time, with plans in order."""
+    """Owns rows, and a backend's `Forward`. Calls come from one thread at a time, with plans in order."""
 
     def __init__(
         self,
@@ -64,53 +98,48 @@ class Runner:
         self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
         self._transfers = transfers
         if transfers is not None:
-            transfers.serve(forward)
+            transfers.serve(forward.blocks)
         self._sampler = Sampler(config.vocab_size, config.stop_ids)
         self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
+        self._finished = 0.0  # when the last result was there
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute one plan. One poisoned sequence fails alone; an exception means that the whole state is
-        lost."""
-        started = time.perf_counter()
-        rows = self._rows
-        rows.apply(plan)
-        if plan.copies:
-            sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
-            self.forward.copy_blocks(sources, targets)
-        for first, last in plan.discarded:
-            self.forward.discard_blocks(first, last)
-        if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
-            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
-            self._transfers.begin(plan.transfers)
-        if not plan.chunks:
-            return StepResult(plan.step_id, {})
-        planned = time.perf_counter()
-        batch = self._batch(plan)
-        batch_seconds = time.perf_counter() - planned
-        hidden = self.forward.run(batch)
-        for fork in plan.forks:
-            rows.fork(fork)
-        scored = prompt_logprobs(plan, rows, hidden)
-        masked = self._sampler.mask_seconds
-        taken = self.walker.sample(plan, hidden)
-        pooled = pool_prompts(plan, rows, hidden, taken)
-        failures = {seq_id: failure.reason for seq_id, failure in taken.failed.items() if failure.is_poisoned}
-        dead_ends = {
-            seq_id: failure.reason for seq_id, failure in taken.failed.items() if not failure.is_poisoned
-        }
-        seconds = time.perf_counter() - started
+        """Execute one plan and wait for it. One poisoned sequence fails alone; an exception means that the
+        whole state is lost."""
+        return self.submit(plan).result()
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start one plan. A device's error takes the plan's sequences with it, and no others."""
+        with self.forward.active():
+            return self._start(plan)
+
+    def finish(self, step: PendingStep) -> StepResult:
+        """The result of a plan that was started."""
+        plan, taken = step.plan, step.taken
+        if step.collect is not None and step.trouble is None:
+            with self._noting_trouble(step):
+                step.collect(taken)
+        now = time.perf_counter()
+        seconds = now - max(step.started, self._finished)
+        self._finished = now
+        if step.trouble is not None:
+            failed = {chunk.seq_id: step.trouble for chunk in plan.chunks}
+            failed |= {fork.child_seq_id: step.trouble for fork in plan.forks}
+            return StepResult(plan.step_id, {}, {}, failed, seconds=seconds)
+        poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
+        dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}
         return StepResult(
             plan.step_id,
             taken.samples,
-            scored,
-            failures,
+            step.scored,
+            poisoned,
             dead_ends,
-            seconds,
-            batch_seconds,
-            self._sampler.mask_seconds - masked,
+            seconds if plan.chunks else 0.0,
+            step.batch_seconds,
+            step.mask_seconds,
             taken.num_forced,
             taken.in_grammar,
-            pooled,
+            step.pooled,
         )
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
@@ -131,22 +160,55 @@ class Runner:
         if self._transfers is not None:
             self._transfers.close()
 
-    def _batch(self, plan: StepPlan) -> HostBatch:
-        chunks, rows = plan.chunks, self._rows
-        for chunk in chunks:
-            assert rows[chunk.row].seq_id == chunk.seq_id, "a chunk runs in another's row"
-            assert chunk.stop <= rows[chunk.row].length + len(chunk.drafts), (
-                "a chunk runs ahead of its tokens"
-            )
-            if chunk.drafts:
-                rows.tokens[chunk.row, chunk.stop - len(chunk.drafts) : chunk.stop] = chunk.drafts
-        about = np.array([(c.row, c.start, c.length, c.logits_from) for c in chunks], np.int32)  # (C, 4)
-        row, starts, lengths, logits_from = np.ascontiguousarray(about.T)
-        offsets = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        chunk_of = np.repeat(np.arange(len(chunks)), lengths)  # (T,)
-        positions = np.arange(offsets[-1], dtype=np.int32) + (starts - offsets[:-1])[chunk_of]
-        tokens = rows.tokens[row[chunk_of], positions]
-        tables = rows.tables[row, : -(-int((starts + lengths).max()) // self.config.block_size)]
-        logit_rows = np.flatnonzero(positions >= logits_from[chunk_of]).astype(np.int32)
-        return Batch(tokens, positions, starts, offsets, tables, logit_rows)
+    def _start(self, plan: StepPlan) -> PendingStep:
+        step = PendingStep(self, plan, time.perf_counter())
+        self._rows.apply(plan)
+        applied = time.perf_counter()
+        self.forward.prepare(plan, self._rows)
+        prepared = time.perf_counter()
+        self._move(plan)
+        if not plan.chunks:
+            return step
+        step.batch_seconds = prepared - applied
+        for fork in plan.forks:  # before anything can fail: the next plan may count on the child
+            self._rows.fork(fork)
+            self.forward.fork(fork)
+        masked = self._sampler.mask_seconds
+        with self._noting_trouble(step):
+            self.forward.run()
+            self._sample(step)
+        step.mask_seconds = self._sampler.mask_seconds - masked
+        return step
+
+    def _move(self, plan: StepPlan) -> None:
+        """Copies, and transfers begin."""
+        if plan.copies:
+            sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
+            self.forward.copy_blocks(sources, targets)
+        for first, last in plan.discarded:
+            self.forward.discard_blocks(first, last)
+        if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
+            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
+            self.forward.blocks.fence()
+            self._transfers.begin(plan.transfers)
+
+    def _sample(self, step: PendingStep) -> None:
+        """Of the step that ran: logprobs of prompts, tokens, embeddings."""
+        plan, forward = step.plan, self.forward
+        step.scored = prompt_logprobs(plan, self._rows, forward)
+        drawn = forward.draw(draws_of(plan, self._rows))
+        step.collect = drawn.collect
+        if drawn.left:
+            step.taken = self.walker.sample(drawn.left, forward)
+            forward.append(drawn.left, step.taken)
+        step.pooled = pool_prompts(plan, self._rows, forward, step.taken)
+
+    @contextmanager
+    def _noting_trouble(self, step: PendingStep) -> Iterator[None]:
+        """An error of the device's becomes the step's trouble."""
+        try:
+            yield
+        except Exception as error:
+            step.trouble = self.forward.describe_trouble(error)
+            if step.trouble is None:
+                raise

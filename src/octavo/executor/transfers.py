@@ -19,24 +19,11 @@ from typing import Protocol
 
 from octavo.errors import SessionRefused
 from octavo.executor.forward import BlockMover
+from octavo.executor.host import HostStore
 from octavo.files import vanished_in_words
 from octavo.types import Move, Transfer, TransferDone
 
 log = logging.getLogger("octavo.transfers")
-
-
-class HostSlots(Protocol):
-    """Slots in host memory, under the numbers of the store: bytes go there without a detour."""
-
-    @property
-    def memory(self) -> memoryview:
-        """All slots."""
-
-    def fill(self, slot: int, name: bytes, fill: Callable[[memoryview], None]) -> bool:
-        """Let `fill` write a block into the slot; True. Where it raises, the slot is empty."""
-
-    def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
-        """Let `take` read the slot's block; False where it holds another."""
 
 
 class BlockStore(Protocol):
@@ -58,7 +45,7 @@ class BlockStore(Protocol):
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
 
-    def host_of(self, slot: int) -> HostSlots | None:
+    def host_of(self, slot: int) -> HostStore | None:
         """Where the slot lies in host memory; None: it does not."""
 
     def is_listed(self, slot: int, name: bytes) -> bool:

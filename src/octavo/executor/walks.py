@@ -1,48 +1,47 @@
-"""From hidden rows to the tokens of a step: each row walks along the positions that its chunk samples from.
-
-    positions   | last known | d0 | d1 | d2 |            without drafts a walk is one position long
-    samples          s0        s1   s2   s3
-    the walk    s0 = d0: go on; s1 is not d1: stop. Taken: s0 s1
+"""From hidden rows to the tokens of a step: each draw walks along the hidden rows that its tokens come from.
 
 A position's token depends on those before it (penalties, noise, grammars), so a walk samples them one after
 the other, with the history that one step at a time would have had, and ends at the first that its draft did
 not guess, at a token that ends the output, or before one that cannot be sampled. All positions' logits are
-made at once; where the likeliest token is all that a row needs, none are written. A row whose prompt is
-pooled (`pooling.py`) has no walk.
+made at once; where the likeliest token is all that a row needs, none are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.executor.forward import Hidden
+from octavo.executor.draws import Draw, Taken
+from octavo.executor.forward import Forward
 from octavo.executor.rows import Row, Rows
 from octavo.kernels.contract import Floats
 from octavo.sampling.sampler import GRAMMAR_ENDED, SampleFailure, Sampler, SampleRow
-from octavo.types import Chunk, SampledToken, StepPlan
+from octavo.types import SampledToken
 
 
 @dataclass(slots=True)
 class _Walk:
-    row: int
-    places: Sequence[int]  # the hidden rows of its positions
-    drafts: tuple[int, ...]
+    draw: Draw
     was_told: bool  # the host knew before that a grammar leads it
     taken: list[SampledToken] = field(default_factory=list)
     is_over: bool = False
 
     @property
-    def place(self) -> int:
-        """The hidden row that its next token comes from."""
-        return self.places[len(self.taken)]
+    def row(self) -> int:
+        """The sequence's."""
+        return self.draw.row
 
     @property
-    def rest(self) -> Sequence[int]:
+    def place(self) -> int:
+        """The hidden row that its next token comes from."""
+        return self.draw.first + len(self.taken)
+
+    @property
+    def rest(self) -> range:
         """The hidden rows that it may still come to."""
-        return self.places[len(self.taken) :]
+        return range(self.place, self.draw.first + self.draw.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +50,6 @@ class _Logits:
 
     of: Floats
     index: int
-
-
-@dataclass(slots=True)
-class Taken:
-    """What a step's walks came to, by sequence. One that failed has no samples."""
-
-    samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
-    failed: dict[int, SampleFailure] = field(default_factory=dict)
-    num_forced: int = 0  # of the samples, those that grammars force
-    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now
 
 
 class Walker:
@@ -79,22 +68,19 @@ class Walker:
         self._stop_ids = stop_ids
         self.fast_forward = fast_forward
 
-    def sample(self, plan: StepPlan, hidden: Hidden, only: Collection[int] | None = None) -> Taken:
-        """For every chunk that is sampled from, and every fork of one, in rows `only` or in all; `hidden` are
-        their rows."""
-        walks, taken = self._walks(plan), Taken()
-        if only is not None:
-            walks = [walk for walk in walks if walk.row in only]
-        likeliest = self._likeliest(hidden, walks, taken)
+    def sample(self, draws: Sequence[Draw], forward: Forward) -> Taken:
+        """The tokens of these draws; `forward` has run their step."""
+        walks, taken = [_Walk(draw, self._rows[draw.row].is_told) for draw in draws], Taken()
+        likeliest = self._likeliest(forward, walks, taken)
         walks = self._gone_plainly(walks, likeliest, taken)
-        logits = self._written(hidden, walks)  # in one call: a result lives until the next
+        logits = self._written(forward, walks)  # in one call: a result lives until the next
         while walks:
             at = _gathered([logits[walk.place] for walk in walks])
             outcomes = self._sampler.sample(at, [self._sample_row(walk.row) for walk in walks])
             for walk, outcome in zip(walks, outcomes, strict=True):
                 self._take(walk, outcome, taken)
             walks = self._gone_plainly(walks, likeliest, taken)
-        taken.in_grammar = frozenset(sequences_in_grammar(self._rows, plan))
+        taken.in_grammar = frozenset(draw.seq_id for draw in draws if self._rows[draw.row].is_told)
         return taken
 
     def _gone_plainly(self, walks: list[_Walk], likeliest: dict[int, int], taken: Taken) -> list[_Walk]:
@@ -103,23 +89,7 @@ class Walker:
             self._go_plainly(walk, likeliest, taken)
         return [walk for walk in walks if not walk.is_over]
 
-    def _walks(self, plan: StepPlan) -> list[_Walk]:
-        walks, first = [], 0
-        place_of: dict[int, int] = {}  # by row: where its first sample comes from
-        for chunk in plan.chunks:
-            first += chunk.stop - chunk.logits_from
-            if chunk.num_samples and self._rows[chunk.row].params.pooling is None:
-                place_of[chunk.row] = first - chunk.num_samples
-                walks.append(self._walk(chunk.row, range(first - chunk.num_samples, first), chunk))
-        for fork in plan.forks:
-            place = place_of[fork.parent_row]
-            walks.append(self._walk(fork.child_row, range(place, place + 1)))
-        return walks
-
-    def _walk(self, row: int, places: range, chunk: Chunk | None = None) -> _Walk:
-        return _Walk(row, places, () if chunk is None else chunk.drafts, self._rows[row].is_told)
-
-    def _likeliest(self, hidden: Hidden, walks: list[_Walk], taken: Taken) -> dict[int, int]:
+    def _likeliest(self, forward: Forward, walks: list[_Walk], taken: Taken) -> dict[int, int]:
         """By hidden row: its likeliest token, for walks that need no more. Where numbers are not finite there
         is none: the sampler says what is wrong. Of rows that a guide leads, those whose likeliest token was
         allowed the last time are tried so; first they take what must come whatever the logits are."""
@@ -137,7 +107,7 @@ class Walker:
         if not places:
             return {}
         unique = sorted(places)
-        tokens = hidden.argmax(unique).tolist()
+        tokens = forward.argmax(unique).tolist()
         return {place: token for place, token in zip(unique, tokens, strict=True) if token >= 0}
 
     def _go_plainly(self, walk: _Walk, likeliest: dict[int, int], taken: Taken) -> None:
@@ -166,12 +136,12 @@ class Walker:
         self._take(walk, SampledToken(only), taken)
         return True
 
-    def _written(self, hidden: Hidden, walks: list[_Walk]) -> dict[int, _Logits]:
+    def _written(self, forward: Forward, walks: list[_Walk]) -> dict[int, _Logits]:
         """Logits of all that these walks may come to, by hidden row."""
         places = sorted({place for walk in walks for place in walk.rest})
         if not places:
             return {}
-        written = hidden.logits(places)
+        written = forward.logits(places)
         return {place: _Logits(written, index) for index, place in enumerate(places)}
 
     def _take(self, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
@@ -191,8 +161,7 @@ class Walker:
             self._rows.append(walk.row, outcome.token)
         place = len(walk.taken)
         walk.taken.append(outcome)
-        is_guessed = place < len(walk.drafts) and walk.drafts[place] == outcome.token
-        if is_guessed and outcome.token not in entry.params.end_ids(self._stop_ids):
+        if walk.draw.goes_on(place, outcome.token, self._stop_ids):
             return
         walk.is_over = True
         forced = self._forced(entry) if walk.was_told else []
@@ -236,10 +205,3 @@ def _gathered(logits: list[_Logits]) -> Floats:
     if len(whole) == len(logits) and all(one.of is whole and one.index == i for i, one in enumerate(logits)):
         return whole
     return np.stack([one.of[one.index] for one in logits])
-
-
-def sequences_in_grammar(rows: Rows, plan: StepPlan) -> Iterable[int]:
-    """Those of the plan's samples that a grammar leads, as the host is told."""
-    sampled = [chunk.row for chunk in plan.chunks if chunk.num_samples]
-    sampled += [fork.child_row for fork in plan.forks]
-    return (rows[row].seq_id for row in sampled if rows[row].is_told)

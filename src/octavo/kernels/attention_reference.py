@@ -16,12 +16,13 @@ Sums of codes are integers below 2^24, exact in float32 whatever the order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.brain_reference import rounded_to_brain, widened
-from octavo.kernels.contract import AttentionSpec, Floats, HostBatch, Ints, KvPool
+from octavo.kernels.contract import AttentionSpec, Floats, HostBatch, Ints, KvPool, KvShape
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.integer_reference import quantised
 from octavo.kernels.packed import floats_of
@@ -33,60 +34,8 @@ Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 
-def store(pool: KvPool, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
-    """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
-    shape = pool.shape
-    for c in range(batch.starts.size):
-        for row in range(batch.offsets[c], batch.offsets[c + 1]):
-            position = batch.starts[c] + row - batch.offsets[c]
-            block, slot = batch.tables[c, position // shape.block_size], position % shape.block_size
-            heads = (shape.num_kv_heads, shape.head_size)
-            _write(pool, layer, int(block), int(slot), k[row].reshape(heads), v[row].reshape(heads))
-
-
-def attend(
-    pool: KvPool, layer: int, q: Floats, batch: HostBatch, spec: AttentionSpec, log_sum_exp: Floats | None
-) -> Floats:
-    """(T, H * D) -> (T, H * D); fills `log_sum_exp` (T, H) where it is given."""
-    out = np.empty_like(q)
-    size = pool.shape.head_size
-    heads = q.reshape(q.shape[0], q.shape[1] // size, size)
-    with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed with, then masked
-        for c in range(batch.starts.size):
-            rows = slice(batch.offsets[c], batch.offsets[c + 1])
-            context = _Context(pool, layer, batch.tables[c])
-            walk = _attend_chunk(context, heads[rows], int(batch.starts[c]), spec)
-            out[rows] = (walk.out / walk.total[..., None]).reshape(-1, q.shape[1])
-            if log_sum_exp is not None:
-                log_sum_exp[rows] = walk.largest + np.log(walk.total.astype(np.float64))
-    return out
-
-
-def _write(pool: KvPool, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
-    """K and V (kv heads, D) of one token."""
-    if pool.shape.kind == "f32":
-        views = float_views(pool, layer)
-        views.k[block, :, :, slot] = k
-        views.v[block, :, slot, :] = v
-        return
-    if pool.shape.kind == "bf16":
-        brains = brain_views(pool, layer)
-        brains.k[block, :, :, slot, :] = rounded_to_brain(k).reshape(k.shape[0], -1, 2)
-        brains.v[block, :, slot // 2, :, slot % 2] = rounded_to_brain(v)
-        return
-    codes = code_views(pool, layer)
-    with np.errstate(all="ignore"):  # a token that is no number gets a scale that is none
-        for index, x in enumerate((k, v)):
-            scale, code = quantised(x)
-            codes.scales[block, index, :, slot] = scale[:, 0]
-            if index == 0:
-                codes.k[block, :, :, slot, :] = (code + 128).reshape(k.shape[0], -1, 4)
-            else:
-                codes.v[block, :, slot, :] = code
-
-
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes.
     `in_pairs`: they are bfloat16, and so is what meets them."""
 
@@ -96,38 +45,130 @@ class _Stored:
     v_scales: Floats | None = None
     in_pairs: bool = False
 
+    def part(self, first: int, stop: int) -> Stored:
+        """Of positions [first, stop) of the P."""
+        positions = slice(first, stop)
+        k_scales, v_scales = (None if x is None else x[:, positions] for x in (self.k_scales, self.v_scales))
+        return Stored(self.k[..., positions], self.v[:, positions], k_scales, v_scales, self.in_pairs)
+
+
+class StoredBlocks(Protocol):
+    """The blocks of a pool, wherever and however they lie."""
+
+    @property
+    def shape(self) -> KvShape:
+        """Of the KV group."""
+
+    def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
+        """K and V (kv heads, D) of one token."""
+
+    def read(self, layer: int, blocks: Ints) -> Stored:
+        """What these blocks hold, one behind the other."""
+
+
+def store(blocks: StoredBlocks, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
+    """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
+    size, heads = blocks.shape.block_size, (blocks.shape.num_kv_heads, blocks.shape.head_size)
+    for c in range(batch.starts.size):
+        for row in range(batch.offsets[c], batch.offsets[c + 1]):
+            position = int(batch.starts[c] + row - batch.offsets[c])
+            block = int(batch.tables[c, position // size])
+            blocks.write(layer, block, position % size, k[row].reshape(heads), v[row].reshape(heads))
+
+
+def attend(
+    blocks: StoredBlocks,
+    layer: int,
+    q: Floats,
+    batch: HostBatch,
+    spec: AttentionSpec,
+    log_sum_exp: Floats | None,
+) -> Floats:
+    """(T, H * D) -> (T, H * D); fills `log_sum_exp` (T, H) where it is given."""
+    out = np.empty_like(q)
+    size = blocks.shape.head_size
+    heads = q.reshape(q.shape[0], q.shape[1] // size, size)
+    with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed with, then masked
+        for c in range(batch.starts.size):
+            rows = slice(batch.offsets[c], batch.offsets[c + 1])
+            context = _Context(blocks, layer, batch.tables[c])
+            walk = _attend_chunk(context, heads[rows], int(batch.starts[c]), spec)
+            out[rows] = (walk.out / walk.total[..., None]).reshape(-1, q.shape[1])
+            if log_sum_exp is not None:
+                log_sum_exp[rows] = walk.largest + np.log(walk.total.astype(np.float64))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class HostBlocks:
+    """`StoredBlocks` of the processor's pool."""
+
+    pool: KvPool
+
+    @property
+    def shape(self) -> KvShape:
+        """Of the KV group."""
+        return self.pool.shape
+
+    def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
+        """K and V (kv heads, D) of one token."""
+        pool = self.pool
+        if pool.shape.kind == "f32":
+            views = float_views(pool, layer)
+            views.k[block, :, :, slot] = k
+            views.v[block, :, slot, :] = v
+            return
+        if pool.shape.kind == "bf16":
+            brains = brain_views(pool, layer)
+            brains.k[block, :, :, slot, :] = rounded_to_brain(k).reshape(k.shape[0], -1, 2)
+            brains.v[block, :, slot // 2, :, slot % 2] = rounded_to_brain(v)
+            return
+        codes = code_views(pool, layer)
+        with np.errstate(all="ignore"):  # a token that is no number gets a scale that is none
+            for index, x in enumerate((k, v)):
+                scale, code = quantised(x)
+                codes.scales[block, index, :, slot] = scale[:, 0]
+                if index == 0:
+                    codes.k[block, :, :, slot, :] = (code + 128).reshape(k.shape[0], -1, 4)
+                else:
+                    codes.v[block, :, slot, :] = code
+
+    def read(self, layer: int, blocks: Ints) -> Stored:
+        """What these blocks hold, one behind the other."""
+        pool, kind = self.pool, self.pool.shape.kind
+        if kind == "f32":
+            views = float_views(pool, layer)
+            k = np.concatenate(list(views.k[blocks]), axis=-1)
+            return Stored(k, np.concatenate(list(views.v[blocks]), axis=-2))
+        if kind == "bf16":
+            brains = brain_views(pool, layer)
+            pairs = np.concatenate(list(brains.k[blocks]), axis=-2)  # (kv heads, D / 2, P, 2)
+            k = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
+            pairs = np.concatenate(list(brains.v[blocks]), axis=-3)  # (kv heads, P / 2, D, 2)
+            v = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
+            return Stored(widened(k), widened(v), in_pairs=True)
+        codes = code_views(pool, layer)
+        words = np.concatenate(list(codes.k[blocks]), axis=-2)  # (kv heads, D / 4, P, 4)
+        k = words.swapaxes(2, 3).reshape(words.shape[0], -1, words.shape[2]).astype(np.float32) - 128
+        v = np.concatenate(list(codes.v[blocks]), axis=-2).astype(np.float32)
+        scales = np.concatenate(list(codes.scales[blocks]), axis=-1)
+        return Stored(k, v, scales[0], scales[1])
+
 
 @dataclass(frozen=True, slots=True)
 class _Context:
     """What one chunk can read: a layer of the pool through the chunk's block table."""
 
-    pool: KvPool
+    blocks: StoredBlocks
     layer: int
     table: Ints
 
-    def read(self, start: int, stop: int) -> _Stored:
+    def read(self, start: int, stop: int) -> Stored:
         """Positions [start, stop)."""
-        block_size, kind = self.pool.shape.block_size, self.pool.shape.kind
-        first, last = start // block_size, -(-stop // block_size)
-        blocks = self.table[first:last]
-        inside = slice(start - first * block_size, stop - first * block_size)
-        if kind == "f32":
-            views = float_views(self.pool, self.layer)
-            k = np.concatenate(list(views.k[blocks]), axis=-1)[:, :, inside]
-            return _Stored(k, np.concatenate(list(views.v[blocks]), axis=-2)[:, inside])
-        if kind == "bf16":
-            brains = brain_views(self.pool, self.layer)
-            pairs = np.concatenate(list(brains.k[blocks]), axis=-2)[:, :, inside]  # (kv heads, D / 2, P, 2)
-            k = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
-            pairs = np.concatenate(list(brains.v[blocks]), axis=-3)  # (kv heads, P / 2, D, 2)
-            v = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])[:, inside]
-            return _Stored(widened(k), widened(v), in_pairs=True)
-        codes = code_views(self.pool, self.layer)
-        words = np.concatenate(list(codes.k[blocks]), axis=-2)[:, :, inside]  # (kv heads, D / 4, P, 4)
-        k = words.swapaxes(2, 3).reshape(words.shape[0], -1, words.shape[2]).astype(np.float32) - 128
-        v = np.concatenate(list(codes.v[blocks]), axis=-2)[:, inside].astype(np.float32)
-        scales = np.concatenate(list(codes.scales[blocks]), axis=-1)[..., inside]
-        return _Stored(k, v, scales[0], scales[1])
+        size = self.blocks.shape.block_size
+        first = start // size
+        stored = self.blocks.read(self.layer, self.table[first : -(-stop // size)])
+        return stored.part(start - first * size, stop - first * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +218,7 @@ def _merged(walk: _Softmax, part: _Softmax, seen: Mask) -> _Softmax:
 
 
 def _partition(
-    q: Floats, stored: _Stored, own: Positions, positions: Positions, spec: AttentionSpec
+    q: Floats, stored: Stored, own: Positions, positions: Positions, spec: AttentionSpec
 ) -> _Softmax:
     """The softmax of rows q (n, H, D) at `own` positions (n,) over `positions` (P,)."""
     mask = _seen(own, positions, spec.window)
@@ -193,26 +234,26 @@ def _partition(
     weights = exp(scores - largest[..., None])
     if stored.in_pairs:
         weights = widened(rounded_to_brain(weights))
-    total = np.zeros_like(largest)
-    out = np.zeros_like(q)
-    for j in _in_turn(positions, stored):
-        seen, weight = mask[:, j, None], weights[..., j]
-        total = np.where(seen, total + weight, total)
-        if stored.v_scales is not None:
-            weight = weight * stored.v_scales[kv_head, j]
-        out = np.where(seen[..., None], out + weight[..., None] * stored.v[kv_head, j], out)
+    order = _in_turn(positions, stored)
+    mask, weights = mask[:, None, order], weights[..., order]
+    total = _sum(np.where(mask, weights, 0))
+    if stored.v_scales is not None:
+        weights = weights * stored.v_scales[kv_head][:, order]
+    values = stored.v[kv_head][:, order]  # (H, P, D)
+    products = (np.where(m[..., None], w[..., None] * values, 0) for m, w in zip(mask, weights, strict=True))
+    out = np.stack([_sum(each.swapaxes(1, 2)) for each in products])  # row by row: (H, P, D) numbers at once
     return _Softmax(largest, total, out)
 
 
-def _scores(q: Floats, stored: _Stored, kv_head: Positions, scale: np.float32) -> Floats:
+def _scores(q: Floats, stored: Stored, kv_head: Positions, scale: np.float32) -> Floats:
     """(n, H, P): q times K, scaled."""
     if stored.k_scales is None:
-        scores = np.zeros((*q.shape[:2], stored.k.shape[2]), np.float32)
         if stored.in_pairs:
             q = widened(rounded_to_brain(q))
-        for d in _in_turn(np.arange(q.shape[2]), stored):
-            scores = scores + q[:, :, d, None] * stored.k[kv_head, d]
-        return scores * scale
+        order = _in_turn(np.arange(q.shape[2]), stored)
+        keys = stored.k[kv_head][:, order]  # (H, D, P)
+        products = (row[:, order, None] * keys for row in q)
+        return np.stack([_sum(each.swapaxes(1, 2)) for each in products]) * scale
     q_scale, codes = quantised(q.reshape(-1, q.shape[2]))
     sums = np.einsum("nhd,hdp->nhp", codes.reshape(q.shape), stored.k[kv_head])
     factors = q_scale.reshape(*q.shape[:2], 1) * scale
@@ -220,7 +261,13 @@ def _scores(q: Floats, stored: _Stored, kv_head: Positions, scale: np.float32) -
     return scaled
 
 
-def _in_turn(numbers: Positions, stored: _Stored) -> Positions:
+def _sum(x: Floats) -> Floats:
+    """(..., n) -> (...): one element after the other in float32, from zero on."""
+    total: Floats = np.add.accumulate(x, axis=-1)[..., -1] + np.float32(0)  # of zeros: none below zero
+    return total
+
+
+def _in_turn(numbers: Positions, stored: Stored) -> Positions:
     """Indices of ascending `numbers` (dimensions or positions) in the order in which they are summed."""
     return np.lexsort((-numbers, numbers // 2)) if stored.in_pairs else np.arange(numbers.size)
 

@@ -234,13 +234,13 @@ class StepOps(Protocol[T, I, P]):
 class StepBody(Protocol):
     """A step as a function of the ops it is made of: the decoder's `hidden_states` of one model."""
 
-    def __call__(self, ops: StepOps[T, Ints, KvPool], batch: HostBatch) -> T: ...
+    def __call__(self, ops: StepOps[T, I, KvPool], batch: Batch[I]) -> T: ...
 
 
 class RowsBody(Protocol):
     """A function of rows alone: the decoder's `project`."""
 
-    def __call__(self, ops: StepOps[T, Ints, KvPool], x: T) -> T: ...
+    def __call__(self, ops: StepOps[T, I, KvPool], x: T) -> T: ...
 
 
 class PreparedRows(Protocol):

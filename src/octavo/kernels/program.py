@@ -1,168 +1,103 @@
-"""The step of a model as one native call: the decoder runs once over a recorder, its record is replayed.
+"""The step of a model as one native call: the decoder is recorded once, its record is replayed.
 
-    body(recorder, batch)  -->  ops in order  -->  phases and an arena (csrc/program.hpp)  -->  program(batch)
+    nodes (`recording.py`)  -->  phases and an arena (csrc/program.hpp)  -->  program(batch)
 
-The recorder offers the same ops as `NativeOps` and is given the same function; what it passes around are
-numbers of buffers instead of arrays. A replay calls the same kernels over the same rows: the bits are those
-of the eager ops, which stay as the program's specification (tests/kernels/test_program.py).
+A replay calls the same kernels over the same rows: the bits are those of the eager ops, which stay as the
+program's specification (tests/kernels/test_program.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from octavo import _native
-from octavo.kernels import packed
-from octavo.kernels.contract import (
-    AttentionSpec,
-    Batch,
-    Expert,
-    Floats,
-    HostBatch,
-    Ints,
-    KvPool,
-    Matrix,
-    Routing,
-    RowsBody,
-    StepBody,
-    Vector,
-)
+from octavo.kernels.contract import Floats, HostBatch, Ints, KvPool, RowsBody, StepBody
 from octavo.kernels.mixture import mixture_of, weight_of
+from octavo.kernels.packed import floats_of, floats_or_none
 from octavo.kernels.pool import layout_of
+from octavo.kernels.recording import (
+    POSITIONS,
+    Activated,
+    Attended,
+    Capped,
+    Embed,
+    Gated,
+    Given,
+    Mixed,
+    Node,
+    Normed,
+    Product,
+    Record,
+    Scaled,
+    Stored,
+    Sum,
+    Take,
+    Turned,
+    record_rows,
+    record_step,
+)
 
-# Stands for the step's own arrays while recording: an op is told by identity which of them it was given.
-_EMPTY = np.empty(0, np.int32)
 
+class _Lowering:
+    """Nodes become ops of a native program, whose buffers have numbers."""
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A buffer of the program, by number."""
-
-    number: int
-
-
-class OpRecorder:
-    """The ops of a step, written down instead of done. Holds on to every array that the program will read."""
-
-    def __init__(self, pool: KvPool | None) -> None:
-        layers = [] if pool is None else layout_of(pool.shape).layers(pool.data)
+    def __init__(self, record: Record, layers: list[_native.KvLayer]) -> None:
         self.program = _native.Program(layers)
-        self.kept: list[object] = [pool]
-        self.batch: HostBatch = Batch(
-            tokens=_EMPTY.copy(),
-            positions=_EMPTY.copy(),
-            starts=_EMPTY,
-            offsets=_EMPTY,
-            tables=_EMPTY.reshape(0, 0),
-            logit_rows=_EMPTY.copy(),
-        )
+        self.kept: list[object] = [record]  # the program reads their arrays
+        self._numbers: dict[Node, int] = {}
+        for node in record.nodes:
+            number = self._lowered(node)
+            if number is not None:
+                self._numbers[node] = number
+        self.program.finish(self._numbers[record.result])
 
-    def given_rows(self, width: int) -> Slot:
-        """Rows that come from outside, (R, width)."""
-        return Slot(self.program.given_rows(width))
-
-    def embed(self, table: Matrix, tokens: Ints) -> Slot:
-        """Rows of the table for the step's tokens or positions."""
-        assert tokens is self.batch.tokens or tokens is self.batch.positions, "not an array of the step"
-        return Slot(self.program.embed(self._weight(table), tokens is self.batch.positions))
-
-    def take(self, x: Slot, rows: Ints) -> Slot:
-        """The rows whose logits are wanted."""
-        assert rows is self.batch.logit_rows, "not an array of the step"
-        return Slot(self.program.take(x.number))
-
-    def linear(self, x: Slot, weight: Matrix, bias: Vector | None = None) -> Slot:
-        """(T, in) -> (T, out)."""
-        self.kept.append(bias)
-        return Slot(self.program.linear(x.number, self._weight(weight), packed.floats_or_none(bias)))
-
-    def rms_norm(self, x: Slot, weight: Vector, eps: float) -> Slot:
-        """Over the last `len(weight)` elements of each row."""
-        self.kept.append(weight)
-        return Slot(self.program.rms_norm(x.number, packed.floats_of(weight), eps))
-
-    def layer_norm(self, x: Slot, weight: Vector, bias: Vector, eps: float) -> Slot:
-        """(T, E) -> (T, E)."""
-        self.kept += [weight, bias]
-        weight, bias = packed.floats_of(weight), packed.floats_of(bias)
-        return Slot(self.program.layer_norm(x.number, weight, bias, eps))
-
-    def rope(self, x: Slot, positions: Ints, cos: Vector, sin: Vector, head_size: int) -> Slot:
-        """Rotate halves of each head."""
-        assert positions is self.batch.positions, "not an array of the step"
-        self.kept += [cos, sin]
-        return Slot(self.program.rope(x.number, packed.floats_of(cos), packed.floats_of(sin), head_size))
-
-    def store(self, pool: KvPool, layer: int, k: Slot, v: Slot, batch: HostBatch) -> None:
-        """Write K and V of the step's tokens into their slots of `layer`."""
-        self._require_own(pool, batch)
-        self.program.store(layer, k.number, v.number)
-
-    def attend(
-        self,
-        pool: KvPool,
-        layer: int,
-        q: Slot,
-        batch: HostBatch,
-        spec: AttentionSpec,
-        log_sum_exp: Slot | None = None,
-    ) -> Slot:
-        """(T, H * D) -> (T, H * D): causal attention over the block tables."""
-        self._require_own(pool, batch)
-        assert log_sum_exp is None, "a recorded step has no second result"
-        self.kept += [spec.sinks, spec.slopes]
-        sinks, slopes = packed.floats_or_none(spec.sinks), packed.floats_or_none(spec.slopes)
-        return Slot(
-            self.program.attend(layer, q.number, spec.scale, spec.window, spec.soft_cap, sinks, slopes)
-        )
-
-    def gated(self, gate: Slot, up: Slot, activation: str) -> Slot:
-        """activation(gate) * up."""
-        return Slot(self.program.gated(gate.number, up.number, activation))
-
-    def activate(self, x: Slot, activation: str) -> Slot:
-        """activation(x)."""
-        return Slot(self.program.activate(x.number, activation))
-
-    def experts(
-        self, x: Slot, router_logits: Slot, experts: Sequence[Expert], routing: Routing, activation: str
-    ) -> Slot:
-        """(T, E), (T, X) -> (T, E): each row's weighted sum."""
-        mixture = mixture_of(experts, routing, activation)
-        self.kept += [experts, mixture]
-        return Slot(self.program.experts(x.number, router_logits.number, mixture))
-
-    def add(self, x: Slot, y: Slot) -> Slot:
-        """x + y."""
-        return Slot(self.program.add(x.number, y.number))
-
-    def scale(self, x: Slot, factor: float) -> Slot:
-        """x * factor, the factor rounded to float32 first."""
-        return Slot(self.program.scale(x.number, factor))
-
-    def soft_cap(self, x: Slot, cap: float) -> Slot:
-        """cap * tanh(x / cap)."""
-        return Slot(self.program.soft_cap(x.number, cap))
-
-    def _require_own(self, pool: KvPool, batch: HostBatch) -> None:
-        assert pool is self.kept[0], "a program is recorded over one pool"
-        assert batch is self.batch, "not the step's batch"
-
-    def _weight(self, matrix: Matrix) -> _native.Weight:
-        self.kept.append(matrix)
-        return weight_of(matrix)
+    def _lowered(self, node: Node) -> int | None:
+        """The number of its result; None: it has none."""
+        program, at = self.program, self._numbers
+        match node:
+            case Given(width):
+                return program.given_rows(width)
+            case Embed(table, rows):
+                return program.embed(weight_of(table), rows is POSITIONS)
+            case Take(x):
+                return program.take(at[x])
+            case Product(x, weight, bias):
+                return program.linear(at[x], weight_of(weight), floats_or_none(bias))
+            case Normed(x, weight, bias, eps):
+                if bias is None:
+                    return program.rms_norm(at[x], floats_of(weight), eps)
+                return program.layer_norm(at[x], floats_of(weight), floats_of(bias), eps)
+            case Turned(x, cos, sin, head_size):
+                return program.rope(at[x], floats_of(cos), floats_of(sin), head_size)
+            case Stored(layer, k, v):
+                program.store(layer, at[k], at[v])
+                return None
+            case Attended(layer, q, spec):
+                sinks, slopes = floats_or_none(spec.sinks), floats_or_none(spec.slopes)
+                return program.attend(layer, at[q], spec.scale, spec.window, spec.soft_cap, sinks, slopes)
+            case Gated(gate, up, activation):
+                return program.gated(at[gate], at[up], activation)
+            case Activated(x, activation):
+                return program.activate(at[x], activation)
+            case Mixed(x, router_logits, experts, routing, activation):
+                mixture = mixture_of(experts, routing, activation)
+                self.kept.append(mixture)
+                return program.experts(at[x], at[router_logits], mixture)
+            case Sum(x, y):
+                return program.add(at[x], at[y])
+            case Scaled(x, factor):
+                return program.scale(at[x], factor)
+        assert isinstance(node, Capped), f"no kernel for {node}"
+        return program.soft_cap(at[node.x], node.cap)
 
 
 class StepProgram:
     """A recorded step. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: StepBody, pool: KvPool) -> None:
-        recorder = OpRecorder(pool)
-        recorder.program.finish(body(recorder, recorder.batch).number)
-        self._program, self._kept, self._num_blocks = recorder.program, recorder.kept, pool.num_blocks
+        lowering = _Lowering(record_step(body, pool), layout_of(pool.shape).layers(pool.data))
+        self._program, self._kept = lowering.program, (lowering.kept, pool)
+        self._num_blocks = pool.num_blocks
 
     def __call__(self, batch: HostBatch) -> Floats:
         """The body's result for this batch; ValueError or IndexError if it makes no sense."""
@@ -182,9 +117,8 @@ class RowsProgram:
     """A recorded function of rows. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: RowsBody, width: int) -> None:
-        recorder = OpRecorder(None)
-        recorder.program.finish(body(recorder, recorder.given_rows(width)).number)
-        self._program, self._kept = recorder.program, recorder.kept
+        lowering = _Lowering(record_rows(body, width), [])
+        self._program, self._kept = lowering.program, lowering.kept
 
     def __call__(self, x: Floats) -> Floats:
         """The body's result for rows x (R, width)."""

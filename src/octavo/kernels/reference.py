@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from octavo.kernels import attention_reference, brain_reference, experts_reference, integer_reference, packed
+from octavo.kernels.attention_reference import HostBlocks, StoredBlocks
 from octavo.kernels.contract import (
     AttentionSpec,
     Expert,
@@ -131,13 +132,13 @@ class ReferenceOps:
         out[..., half : 2 * half] = b * c + a * s
         return out.reshape(x.shape)
 
-    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
+    def store(self, pool: KvPool | StoredBlocks, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
         """Write K and V of the step's tokens into their slots of `layer`."""
-        attention_reference.store(pool, layer, k, v, batch)
+        attention_reference.store(_blocks_of(pool), layer, k, v, batch)
 
     def attend(
         self,
-        pool: KvPool,
+        pool: KvPool | StoredBlocks,
         layer: int,
         q: Floats,
         batch: HostBatch,
@@ -145,7 +146,7 @@ class ReferenceOps:
         log_sum_exp: Floats | None = None,
     ) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
-        return attention_reference.attend(pool, layer, q, batch, spec, log_sum_exp)
+        return attention_reference.attend(_blocks_of(pool), layer, q, batch, spec, log_sum_exp)
 
     def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """activation(gate) * up."""
@@ -232,6 +233,10 @@ def _swiglu_clamped(gate: Floats, up: Floats) -> Floats:
     with np.errstate(over="ignore"):
         gated: Floats = g / (one + exp(-(np.float32(1.702) * g))) * (u + one)
     return gated
+
+
+def _blocks_of(pool: KvPool | StoredBlocks) -> StoredBlocks:
+    return HostBlocks(pool) if isinstance(pool, KvPool) else pool
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:

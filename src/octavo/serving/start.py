@@ -33,8 +33,8 @@ from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.engine.steady_clock import SteadyClock
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.backend import Backend, EngineRunner, PoolSize
-from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
+from octavo.executor.backend import Backend, PoolSize
+from octavo.executor.runner import Runner, RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
 from octavo.memory.names import root_name
@@ -111,7 +111,7 @@ class Started:
     backend_reason: str  # why it is this one
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
-    runner: EngineRunner  # what the engine's executor runs
+    runner: Runner  # what the engine's executor runs
 
 
 def start_engine(

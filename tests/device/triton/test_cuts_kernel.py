@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.device.functions import exp
-from octavo.device.sampler import DrawParams, kept_by_sort, logprobs_by_sort
+from octavo.device.sampler import DrawParams, exp, kept_by_sort, logprobs_by_sort
 from octavo.device.triton import cuts
 from octavo.device.triton.likeliest import logprobs
 

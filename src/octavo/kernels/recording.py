@@ -1,18 +1,18 @@
 """The decoder's ops written down instead of done, as nodes that name what they read.
 
-    hidden_states(NodeRecorder(), model, pool, RECORDED)  -->  nodes in order  -->  lowering.py  -->  launches
+    record_step(body, pool)  -->  nodes in order  -->  `program.py`: a native program's phases
+                                                  -->  `device/lowering.py`: launches of kernels
 
-A node stands for its result. It knows no tensor but weights, so one record serves every step.
+A node stands for its result. A record knows no array but weights, so one serves every step of a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from octavo.errors import UnsupportedModel
-from octavo.kernels.contract import AttentionSpec, Batch, Expert, Matrix, Routing, Vector
+from octavo.kernels.contract import AttentionSpec, Batch, Expert, Matrix, Routing, RowsBody, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,13 @@ class Node:
 
 
 NodeT = TypeVar("NodeT", bound=Node)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given(Node):
+    """Rows that come from outside, (R, width)."""
+
+    width: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +84,7 @@ class Turned(Node):
     x: Node
     cos: Vector
     sin: Vector
+    head_size: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +123,17 @@ class Activated(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mixed(Node):
+    """Each row's weighted sum of its experts."""
+
+    x: Node
+    router_logits: Node
+    experts: Sequence[Expert]
+    routing: Routing
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sum(Node):
     """x + y."""
 
@@ -138,41 +157,52 @@ class Capped(Node):
     cap: float
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Nodes in order, and the one whose value is the result."""
+
+    nodes: Sequence[Node]
+    result: Node
+
+
+@dataclass
 class NodeRecorder:
     """`StepOps` over nodes; `nodes` are all of them, in order."""
 
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
+    pool: object = None  # the only one that the step may name
+    nodes: list[Node] = field(default_factory=list)
 
     def embed(self, table: Matrix, tokens: StepArray) -> Embed:
-        """Rows of the table."""
-        return self._note(Embed(table, tokens))
+        """Rows of the table for the step's tokens or positions."""
+        assert tokens is TOKENS or tokens is POSITIONS, "not an array of the step"
+        return self.note(Embed(table, tokens))
 
     def take(self, x: Node, rows: StepArray) -> Take:
         """The rows whose logits are wanted."""
         assert rows is LOGIT_ROWS, "not an array of the step"
-        return self._note(Take(x))
+        return self.note(Take(x))
 
     def linear(self, x: Node, weight: Matrix, bias: Vector | None = None) -> Product:
         """x @ weight.T + bias."""
-        return self._note(Product(x, weight, bias))
+        return self.note(Product(x, weight, bias))
 
     def rms_norm(self, x: Node, weight: Vector, eps: float) -> Normed:
         """Of rows, or of heads."""
-        return self._note(Normed(x, weight, None, eps))
+        return self.note(Normed(x, weight, None, eps))
 
     def layer_norm(self, x: Node, weight: Vector, bias: Vector, eps: float) -> Normed:
         """Of rows."""
-        return self._note(Normed(x, weight, bias, eps))
+        return self.note(Normed(x, weight, bias, eps))
 
     def rope(self, x: Node, positions: StepArray, cos: Vector, sin: Vector, head_size: int) -> Turned:
         """Halves of each head, rotated."""
         assert positions is POSITIONS, "not an array of the step"
-        return self._note(Turned(x, cos, sin))
+        return self.note(Turned(x, cos, sin, head_size))
 
     def store(self, pool: object, layer: int, k: Node, v: Node, batch: Batch[StepArray]) -> None:
         """K and V into their slots."""
-        self._note(Stored(layer, k, v))
+        self._require_own(pool, batch)
+        self.note(Stored(layer, k, v))
 
     def attend(
         self,
@@ -184,39 +214,53 @@ class NodeRecorder:
         log_sum_exp: Node | None = None,
     ) -> Attended:
         """Causal attention over the block tables."""
+        self._require_own(pool, batch)
         assert log_sum_exp is None, "a recorded step has no second result"
-        return self._note(Attended(layer, q, spec))
+        return self.note(Attended(layer, q, spec))
 
     def gated(self, gate: Node, up: Node, activation: str) -> Gated:
         """activation(gate) * up."""
-        return self._note(Gated(gate, up, activation))
+        return self.note(Gated(gate, up, activation))
 
     def activate(self, x: Node, activation: str) -> Activated:
         """activation(x)."""
-        return self._note(Activated(x, activation))
+        return self.note(Activated(x, activation))
 
     def experts(
         self, x: Node, router_logits: Node, experts: Sequence[Expert], routing: Routing, activation: str
-    ) -> NoReturn:
-        """Raises UnsupportedModel: how many rows an expert gets is known to the device alone, while launches
-        and captured steps have sizes that the host fixes; a grouped product would have to be a kernel."""
-        raise UnsupportedModel(
-            f"the model is a mixture of {len(experts)} experts, for which the GPU's kernels have no product; "
-            "allowed: --backend native, or --backend torch --device cpu"
-        )
+    ) -> Mixed:
+        """Each row's weighted sum of its experts."""
+        return self.note(Mixed(x, router_logits, experts, routing, activation))
 
     def add(self, x: Node, y: Node) -> Sum:
         """x + y."""
-        return self._note(Sum(x, y))
+        return self.note(Sum(x, y))
 
     def scale(self, x: Node, factor: float) -> Scaled:
         """x * factor."""
-        return self._note(Scaled(x, factor))
+        return self.note(Scaled(x, factor))
 
     def soft_cap(self, x: Node, cap: float) -> Capped:
         """cap * tanh(x / cap)."""
-        return self._note(Capped(x, cap))
+        return self.note(Capped(x, cap))
 
-    def _note(self, node: NodeT) -> NodeT:
+    def note(self, node: NodeT) -> NodeT:
+        """Write a node down."""
         self.nodes.append(node)
         return node
+
+    def _require_own(self, pool: object, batch: Batch[StepArray]) -> None:
+        assert pool is self.pool, "a step is recorded over one pool"
+        assert batch is RECORDED, "not the step's batch"
+
+
+def record_step(body: Callable[[NodeRecorder, Batch[StepArray]], Node], pool: object) -> Record:
+    """The nodes of a step over this pool."""
+    recorder = NodeRecorder(pool)
+    return Record(recorder.nodes, body(recorder, RECORDED))
+
+
+def record_rows(body: RowsBody, width: int) -> Record:
+    """The nodes of a function of rows (R, width)."""
+    recorder = NodeRecorder()
+    return Record(recorder.nodes, body(recorder, recorder.note(Given(width))))

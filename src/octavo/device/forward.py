@@ -1,0 +1,132 @@
+"""A `Forward` over a device: rows, pool and tokens lie there; only what the host reads is waited for.
+
+    prepare    the plan's writes and the step's arrays --(one copy)--> scatter into the rows
+    run        hidden rows, by the `Arithmetic`
+    draw       tokens into the rows, and on their way to the host, behind an event
+
+The next plan may be started before the step's tokens are known to the host: they are read from the rows.
+Rows with masks, `min_tokens`, beams or grammars are sampled by the host's own sampler, which waits for their
+logits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.arithmetic import Arithmetic, DeviceStep
+from octavo.device.devices import current
+from octavo.device.drawing import begin_drawing
+from octavo.device.moving import DeviceBlocks
+from octavo.device.rows import DeviceRows, carry, to_device
+from octavo.device.sampler import is_drawn_on_device
+from octavo.device.trouble import describe_trouble, is_trouble
+from octavo.executor.batch import shape_of
+from octavo.executor.draws import Draw, Drawn, Taken
+from octavo.executor.forward import Forward
+from octavo.executor.rows import Rows
+from octavo.kernels.contract import Floats, Ints
+from octavo.types import Fork, StepPlan
+
+log = logging.getLogger("octavo.device")
+
+
+class DeviceForward(Forward):
+    """A model's arithmetic over rows and a pool on a device."""
+
+    def __init__(self, arithmetic: Arithmetic, rows: DeviceRows, stop_ids: frozenset[int]) -> None:
+        """The arithmetic's pool has one block more than the ledger knows: the dummy row's."""
+        self.arithmetic, self.pool = arithmetic, arithmetic.pool
+        self.blocks = DeviceBlocks(self.pool)
+        self._device = self.pool.data.device
+        self._rows, self._stop_ids = rows, stop_ids
+        self._step: DeviceStep  # that was prepared last
+        self._hidden: Tensor  # (R, E) of the step that ran last
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """This thread's launches are the device's, and no gradients are kept."""
+        with current(self._device), torch.inference_mode():
+            yield
+
+    def prepare(self, plan: StepPlan, rows: Rows) -> None:
+        """Bring the rows up to the plan, and carry the step's arrays over."""
+        shape = shape_of(plan)
+        writes = self._rows.written_by(plan).arrays()
+        extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
+        count = np.array([writes[0].size], np.int32)
+        carried = carry([*writes, count, *shape.arrays, *extra], self._device)
+        indices, values, count_there, *arrays = carried
+        if indices.numel():
+            self.arithmetic.scatter(self._rows.state, indices, values, count_there)
+        if plan.chunks:
+            table_rows, starts, offsets, token_chunks, positions, logit_rows, *rest = arrays
+            self._step = DeviceStep(
+                shape, table_rows, starts, offsets, token_chunks, positions, logit_rows, self._rows, rest
+            )
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+        self.arithmetic.copy_blocks(sources, targets)
+
+    def discard_blocks(self, first: int, last: int) -> None:
+        """They stay allocated: a device's pool is one tensor, of which no part can be given back."""
+        log.info(
+            "%s blocks are not used any more; their memory on %s stays allocated until the server ends: the "
+            "pool is one allocation",
+            f"{last - first:,}",
+            self._device,
+        )
+
+    def fork(self, fork: Fork) -> None:
+        """The child's row becomes the parent's, but for its choice."""
+        self._rows.fork(fork)
+
+    def run(self) -> None:
+        """Start the step that was prepared."""
+        self._hidden = self.arithmetic.hidden(self._step)
+
+    def argmax(self, places: Sequence[int]) -> Ints:
+        """(S,): likeliest tokens of hidden rows. Waits for them, as the next two do."""
+        tokens: Ints = self.arithmetic.likeliest(self._at(places)).to(torch.int32).cpu().numpy()
+        return tokens
+
+    def logits(self, places: Sequence[int]) -> Floats:
+        """(S, V): raw logits of hidden rows."""
+        logits: Floats = self.arithmetic.logits(self._at(places)).cpu().numpy()
+        return logits
+
+    def hidden(self, places: Sequence[int]) -> Floats:
+        """(S, E): hidden rows of the step."""
+        rows: Floats = self._at(places).float().cpu().numpy()
+        return rows
+
+    def draw(self, draws: Sequence[Draw]) -> Drawn:
+        """Start those that need nothing of the host; their tokens stand in the rows for the next step."""
+        own = [one for one in draws if is_drawn_on_device(one.params, one.has_guide)]
+        left = [one for one in draws if not is_drawn_on_device(one.params, one.has_guide)]
+        return Drawn(left, begin_drawing(own, self._hidden, self._rows, self.arithmetic, self._stop_ids))
+
+    def append(self, draws: Sequence[Draw], taken: Taken) -> None:
+        """What the host sampled stands in the device's rows, too; a later plan writes beams' tokens."""
+        columns: list[tuple[int, int, int]] = []
+        for one in draws:
+            if one.params.beams is None:
+                sampled = taken.samples.get(one.seq_id, ())
+                columns += [(one.row, one.position + i, token.token) for i, token in enumerate(sampled)]
+        if columns:
+            self._rows.append(
+                *to_device([list(column) for column in zip(*columns, strict=True)], self._device)
+            )
+
+    def describe_trouble(self, error: Exception) -> str | None:
+        """What failed on the device. Raises DeviceLost where it is no more."""
+        return describe_trouble(error, self._device) if is_trouble(error) else None
+
+    def _at(self, places: Sequence[int]) -> Tensor:
+        return self._hidden[torch.tensor(list(places), device=self._device)]

@@ -1,0 +1,95 @@
+"""The reference's ops over tensors of torch's CPU: how the torch backend runs without a GPU, for tests.
+
+Rows, pool, drawing and moves are those of any device; what a step computes is `kernels/reference.py`'s, over
+the same memory. Codes and 16-bit numbers of the pool are read as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.arithmetic import DeviceStep
+from octavo.device.layout import LARGEST_CODE, DevicePool
+from octavo.executor.batch import StepShape, batch_of
+from octavo.kernels.attention_reference import Stored
+from octavo.kernels.contract import Floats, Ints, KvShape
+from octavo.kernels.reference import ReferenceOps
+from octavo.model.decoder import hidden_states, project
+from octavo.model.spec import Model
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlocks:
+    """`StoredBlocks` of a device's pool."""
+
+    pool: DevicePool
+
+    @property
+    def shape(self) -> KvShape:
+        """Of the KV group."""
+        return self.pool.shape
+
+    def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
+        """K and V (kv heads, D) of one token."""
+        pool, kind = self.pool, self.pool.shape.kind
+        for index, (x, held) in enumerate(((k, pool.keys(layer)), (v, pool.values(layer)))):
+            numbers = torch.from_numpy(np.ascontiguousarray(x))
+            if pool.layout.has_scales:
+                scale = numbers.abs().amax(dim=-1, keepdim=True) / LARGEST_CODE[kind]
+                numbers = numbers / scale
+                numbers = torch.where(torch.isfinite(numbers), numbers, 0.0)  # of zeros; or its scale is none
+                numbers = torch.round(numbers) if kind == "int8" else numbers
+                pool.scales(layer)[block, index, :, slot] = scale[:, 0]
+            held[block, :, slot] = numbers.to(held.dtype)
+
+    def read(self, layer: int, blocks: Ints) -> Stored:
+        """What these blocks hold, one behind the other."""
+        pool, wanted = self.pool, torch.from_numpy(blocks.astype(np.int64))
+        numbers = []
+        for index, held in enumerate((pool.keys(layer), pool.values(layer))):
+            values = held[wanted].to(torch.float32)  # (n, kv heads, B, D)
+            if pool.layout.has_scales:
+                values = values * pool.scales(layer)[wanted, index][..., None]
+            numbers.append(values.transpose(0, 1).flatten(1, 2))  # (kv heads, P, D)
+        return Stored(numbers[0].mT.contiguous().numpy(), numbers[1].numpy())
+
+
+class ReferenceArithmetic:
+    """`Arithmetic` op after op, on the host."""
+
+    def __init__(self, model: Model, ops: ReferenceOps, pool: DevicePool) -> None:
+        self.pool = pool
+        self._model, self._ops = model, ops
+
+    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
+        """state[indices] = values."""
+        state[indices.long()] = values
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+        for source, target in zip(sources, targets, strict=True):
+            self.pool.data[target] = self.pool.data[source]
+
+    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
+        """Nothing."""
+        return ()
+
+    def hidden(self, step: DeviceStep) -> Tensor:
+        """(R, E): the wanted rows of the step."""
+        rows = step.rows
+        batch = batch_of(step.shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
+        return torch.from_numpy(hidden_states(self._ops, self._model, TensorBlocks(self.pool), batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S, V) float32, raw."""
+        return torch.from_numpy(project(self._ops, self._model, hidden.numpy()))
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S,) int64."""
+        prepared = self._ops.prepare_rows(lambda ops, x: project(ops, self._model, x), hidden.shape[1])
+        return torch.from_numpy(prepared.argmax(hidden.numpy())).long()

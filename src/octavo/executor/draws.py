@@ -1,0 +1,82 @@
+"""The rows of a step that are sampled, and what their sampling came to.
+
+    positions   | last known | d0 | d1 | d2 |            without drafts a row takes one token
+    samples          s0        s1   s2   s3
+    taken       s0 = d0: the next counts; s1 is not d1: the end. Taken: s0 s1
+
+A row whose prompt is pooled (`pooling.py`) is not sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.executor.rows import Rows
+from octavo.params import SamplerParams
+from octavo.sampling.sampler import SampleFailure
+from octavo.types import SampledToken, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A row, and the hidden rows `first`, first + 1, ... that its tokens come from; the first token will
+    stand at `position`."""
+
+    seq_id: int
+    row: int
+    first: int
+    position: int
+    drafts: tuple[int, ...]
+    params: SamplerParams
+    has_guide: bool  # a grammar may lead it
+
+    @property
+    def count(self) -> int:
+        """Tokens at most."""
+        return 1 + len(self.drafts)
+
+    def goes_on(self, place: int, token: int, stop_ids: frozenset[int]) -> bool:
+        """Whether a token follows this one, the draw's `place`-th: where its draft guessed it, and it does
+        not end the output."""
+        is_guessed = place < len(self.drafts) and self.drafts[place] == token
+        return is_guessed and token not in self.params.end_ids(stop_ids)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a step's draws came to, by sequence. One that failed has no samples."""
+
+    samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    failed: dict[int, SampleFailure] = field(default_factory=dict)
+    num_forced: int = 0  # of the samples, those that grammars force
+    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a device draws by itself, and what it leaves to the host."""
+
+    left: Sequence[Draw]
+    collect: Callable[[Taken], None] | None = None  # waits for the device's tokens, and adds them
+
+
+def draws_of(plan: StepPlan, rows: Rows) -> list[Draw]:
+    """For every chunk that is sampled from, and every fork of one."""
+    draws, end = [], 0
+    begun: dict[int, Draw] = {}  # by the chunk's row
+    for chunk in plan.chunks:
+        end += chunk.stop - chunk.logits_from
+        if chunk.num_samples and rows[chunk.row].params.pooling is None:
+            position = chunk.stop - len(chunk.drafts)
+            begun[chunk.row] = _draw(rows, chunk.row, end - chunk.num_samples, position, chunk.drafts)
+            draws.append(begun[chunk.row])
+    for fork in plan.forks:
+        parent = begun[fork.parent_row]
+        draws.append(_draw(rows, fork.child_row, parent.first, parent.position))
+    return draws
+
+
+def _draw(rows: Rows, row: int, first: int, position: int, drafts: tuple[int, ...] = ()) -> Draw:
+    entry = rows[row]
+    return Draw(entry.seq_id, row, first, position, drafts, entry.params, entry.guide is not None)
