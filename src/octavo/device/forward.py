@@ -108,8 +108,10 @@ class DeviceForward(Forward):
 
     def draw(self, draws: Sequence[Draw]) -> Drawn:
         """Start those that need nothing of the host; their tokens stand in the rows for the next step."""
-        own = [one for one in draws if is_drawn_on_device(one.params, one.has_guide)]
-        left = [one for one in draws if not is_drawn_on_device(one.params, one.has_guide)]
+        own: list[Draw] = []
+        left: list[Draw] = []
+        for one in draws:
+            (own if is_drawn_on_device(one.params, one.has_guide) else left).append(one)
         return Drawn(left, begin_drawing(own, self._hidden, self._rows, self.arithmetic, self._stop_ids))
 
     def append(self, draws: Sequence[Draw], taken: Taken) -> None:
