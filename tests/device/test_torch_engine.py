@@ -46,6 +46,7 @@ from tests.exactness import Subject, in_random
 
 from octavo.device import forward
 from octavo.device.sampler import is_drawn_on_device
+from octavo.executor.executor import DeviceExecutor
 from octavo.types import Request
 
 pytestmark = pytest.mark.full
@@ -69,7 +70,7 @@ def test_the_model_of_these_tests_is_torchs() -> None:
     """Else they would prove nothing."""
     tiny = served.serve_tiny()
     try:
-        assert type(tiny.turnstile._inner).__module__ == "octavo.executor.executor"
+        assert isinstance(tiny.turnstile._inner, DeviceExecutor)
     finally:
         tiny.llm.close()
 

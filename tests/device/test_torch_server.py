@@ -26,6 +26,8 @@ from tests.server.test_options_on_an_engine import (  # noqa: F401
     tiny,
 )
 
+from octavo.executor.executor import DeviceExecutor
+
 pytestmark = pytest.mark.full
 
 
@@ -37,7 +39,7 @@ def over_torch() -> Iterator[None]:
 
 def test_the_server_of_these_tests_is_torchs(served: Served) -> None:  # noqa: F811
     """Else they would prove nothing."""
-    assert type(served.turnstile._inner).__module__ == "octavo.device.backend"
+    assert isinstance(served.turnstile._inner, DeviceExecutor)
 
 
 @pytest.mark.parametrize("stream", [True, False])
