@@ -23,7 +23,7 @@ PORT   ?= 8000
 .NOTPARALLEL:
 
 # Reinstalled when anything that is compiled or installed changes.
-SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -path '*/ui/*')
+SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -name '*.toml' -o -path '*/ui/*')
 INSTALL := $(BIN)/python scripts/install.py
 
 # Instruction sets: served is what this machine runs best; tested, and put into a wheel, is every one.

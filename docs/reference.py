@@ -1,6 +1,6 @@
 """The tables of the reference, printed from the code into the pages that hold them.
 
-    python docs/reference.py            write them: errors.md, events.md, metrics.md, routes.md
+    python docs/reference.py            write them: those of `PAGES`
     python docs/reference.py --check    write nothing; exit status 1 where a page says something else
 
 A page is written by hand, but for what stands between two marks:
@@ -17,20 +17,24 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
+from pydantic import BaseModel
 
 from octavo import errors
 from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
+from octavo.server.field_list import Body, field_list
 from octavo.server.route import Access, Route
 from octavo.server.routes import ROUTES
 from octavo.step import events
@@ -121,11 +125,46 @@ def route_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{route.method} {_path(route)}`", route.summary, words[route.access], _fields(route), statuses
 
 
+def field_rows(api: str) -> Iterator[tuple[str, ...]]:
+    """Every field of the models in modules of this name, with its places and what becomes of it."""
+    names = {route.body: route.template for route in ROUTES if route.body is not None}
+    docs = {model: inspect.getdoc(model) or "" for model in Body.__subclasses__()}
+    names |= {model: doc.rstrip(".") for model, doc in docs.items() if doc.startswith("`")}  # what is nested
+    places: dict[tuple[str, ...], list[str]] = {("field", "known to", "here", "note"): ["where"]}
+    for model, name in names.items():
+        for row in sorted(_fields_of(model)) if re.search(api, model.__module__) else ():
+            places.setdefault(row, []).append(name)
+    has_owners = any(owners for _, owners, _, _ in [*places][1:])
+    for (field, owners, here, note), where in places.items():
+        yield field, ", ".join(where), *([owners] if has_owners else []), here, note
+
+
+def _fields_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        assert isinstance(field.json_schema_extra, dict), (
+            f"{model.__name__}.{name} is not described by done()"
+        )
+        yield f"`{name}`", str(field.json_schema_extra.get("x-known-to", "")), "done", field.description or ""
+    for route in ROUTES:
+        for name in route.more_fields if route.body is model else ():
+            yield f"`{name}`", "", "done", "as in a chat"
+    listed = field_list(model)
+    for here, fields in (("refused", listed.refused), ("ignored", listed.ignored)):
+        for name, row in fields.items():
+            allowed = ", ".join(f"`{json.dumps(value)}`" for value in row.harmless if value is not None)
+            note = row.note + (f"; let through: {allowed}" if allowed else "")
+            yield f"`{name}`", row.owners, here, note
+
+
 PAGES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "errors.md": error_rows,
     "events.md": event_rows,
     "metrics.md": metric_rows,
     "routes.md": route_rows,
+    "compatibility.md": partial(field_rows, "openai|embeddings"),
+    "responses.md": partial(field_rows, "responses"),
+    "anthropic.md": partial(field_rows, "anthropic"),
+    "ollama.md": partial(field_rows, "ollama"),
 }
 
 

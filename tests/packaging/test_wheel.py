@@ -71,7 +71,8 @@ def test_a_wheel_has_the_package_and_no_more() -> None:
         assert len(native) == 1, native
         for needed in ("octavo/py.typed", "octavo/_native.pyi", "octavo/server/ui/index.html"):
             assert needed in names
-        in_package = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+        found = (path for kind in ("py", "jinja", "toml") for path in (ROOT / "src").rglob(f"*.{kind}"))
+        in_package = {path.relative_to(ROOT / "src").as_posix() for path in found}
         assert in_package <= set(names)
 
 

@@ -1,34 +1,18 @@
 """Anthropic's requests in the words of the chat path: messages, tools, thinking, what is refused by name."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from octavo.errors import InvalidRequest
-from octavo.server.dialects.anthropic import CountTokensBody, MessagesBody, translated
-from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
+from octavo.server.dialects.anthropic import MessagesBody, translated
 from octavo.server.dialects.anthropic_messages import read_messages
-from octavo.server.field_list import Place, Treatment
 from octavo.types import ChatMessage, ToolCall
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "anthropic.md"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "get_weather", "description": "The weather", "input_schema": SCHEMA}
 HI = {"role": "user", "content": "hi"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Köln", "days": [1, 2]}}
-REFUSED = [
-    (field, place)
-    for field in ANTHROPIC_FIELDS.fields
-    for place in field.places
-    if field.treatment is Treatment.REFUSED
-]
-IGNORED = [
-    (field, place)
-    for field in ANTHROPIC_FIELDS.fields
-    for place in field.places
-    if field.treatment is Treatment.IGNORED
-]
 
 
 def text(words, **fields):
@@ -205,65 +189,3 @@ def test_a_schema_by_either_name(field):
 def test_effort_is_given_to_the_template():
     body = body_of(output_config={"effort": "low"}, thinking={"type": "adaptive"})
     assert body.chat_options.template_kwargs == {"reasoning_effort": "low", "enable_thinking": True}
-
-
-# -- the list of fields --------------------------------------------------------------------------------------
-def test_the_page_is_printed_from_the_list():
-    assert DOCUMENT.read_text() == ANTHROPIC_FIELDS.page()
-
-
-def test_a_field_is_listed_once_for_each_place_of_anthropics_api():
-    listed = [(field.name, place) for field in ANTHROPIC_FIELDS.fields for place in field.places]
-    assert len(listed) == len(set(listed))
-
-
-@pytest.mark.parametrize(
-    ("place", "schema"), [(Place.MESSAGES, MessagesBody), (Place.COUNT_TOKENS, CountTokensBody)]
-)
-def test_done_are_exactly_the_fields_that_these_bodies_have(place, schema):
-    done = {f.name for f in ANTHROPIC_FIELDS.fields if place in f.places and f.treatment is Treatment.DONE}
-    assert done == set(schema.model_fields)
-
-
-def ask(edge, place, name, value):
-    """The answer to a request that is right but for one field."""
-    path, body = "/v1/messages", {"max_tokens": 50, "messages": [HI]}
-    match place:
-        case Place.COUNT_TOKENS:
-            path = "/v1/messages/count_tokens"
-            body |= {name: value}
-        case Place.MESSAGES:
-            body |= {name: value}
-        case Place.BLOCK:
-            body["messages"] = [{"role": "user", "content": [text("hi", **{name: value})]}]
-        case Place.TOOL:
-            body["tools"] = [TOOL | {name: value}]
-        case Place.OUTPUT_CONFIG:
-            body["output_config"] = {name: value}
-    return edge.post(path, body)
-
-
-def named(cases):
-    return [f"{place}-{field.name}" for field, place in cases]
-
-
-@pytest.mark.parametrize("field, place", REFUSED, ids=named(REFUSED))
-def test_what_anthropic_has_and_is_not_built_is_refused_by_name(edge, field, place):
-    answer = ask(edge, place, field.name, {"asked": "for"})
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert f"{field.name} is not supported" in message
-    assert field.note in message
-    assert edge.model.submitted == []
-    for value in field.harmless:
-        assert ask(edge, place, field.name, value).status_code == 200
-
-
-@pytest.mark.parametrize("field, place", IGNORED, ids=named(IGNORED))
-def test_what_changes_no_answer_of_a_message_is_let_through(edge, field, place):
-    answer = ask(edge, place, field.name, {"asked": "for"})
-    assert answer.status_code == 200
-    told = edge.model.encodings[-1]
-    ask(edge, place, "nobody_has_this", None)
-    assert edge.model.encodings[-1] == told
-    assert len({str(stream.params) for stream in edge.model.submitted}) <= 1

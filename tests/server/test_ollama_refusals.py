@@ -1,21 +1,13 @@
 """Every kind of wrong request to Ollama's routes gets a 4xx in its shape that names the field, quickly, while
-another stream runs on; and every field that it has is in one list, which is true."""
+another stream runs on."""
 
 import asyncio
 import json
-from pathlib import Path
 
 import httpx
 import pytest
 from tests.waiting import LIMIT_S, until
 
-from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from octavo.server.dialects.ollama_about import OllamaShowBody
-from octavo.server.dialects.ollama_embed import OllamaEmbedBody, OllamaEmbeddingsBody
-from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
-from octavo.server.field_list import Place, Treatment
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "ollama.md"
 MODEL = "fake-model"
 HI = [{"role": "user", "content": "hi"}]
 CHAT, GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
@@ -214,86 +206,6 @@ def test_wrong_requests_are_refused_in_ollamas_shape_while_a_stream_runs_on(edge
 def test_deleting_is_refused_with_what_to_do(edge):
     answer = edge.request("DELETE", "/api/delete", json={"model": MODEL})
     assert (answer.status_code, answer.json()["error"].startswith("/api/delete")) == (400, True)
-
-
-# -- the list of fields --------------------------------------------------------------------------------------
-BODIES = {
-    Place.OLLAMA_CHAT: OllamaChatBody,
-    Place.OLLAMA_GENERATE: OllamaGenerateBody,
-    Place.OLLAMA_OPTIONS: OllamaOptions,
-    Place.OLLAMA_EMBED: OllamaEmbedBody,
-    Place.OLLAMA_EMBEDDINGS: OllamaEmbeddingsBody,
-    Place.OLLAMA_SHOW: OllamaShowBody,
-}
-MADE_UP = {"asked": "for"}
-
-
-def of(treatment):
-    cases = [(f, place) for f in OLLAMA_FIELDS.fields for place in f.places if f.treatment is treatment]
-    return pytest.mark.parametrize(
-        "field, place", cases, ids=[f"{place}-{field.name}" for field, place in cases]
-    )
-
-
-def ask(edge, place, name, value):
-    """The answer to a request that is right but for one field."""
-    match place:
-        case Place.OLLAMA_OPTIONS:
-            path, fields = CHAT, {"messages": HI, "options": {name: value}}
-        case Place.OLLAMA_MESSAGE:
-            path, fields = CHAT, {"messages": [HI[0] | {name: value}]}
-        case Place.OLLAMA_CHAT:
-            path, fields = CHAT, {"messages": HI, name: value}
-        case Place.OLLAMA_GENERATE:
-            path, fields = GENERATE, {"prompt": "hi", name: value}
-        case Place.OLLAMA_SHOW:
-            path, fields = "/api/show", {name: value}
-        case _:
-            path = EMBED if place is Place.OLLAMA_EMBED else "/api/embeddings"
-            fields = {"input": "hi", "prompt": "hi", name: value}
-    return edge.post(path, {"model": MODEL, **fields})
-
-
-def test_the_page_is_printed_from_the_list():
-    assert DOCUMENT.read_text() == OLLAMA_FIELDS.page()
-
-
-def test_a_field_of_ollama_is_listed_once_for_each_place():
-    listed = [(field.name, place) for field in OLLAMA_FIELDS.fields for place in field.places]
-    assert len(listed) == len(set(listed))
-
-
-@pytest.mark.parametrize("place", BODIES)
-def test_done_are_the_fields_that_ollamas_bodies_have(place):
-    done = {f.name for f in OLLAMA_FIELDS.fields if place in f.places and f.treatment is Treatment.DONE}
-    ignored = {f.name for f in OLLAMA_FIELDS.fields if place in f.places and f.treatment is Treatment.IGNORED}
-    assert done == set(BODIES[place].model_fields) - ignored
-
-
-@of(Treatment.REFUSED)
-def test_what_ollama_has_and_this_server_not_is_refused_with_what_to_use_instead(edge, field, place):
-    answer = ask(edge, place, field.name, MADE_UP)
-    assert answer.status_code == 400
-    assert field.name in answer.json()["error"]
-    assert field.note in answer.json()["error"]
-    assert edge.model.submitted == []
-
-
-@of(Treatment.REFUSED)
-def test_values_that_ask_for_what_is_done_anyway_are_let_through(edge, field, place):
-    assert None in field.harmless
-    for value in field.harmless:
-        answer = ask(edge, place, field.name, value)
-        assert answer.status_code == 200, answer.text
-
-
-@of(Treatment.IGNORED)
-def test_what_changes_no_answer_of_ollamas_is_let_through(edge, field, place):
-    ask(edge, place, "nobody_has_this", None)
-    plainly = [stream.params for stream in edge.model.submitted]
-    answer = ask(edge, place, field.name, "1m" if field.name == "keep_alive" else MADE_UP)
-    assert answer.status_code == 200, answer.text
-    assert [stream.params for stream in edge.model.submitted] == plainly * 2
 
 
 def test_options_that_ollama_bounds_otherwise_are_taken_as_there(edge):

@@ -1,10 +1,9 @@
 """What is wrong with a request for a response is said in OpenAI's shape, by this API's own names, and leaves
-nothing behind; what is listed as refused is refused."""
+nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,14 +13,12 @@ from tests.server.response_shapes import events_of
 from tests.waiting import until
 
 from octavo.errors import EngineStopped, QueueFull
-from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
 from octavo.server.dialects.responses_lookup import Lookup
-from octavo.server.dialects.responses_request import ResponsesBody
+from octavo.server.dialects.responses_request import OF_CHAT, ResponsesBody
 from octavo.server.dialects.responses_run import Document
-from octavo.server.field_list import Place, Treatment
+from octavo.server.field_list import field_list
 from octavo.server.openai_schema import ChatBody
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "responses.md"
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 OTHER = {"type": "function", "name": "g"}
@@ -200,7 +197,6 @@ CASES = {
     "a number as model": ({"model": 5}, "model", "string"),
 }
 MADE_UP = {"asked": "for"}
-REFUSED = [field for field in RESPONSES_FIELDS.fields if field.treatment is Treatment.REFUSED]
 
 
 def is_an_error(answer, param, words=""):
@@ -248,18 +244,6 @@ def test_a_stream_runs_on_while_all_that_is_wrong_is_refused(edge):
     assert len(edge.model.submitted) == 1
 
 
-@pytest.mark.parametrize("field", REFUSED, ids=lambda field: f"{field.places[0]}-{field.name}")
-def test_what_is_not_built_is_refused_by_name(edge, field):
-    body, name = {"input": "hi", field.name: MADE_UP}, field.name
-    if field.places != (Place.RESPONSES,):
-        outer = "text" if field.places == (Place.RESPONSES_TEXT,) else "reasoning"
-        body, name = {"input": "hi", outer: {field.name: MADE_UP}}, f"{outer}.{field.name}"
-    error = edge.post("/v1/responses", body).json()["error"]
-    assert (error["code"], name in error["message"]) == ("unsupported_parameter", True)
-    assert error["message"].endswith(field.note)
-    assert len(field.note) >= 5
-
-
 @pytest.mark.parametrize("name", ["mirostat", "n_predict", "functions", "audio"])
 def test_what_a_chat_refuses_is_refused_here_too(edge, name):
     assert is_an_error(edge.post("/v1/responses", {"input": "hi", name: MADE_UP}), name)["code"] == (
@@ -267,25 +251,13 @@ def test_what_a_chat_refuses_is_refused_here_too(edge, name):
     )
 
 
-@pytest.mark.parametrize("field", REFUSED, ids=lambda field: f"{field.places[0]}-{field.name}")
-def test_values_that_ask_for_what_happens_anyway_are_let_through(edge, field):
-    for value in field.harmless:
-        nested = {"text": Place.RESPONSES_TEXT, "reasoning": Place.REASONING}
-        outer = next((name for name, place in nested.items() if field.places == (place,)), None)
-        fields = {field.name: value} if outer is None else {outer: {field.name: value}}
-        assert edge.post("/v1/responses", {"input": "hi", **fields}).status_code == 200
-
-
-def test_the_list_is_of_the_fields_that_there_are_and_the_page_is_printed_from_it():
-    done = {
-        f.name
-        for f in RESPONSES_FIELDS.fields
-        if f.places == (Place.RESPONSES,) and f.treatment is Treatment.DONE
+def test_fields_of_a_chat_are_those_that_it_has_and_this_api_has_not():
+    own = {
+        *ResponsesBody.model_fields,
+        *field_list(ResponsesBody).refused,
+        *field_list(ResponsesBody).ignored,
     }
-    assert done == set(ResponsesBody.model_fields) | set(PASSED) | {"cache_salt"}
-    assert set(PASSED) <= set(ChatBody.model_fields)
-    assert len({(f.name, f.places) for f in RESPONSES_FIELDS.fields}) == len(RESPONSES_FIELDS.fields)
-    assert DOCUMENT.read_text() == RESPONSES_FIELDS.page()
+    assert set(OF_CHAT) == set(ChatBody.model_fields) - own
 
 
 def test_another_model_is_not_found(edge):

@@ -21,6 +21,7 @@ from starlette.requests import Request
 
 from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpRefusal, JsonObject
+from octavo.server.field_list import field_list
 from octavo.server.generation import Edge, until_disconnect
 from octavo.server.large_bodies import is_large
 from octavo.server.tenant import tenant_of
@@ -113,7 +114,9 @@ def _inside(place: str, value: JsonObject | list[object]) -> Iterator[tuple[str,
 
 
 def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
-    """`body` as `schema`; the first thing wrong with it becomes one sentence that names the field."""
+    """`body` as `schema`; the first thing wrong with it becomes one sentence that names the field. Fields
+    that are not supported are refused first."""
+    field_list(schema).check(body)
     try:
         return schema.model_validate(body)
     except ValidationError as error:

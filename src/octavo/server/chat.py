@@ -10,11 +10,9 @@ from octavo.server.body import read_json, validate
 from octavo.server.chat_answer import ChatCodec
 from octavo.server.chat_run import begin_chat, check_chat
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
 from octavo.server.generation import Edge
 from octavo.server.openai_schema import ChatBody, ModelBounds, check_stream_options
 from octavo.server.prompts import chat_messages
-from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sessions import session_of
 
 
@@ -35,7 +33,6 @@ def check_chat_body(raw: JsonObject, model: ModelBounds) -> None:
 
 
 def _read(raw: JsonObject) -> ChatBody:
-    OPENAI_FIELDS.check(raw, Place.CHAT)
     body = validate(ChatBody, raw)
     check_stream_options(body)
     return body

@@ -15,7 +15,6 @@ from octavo.params import CHOICES_MAX, SamplerParams
 from octavo.server.answering import AnswerCodec, Framing, answer
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body
-from octavo.server.field_list import Place
 from octavo.server.generation import (
     CHAT_HAS_SESSIONS,
     ChoiceDelta,
@@ -29,7 +28,6 @@ from octavo.server.generation import (
 from octavo.server.logprobs import characters_begun, completion_logprobs, ids_of, prompt_logprobs
 from octavo.server.openai_schema import CompletionBody, ModelBounds, check_stream_options, sampling_params
 from octavo.server.prompts import Prompt, check_prompts, encode_prompts
-from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import DONE, event
 from octavo.server.tenant import engine_request
 from octavo.serving.client import EngineClient
@@ -43,10 +41,8 @@ _TOTAL_CHOICES_MAX = 1024
 async def completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(edge, request)
-    OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
+    body = validate(CompletionBody, await read_json(edge, request))
     refuse_session(request, CHAT_HAS_SESSIONS)
-    body = validate(CompletionBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
     n, wanted = body.num_choices, engine_request(request, body)
@@ -66,7 +62,6 @@ async def completions(edge: Edge, request: Request) -> Response:
 
 def check_completion(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `completions` would of this body alone."""
-    OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
     body = validate(CompletionBody, raw)
     check_stream_options(body)
     _params(body, model, ranks=False)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,11 +21,10 @@ from octavo.server.body import read_json, validate
 from octavo.server.dialects.reading import named
 from octavo.server.embedding_inputs import INPUTS_MAX, Truncation, check_inputs, read_inputs
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import done, texts_or_tokens
 from octavo.server.generation import ClientGone, Edge, until_disconnect
 from octavo.server.metrics import RequestWatch
-from octavo.server.openai_schema import ModelBounds, TermsBody
-from octavo.server.request_fields import OPENAI_FIELDS
+from octavo.server.openai_schema import ModelBody, ModelBounds, TermsBody
 from octavo.server.sse import encode_json
 from octavo.server.tenant import engine_request
 from octavo.serving.embedding import Embedded, EmbeddingOptions, embed_all
@@ -34,37 +32,22 @@ from octavo.types import Request as EngineRequest
 
 _FORMATS = ("float", "base64")
 _SIDES = ("right", "left")
-_TEXT: JsonObject = {"type": "string", "minLength": 1}
-_TOKENS: JsonObject = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_INPUT: JsonObject = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "minItems": 1, "maxItems": INPUTS_MAX, "items": _TEXT},
-        _TOKENS,
-        {"type": "array", "minItems": 1, "maxItems": INPUTS_MAX, "items": _TOKENS},
-    ]
-}
 
 
-class EmbeddingsBody(TermsBody):
-    """POST /v1/embeddings. `input` is read by `read_inputs`, which explains itself better."""
+class EmbeddingsBody(ModelBody, TermsBody, json_schema_extra={"required": ["input"]}):
+    """POST /v1/embeddings."""
 
-    model_config = ConfigDict(
-        strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra={"required": ["input"]}
+    input: Annotated[object, texts_or_tokens(INPUTS_MAX)] = done(
+        f"up to {INPUTS_MAX:,} texts, or token ids of so many, each up to the context", "OVLS"
     )
-
-    model: str | None = None
-    input: Annotated[object, WithJsonSchema(_INPUT)] = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
-    # Extensions, as in vLLM.
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    add_special_tokens: bool | None = None
-    normalize: bool | None = None
-    use_activation: bool | None = None  # vLLM's newer name of it
-    # Our own.
-    pooling: str | None = None
+    encoding_format: str | None = done("float, the default, or base64: float32, little-endian", "OVLS")
+    dimensions: int | None = done("the first so many numbers, normalised behind the cut", "OVS")
+    truncate_prompt_tokens: int | None = done("so many of each input are taken; -1: the context", "V")
+    truncation_side: str | None = done("right keeps the beginning (the default), left the end", "V")
+    add_special_tokens: bool | None = done("default true", "V")
+    normalize: bool | None = done("default true", "V")
+    use_activation: bool | None = done("another name of normalize", "V")
+    pooling: str | None = done("last or mean; default: the setting pooling", "X")
 
     @property
     def wants_base64(self) -> bool:
@@ -128,9 +111,7 @@ class EmbeddingsMade:
 async def embeddings(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(edge, request)
-    OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
-    body = validate(EmbeddingsBody, raw)
+    body = validate(EmbeddingsBody, await read_json(edge, request))
     edge.check_model(body.model)
     wanted, options, as_base64 = engine_request(request, body), body.embedding_options, body.wants_base64
     prompts = await read_inputs(
@@ -146,7 +127,6 @@ async def embeddings(edge: Edge, request: Request) -> Response:
 
 def check_embeddings(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `embeddings` would of this body alone."""
-    OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
     body = validate(EmbeddingsBody, raw)
     check_inputs(body.input, model, body.cut(model.context_length))
 

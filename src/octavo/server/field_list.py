@@ -1,162 +1,118 @@
-"""A list of fields and what becomes of each: a page of the docs is printed from it, and it refuses requests.
+"""Fields of requests: how a model describes those that do something, and the list of those that do nothing.
 
-    done      it does what it says there, or what its note says
-    alias     another name of a field that is done
+    done      a field of a model, with a note (`done`)
     refused   it would change the answer and is not built, so it is refused by name; values that ask for what
               happens anyway are let through
     ignored   it changes no answer
 
-A field that is in no list is let through, as clients expect of a server. There is a list for OpenAI's routes
-(`request_fields`) and one for each dialect. It knows nothing of what a value must look like.
+What is refused or ignored is in `unsupported_fields.toml`. A field that is neither there nor in its model is
+let through, as clients expect of a server. /openapi.json has the notes of models; `docs/reference.py` prints
+all fields into the pages of the APIs. It knows nothing of what a value must look like.
 """
 
 from __future__ import annotations
 
-import enum
-import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic.config import JsonDict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from octavo.errors import unsupported
 
-
-class Place(enum.StrEnum):
-    """Where a field stands."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    EMBEDDINGS = "embeddings"
-    STREAM_OPTIONS = "stream_options"
-    MESSAGE = "message"
-    # Of Anthropic's API, whose fields are in `dialects.anthropic_fields`.
-    MESSAGES = "messages"
-    COUNT_TOKENS = "count_tokens"
-    BLOCK = "block"
-    TOOL = "tool"
-    OUTPUT_CONFIG = "output_config"
-    # Of the Responses API, whose fields are in `dialects.responses_fields`.
-    RESPONSES = "responses"
-    RESPONSES_TEXT = "text"
-    REASONING = "reasoning"
-    # Of Ollama's, whose fields are in `dialects.ollama_fields`.
-    OLLAMA_CHAT = "ollama_chat"
-    OLLAMA_GENERATE = "ollama_generate"
-    OLLAMA_OPTIONS = "ollama_options"
-    OLLAMA_MESSAGE = "ollama_message"
-    OLLAMA_EMBED = "ollama_embed"
-    OLLAMA_EMBEDDINGS = "ollama_embeddings"
-    OLLAMA_SHOW = "ollama_show"
+KNOWN_TO: Final = {"O": "OpenAI", "V": "vLLM", "L": "llama-server", "S": "SGLang", "X": "Octavo"}
 
 
-class Treatment(enum.StrEnum):
-    """What becomes of a field."""
+class Body(BaseModel):
+    """A body, or an object in one: nothing is converted, and unknown fields are let through. Its validator is
+    built when it is first needed, because many models are only derived from, or only described."""
 
-    DONE = "done"
-    ALIAS = "alias"
-    REFUSED = "refused"
-    IGNORED = "ignored"
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, defer_build=True)
+
+
+def done(note: str = "", known_to: str = "", default: object = None) -> Any:  # noqa: ANN401  as pydantic's
+    """A field that does what it says, or what its note says; `known_to` are letters of `KNOWN_TO`."""
+    support: JsonDict = {"x-known-to": _owners(known_to)} if known_to else {}
+    return Field(default, description=note or None, json_schema_extra=support)
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A field; `note` says what else to know: what to use instead of a refused one, what an alias means.
+class ReadAs:
+    """Annotates what is read by hand, which explains itself better: its JSON schema is that of `kind`."""
 
-    `owners` are letters of `_OWNERS`. `harmless` are the values under which a refused one changes nothing.
-    """
+    kind: Any
 
-    name: str
-    places: tuple[Place, ...]
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """pydantic calls it for a model's JSON schema."""
+        return handler(TypeAdapter(self.kind).core_schema)
+
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def texts_or_tokens(most: int) -> ReadAs:
+    """A text, token ids, or up to `most` of either."""
+    many = Field(min_length=1, max_length=most)
+    return ReadAs(Text | TokenIds | Annotated[list[Text], many] | Annotated[list[TokenIds], many])
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A row of the list. `harmless` are values under which a refused field changes nothing."""
+
+    note: str
     owners: str
-    treatment: Treatment
-    note: str = ""
-    harmless: tuple[object, ...] = (None,)
+    harmless: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FieldsAt:
-    """Makes fields of these places, where no others are named."""
-
-    places: tuple[Place, ...]
-
-    def done(self, name: str, note: str = "", places: tuple[Place, ...] = ()) -> Field:
-        """One that does something."""
-        return Field(name, places or self.places, "", Treatment.DONE, note)
-
-    def refused(self, name: str, note: str, *harmless: object, places: tuple[Place, ...] = ()) -> Field:
-        """One that is refused, but with null or `harmless` values."""
-        return Field(name, places or self.places, "", Treatment.REFUSED, note, (None, *harmless))
-
-    def ignored(self, name: str, note: str, places: tuple[Place, ...] = ()) -> Field:
-        """One that changes no answer."""
-        return Field(name, places or self.places, "", Treatment.IGNORED, note)
-
-
 class FieldList:
-    """The fields of one API."""
+    """The fields of one model that do nothing, by name."""
 
-    def __init__(
-        self,
-        head: str,
-        places: Mapping[Place, str],
-        fields: tuple[Field, ...],
-        *,
-        owners: Mapping[str, str] | None = None,
-        besides: Mapping[Place, tuple[Field, ...]] | None = None,
-    ) -> None:
-        """`places` are as the page writes them, below its `head`; `owners` names the letters of
-        `Field.owners`, where fields have any. `besides` are refused there too, unless `fields` have them, and
-        not printed."""
-        self.fields = fields
-        self._head, self._places, self._owners = head, places, owners or {}
-        self._refused = {
-            place: (
-                *(f for f in fields if place in f.places and f.treatment is Treatment.REFUSED),
-                *(f for f in (besides or {}).get(place, ()) if f.name not in self._names_at(place)),
-            )
-            for place in places
-        }
+    refused: dict[str, Unsupported] = field(default_factory=dict)
+    ignored: dict[str, Unsupported] = field(default_factory=dict)
 
-    def refused_at(self, place: Place) -> tuple[Field, ...]:
-        """The fields that may be refused there."""
-        return self._refused[place]
-
-    def check(self, body: Mapping[str, object], place: Place, where: str = "") -> None:
+    def check(self, body: Mapping[str, object], where: str = "") -> None:
         """Raise InvalidRequest for a field that asks for something that is not built. `where` leads to a
         nested object, such as "messages[3]."."""
-        for field in self._refused[place]:
-            if field.name in body and body[field.name] not in field.harmless:
+        for name, row in self.refused.items():
+            if name in body and body[name] not in row.harmless:
                 raise unsupported(
-                    f"{where}{field.name} is not supported by this server: {field.note}",
-                    re.split(r"[.[]", where)[0] or field.name,
+                    f"{where}{name} is not supported by this server: {row.note}",
+                    re.split(r"[.[]", where)[0] or name,
                 )
 
-    def page(self) -> str:
-        """The page that tells of them all."""
-        return "\n".join(self._lines()) + "\n"
 
-    def _names_at(self, place: Place) -> set[str]:
-        return {field.name for field in self.fields if place in field.places}
-
-    def _lines(self) -> Iterator[str]:
-        yield from self._head.split("\n")
-        columns = ["field", "where", *(["known to"] if self._owners else []), "here", "note"]
-        yield _row(columns)
-        yield _row(["---"] * len(columns))
-        for field in self.fields:
-            where = ", ".join(self._places[place] for place in field.places)
-            owners = [", ".join(self._owners[letter] for letter in field.owners)] if self._owners else []
-            yield _row([f"`{field.name}`", where, *owners, field.treatment, _note(field)])
+@cache
+def field_list(model: type[BaseModel]) -> FieldList:
+    """The list of a model, and of those that it is derived from. Each field must be listed once."""
+    found = FieldList()
+    for cls in model.__mro__:
+        for treatment, rows in _table().get(cls.__name__, {}).items():
+            listed = {name: _row(*row) for names, row in rows.items() for name in names.split(", ")}
+            assert not listed.keys() & {*model.model_fields, *found.refused, *found.ignored}, (model, listed)
+            getattr(found, treatment).update(listed)
+    return found
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+@cache
+def _table() -> dict[str, dict[str, dict[str, list[Any]]]]:
+    return tomllib.loads(
+        resources.files("octavo.server").joinpath("unsupported_fields.toml").read_text("utf-8")
+    )
 
 
-def _note(field: Field) -> str:
-    allowed = [f"`{json.dumps(value)}`" for value in field.harmless if value is not None]
-    if field.treatment is Treatment.REFUSED and allowed:
-        return f"{field.note}; let through: {', '.join(allowed)}"
-    return field.note
+def _row(note: str, known_to: str = "", *harmless: object) -> Unsupported:
+    return Unsupported(note, _owners(known_to), (None, *harmless))
+
+
+def _owners(letters: str) -> str:
+    return ", ".join(KNOWN_TO[letter] for letter in letters)

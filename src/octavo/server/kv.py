@@ -20,7 +20,6 @@ import asyncio
 from dataclasses import asdict
 from http import HTTPStatus
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,9 +27,10 @@ from octavo.engine.outputs import PinOrder, PoolView, Strength, TenantUse
 from octavo.errors import InvalidRequest, require_range
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
+from octavo.server.field_list import Body
 from octavo.server.generation import ClientGone, Edge
 from octavo.server.kv_rows import kv_row, pin_row, request_row, use_row
-from octavo.server.openai_schema import ModelBounds
+from octavo.server.openai_schema import Messages, ModelBounds, Prompts, Tokens
 from octavo.server.prompts import chat_messages, check_prompts, encode_prompts
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
@@ -40,34 +40,28 @@ _TTL_S = 3600.0
 _REQUEST_ID_DIGITS_MAX = 18
 
 
-class PinBody(BaseModel):
+class PinBody(Body, extra="forbid"):
     """POST /v1/kv/pins. The prompt is given in one of four ways."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
     name: str
-    prompt: object = None
-    messages: object = None
-    tokens: object = None
+    prompt: Prompts = None
+    messages: Messages = None
+    tokens: Tokens = None
     session: str | None = None
     ttl: float = _TTL_S
     strength: str = Strength.HOT.value
     tenant: str | None = None
 
 
-class ResizeBody(BaseModel):
+class ResizeBody(Body, extra="forbid"):
     """PATCH /v1/kv."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     blocks: int | None = None
     bytes: int | None = None
 
 
-class RenewBody(BaseModel):
+class RenewBody(Body, extra="forbid"):
     """PATCH /v1/kv/pins/{name}."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     ttl: float
 

@@ -1,8 +1,7 @@
 """What the two generating routes take, and how it becomes the engine's own parameters.
 
-Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. What becomes of any
-other field is in `request_fields`. Bounds on values live in `SamplerParams`; what depends on the model (the
-vocabulary) is checked here.
+Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. Bounds on values live
+in `SamplerParams`; what depends on the model (the vocabulary) is checked here.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
+from pydantic import BeforeValidator, FailFast, Field
 
 from octavo.engine.bad_words import BAD_WORDS_MAX
 from octavo.errors import InvalidRequest, require_range
@@ -28,12 +27,14 @@ from octavo.params import (
     SamplerParams,
     Timeouts,
 )
+from octavo.server.field_list import Body, ReadAs, TokenIds, done, texts_or_tokens
 from octavo.server.output_format import FormatBody
 from octavo.server.tool_fields import AnswerBody, ToolsBody
 from octavo.tools.definitions import tools_of
 from octavo.types import ChatOptions
 
 # Bounds on what the engine does not bound itself.
+PROMPTS_MAX = 256
 TEMPLATE_KWARGS_MAX = 64
 
 # Fields of beam search, with the values that mean nothing without it.
@@ -88,26 +89,62 @@ class UsageOptions:
     every: bool = False
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """`stream_options`."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = done("a last chunk with the usage", "OVLS")
+    continuous_usage_stats: bool | None = done("the usage so far in every chunk", "VS")
 
 
-class TermsBody(BaseModel):
+class MessagePart(Body):
+    """A part of the content of a message."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    text: str | None = None
+
+
+class MessageCall(Body):
+    """A call of an assistant's message."""
+
+    function: dict[str, object]
+
+
+class OpenAIMessage(Body):
+    """`messages[]`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = done(
+        "system, developer (as system), user, assistant, tool", "OVLS", ...
+    )
+    content: str | list[MessagePart] | None = done("text, or text parts", "OVLS")
+    name: str | None = done("given to the template", "OVLS")
+    tool_calls: list[MessageCall] | None = done("of an assistant", "OVLS")
+    tool_call_id: str | None = done("of a tool", "OVLS")
+    reasoning_content: str | None = done("of an assistant: given to the template", "VLS")
+    reasoning: str | None = done("another name of reasoning_content", "V")
+
+
+# Read by `prompts`.
+Messages = Annotated[object, ReadAs(Annotated[list[OpenAIMessage], Field(min_length=1)])]
+Prompts = Annotated[object, texts_or_tokens(PROMPTS_MAX)]
+Tokens = Annotated[object, ReadAs(TokenIds)]
+
+
+class ModelBody(Body):
+    """Which model is asked."""
+
+    model: str | None = done("the served model's name; may be left out", "OVLSX")
+
+
+class TermsBody(Body):
     """On which terms a request runs, and with whom it shares blocks; null means the default."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    cache_salt: str | None = None
-    priority: int | None = None
-    # Our own: seconds.
-    timeout: float | None = None
-    queue_timeout: float | None = None
-    ttft_timeout: float | None = None
+    cache_salt: str | None = done(
+        "1 to 256 characters; joins the tenant's; not with a session or a pin", "VS"
+    )
+    priority: int | None = done("lower runs earlier, as in vLLM", "VS")
+    timeout: float | None = done("seconds until the last token", "X")
+    queue_timeout: float | None = done("seconds until it is admitted", "X")
+    ttft_timeout: float | None = done("seconds until the first token", "X")
 
     @property
     def engine_priority(self) -> int:
@@ -132,42 +169,48 @@ class TermsBody(BaseModel):
         return self.cache_salt or ""
 
 
-class GenerationBody(FormatBody, TermsBody):
+class GenerationBody(ModelBody, FormatBody, TermsBody):
     """The fields that both routes share; null means the default everywhere."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: Annotated[str | list[str] | None, _at_most(STOP_STRINGS_MAX)] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, _at_most(LOGIT_BIAS_MAX)] = None
-    seed: int | None = None
-    # Extensions, as in vLLM.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None  # llama-server's name of it
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int] | None, _at_most(STOP_TOKENS_MAX)] = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[list[int] | None, FailFast()] = None
-    bad_words: Annotated[list[str] | None, _at_most(BAD_WORDS_MAX)] = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    speculate: bool | None = None
-    use_beam_search: bool | None = None
-    beam_width: int | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
+    n: int | None = done("up to max_seqs, 64 at most", "OVLS")
+    stream: bool | None = done("", "OVLS")
+    stream_options: StreamOptions | None = done("with stream", "OVLS")
+    max_tokens: int | None = done(
+        "cut to the context; completions: default 16, 0 with echo scores the prompt", "OVLS"
+    )
+    temperature: float | None = done("default 1; 0 is greedy", "OVLS")
+    top_p: float | None = done("0 takes the likeliest token", "OVLS")
+    stop: Annotated[str | list[str] | None, _at_most(STOP_STRINGS_MAX)] = done(
+        "up to 16 strings of 256 characters", "OVLS"
+    )
+    presence_penalty: float | None = done("", "OVLS")
+    frequency_penalty: float | None = done("", "OVLS")
+    logit_bias: Annotated[dict[str, float] | None, _at_most(LOGIT_BIAS_MAX)] = done(
+        "token id -> -100 to 100", "OVLS"
+    )
+    seed: int | None = done("", "OVLS")
+    top_k: int | None = done("0 or -1 keeps all", "VLS")
+    min_p: float | None = done("", "VLS")
+    repetition_penalty: float | None = done("", "VS")
+    repeat_penalty: float | None = done("another name of repetition_penalty, over prompt and output", "L")
+    min_tokens: int | None = done("not where a grammar leads the whole answer", "VS")
+    ignore_eos: bool | None = done("", "VLS")
+    stop_token_ids: Annotated[list[int] | None, _at_most(STOP_TOKENS_MAX)] = done("up to 64", "VS")
+    include_stop_str_in_output: bool | None = done("", "V")
+    skip_special_tokens: bool | None = done("default true", "VS")
+    allowed_token_ids: Annotated[list[int] | None, FailFast()] = done(
+        "not where a grammar leads the whole answer", "V"
+    )
+    bad_words: Annotated[list[str] | None, _at_most(BAD_WORDS_MAX)] = done(
+        "up to 64 words of 256 characters; a grammar has the last word", "V"
+    )
+    prompt_logprobs: int | None = done("0 to 20, without stream", "V")
+    return_token_ids: bool | None = done("prompt_token_ids and token_ids, in vLLM's places", "VS")
+    speculate: bool | None = done("false: no token of it is guessed; the answer is the same", "X")
+    use_beam_search: bool | None = done("", "V")
+    beam_width: int | None = done("with use_beam_search; default n, at least 2", "X")
+    length_penalty: float | None = done("with use_beam_search", "V")
+    early_stopping: bool | str | None = done('with use_beam_search: false, true or "never"', "X")
 
     @property
     def num_choices(self) -> int:
@@ -201,12 +244,15 @@ class GenerationBody(FormatBody, TermsBody):
 class ChatOptionsBody(ToolsBody):
     """How messages become a prompt."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, object] | None, _at_most(TEMPLATE_KWARGS_MAX)] = None
-    allow_control_tokens: bool | None = None
+    messages: Messages = done("text only", "OVLS")
+    add_generation_prompt: bool | None = done("default true, without continue_final_message", "V")
+    continue_final_message: bool | None = done("the answer goes on with the last message", "VLS")
+    chat_template_kwargs: Annotated[dict[str, object] | None, _at_most(TEMPLATE_KWARGS_MAX)] = done(
+        "up to 64 variables for the template", "VLS"
+    )
+    allow_control_tokens: bool | None = done(
+        "operators only: text of messages may become control tokens", "X"
+    )
 
     @property
     def chat_options(self) -> ChatOptions:
@@ -227,43 +273,41 @@ class ChatOptionsBody(ToolsBody):
         )
 
 
-class ChatBody(GenerationBody, ChatOptionsBody, AnswerBody):
-    """POST /v1/chat/completions. `messages` is read by `chat_messages`, which explains itself better."""
+class ChatBody(GenerationBody, ChatOptionsBody, AnswerBody, json_schema_extra={"required": ["messages"]}):
+    """POST /v1/chat/completions."""
 
-    messages: object = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    session: str | None = None  # our own: "new", or the id of one
+    max_completion_tokens: int | None = done("the newer name of max_tokens, which wins", "OVLS")
+    logprobs: bool | None = done("true or false", "OVLS")
+    top_logprobs: int | None = done("0 to 20, with logprobs true", "OVLS")
+    session: str | None = done('"new", or the id of one', "X")
 
 
-class TokenizeBody(ChatOptionsBody):
+class TokenizeBody(ModelBody, ChatOptionsBody):
     """POST /tokenize, of text or of a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: object = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    prompt: str | None = done("text", "V")
+    add_special_tokens: bool | None = done(
+        "default true; with messages false, the template writes its own", "V"
+    )
+    return_token_strs: bool | None = done("the text of each token", "V")
 
 
-class DetokenizeBody(BaseModel):
-    """POST /detokenize. `tokens` is read by the route, before its items are looked at."""
+class DetokenizeBody(ModelBody):
+    """POST /detokenize."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    model: str | None = None
-    tokens: object = None
+    tokens: Tokens = done("up to the context", "V")
 
 
-class CompletionBody(GenerationBody):
-    """POST /v1/completions. `prompt` is read by `prompts_of`."""
+class CompletionBody(GenerationBody, json_schema_extra={"required": ["prompt"]}):
+    """POST /v1/completions."""
 
-    prompt: object = None
-    suffix: str | None = None
-    echo: bool | None = None
-    best_of: int | None = None
-    logprobs: int | None = None
+    prompt: Prompts = done("text, token ids, or a list of either", "OVLS")
+    suffix: str | None = done("text behind the answer, where the model has fill-in-the-middle tokens", "OVS")
+    echo: bool | None = done("the prompt comes before the text", "OVS")
+    best_of: int | None = done(
+        "so many choices are made, the n likeliest per token returned; no stream", "OVS"
+    )
+    logprobs: int | None = done("0 to 20", "OVLS")
 
 
 def check_stream_options(body: GenerationBody) -> None:

@@ -7,106 +7,44 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from http import HTTPStatus
 
+from pydantic.json_schema import models_json_schema
+
 from octavo import __version__
 from octavo.server.dialects.error_shapes import is_anthropics
 from octavo.server.errors import JsonObject
 from octavo.server.route import Access, Route
 
 _REF = "#/components/schemas/{model}"
-_ERROR: JsonObject = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+
+
+def _object(**properties: object) -> JsonObject:
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+_STRING, _NULLABLE = {"type": "string"}, {"type": ["string", "null"]}
+_ERRORS: JsonObject = {
+    "Error": _object(error=_object(message=_STRING, type=_STRING, param=_NULLABLE, code=_NULLABLE)),
+    "AnthropicError": _object(
+        type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_NULLABLE
+    ),
+    "OllamaError": _object(error=_STRING),
 }
-_ANTHROPIC_ERROR: JsonObject = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": ["string", "null"]},
-    },
-}
-_OLLAMA_ERROR: JsonObject = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}},
-}
-_TEXT_PARTS = ["text", "input_text", "output_text", "refusal", "thinking"]
-_MESSAGES: JsonObject = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "null"},
-                    {
-                        "type": "array",
-                        "minItems": 1,
-                        "items": {
-                            "type": "object",
-                            "required": ["type"],
-                            "properties": {"type": {"enum": _TEXT_PARTS}, "text": {"type": "string"}},
-                        },
-                    },
-                ]
-            },
-            "name": {"type": "string"},
-            "reasoning_content": {"type": "string"},
-            "tool_call_id": {"type": "string"},
-            "tool_calls": {"type": "array", "items": {"type": "object", "required": ["function"]}},
-        },
-    },
-}
-_TOKENS: JsonObject = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_PROMPT: JsonObject = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "maxItems": 256, "items": {"type": "string", "minLength": 1}},
-        _TOKENS,
-        {"type": "array", "minItems": 1, "maxItems": 256, "items": _TOKENS},
-    ]
-}
-# Fields that are read by hand, because they explain themselves better so; their models know them as anything.
-_BY_HAND: dict[str, JsonObject] = {"messages": _MESSAGES, "prompt": _PROMPT, "tokens": _TOKENS}
 
 
 def describe(routes: Sequence[Route]) -> JsonObject:
     """OpenAPI 3.1 of the routes."""
-    schemas: JsonObject = {
-        "Error": _ERROR,
-        "AnthropicError": _ANTHROPIC_ERROR,
-        "OllamaError": _OLLAMA_ERROR,
-    }
+    _, bodies = models_json_schema(
+        [(route.body, "validation") for route in routes if route.body is not None], ref_template=_REF
+    )
     paths: dict[str, JsonObject] = {}
     for route in routes:
-        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": __version__, "description": "OpenAI's HTTP API, and its own."},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": _ERRORS | bodies["$defs"],
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -115,7 +53,7 @@ def describe(routes: Sequence[Route]) -> JsonObject:
     }
 
 
-def _operation(route: Route, schemas: JsonObject) -> JsonObject:
+def _operation(route: Route) -> JsonObject:
     operation: JsonObject = {
         "summary": route.summary,
         "operationId": route.handler.__name__ if route.path != "/ping" else "ping",
@@ -124,29 +62,9 @@ def _operation(route: Route, schemas: JsonObject) -> JsonObject:
         "security": [] if route.access is Access.OPEN else [{"bearer": []}, {"x-api-key": []}, {}],
     }
     if route.body is not None:
-        name = route.body.__name__
-        schemas[name] = _schema_of(route, schemas)
-        schema = {"$ref": _REF.format(model=name)}
+        schema = {"$ref": _REF.format(model=route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
-
-
-def _schema_of(route: Route, schemas: JsonObject) -> JsonObject:
-    """The body's JSON schema; what its model nests goes beside it."""
-    assert route.body is not None
-    schema: JsonObject = route.body.model_json_schema(ref_template=_REF)
-    nested = schema.pop("$defs", {})
-    assert isinstance(nested, dict)
-    schemas.update(nested)
-    properties = schema["properties"]
-    assert isinstance(properties, dict)
-    for field, own in _BY_HAND.items():
-        if isinstance(known := properties.get(field), dict) and not {"type", "anyOf"} & known.keys():
-            properties[field] = own
-    needed = [field for field in ("messages", "prompt") if field in properties]
-    if len(needed) == 1:  # with both, one of them
-        schema["required"] = [*_listed(schema.get("required")), *needed]
-    return schema
 
 
 def _parameters(route: Route) -> Iterable[JsonObject]:
@@ -173,10 +91,6 @@ def _answer(route: Route, status: int) -> JsonObject:
     return {"description": HTTPStatus(status).phrase, "content": content}
 
 
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
 def render_docs(routes: Sequence[Route]) -> bytes:
     """One page that needs nothing but itself."""
     parts = [
@@ -201,4 +115,5 @@ def _rows(route: Route) -> Iterable[str]:
     assert route.body is not None
     for name, field in route.body.model_fields.items():
         kind = re.sub(r"typing\.|<class '|'>", "", str(field.annotation))
-        yield f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}</tr>"
+        note = escape(field.description or "")
+        yield f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}<td>{note}</tr>"

@@ -1,10 +1,5 @@
 """The fields by which a client says what its output must follow, in every dialect, and the grammar they mean.
 
-    response_format     OpenAI: {"type": "text" | "json_object" | "json_schema", ...}; llama-server: "schema"
-    structured_outputs  vLLM: one of json, json_object, regex, choice, grammar
-    guided_*            vLLM's older names
-    json_schema         llama-server, SGLang; grammar: llama-server's GBNF; regex, ebnf: SGLang
-
 At most one of them may ask for something.
 """
 
@@ -12,27 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pydantic import BaseModel, ConfigDict
-
 from octavo.errors import InvalidRequest, unsupported, wrong_value
 from octavo.grammar import ANY_OBJECT, Grammar, GrammarKind, of_choices, of_schema, of_text
+from octavo.server.field_list import Body, done
 
 
-class FormatBody(BaseModel):
+class FormatBody(Body):
     """What the output must follow, as it was asked for."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    response_format: object = None
-    structured_outputs: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    json_schema: object = None
-    grammar: object = None
-    regex: object = None
-    ebnf: object = None
+    response_format: object = done("text, json_object, json_schema; llama-server's `schema` too", "OVLS")
+    structured_outputs: object = done("one of json, json_object, regex, choice, grammar", "V")
+    guided_json: object = done("", "V")
+    guided_regex: object = done("", "V")
+    guided_choice: object = done("", "V")
+    guided_grammar: object = done("EBNF as llama.cpp writes it, or Lark", "V")
+    json_schema: object = done("", "LS")
+    grammar: object = done("GBNF", "L")
+    regex: object = done("", "S")
+    ebnf: object = done("", "S")
 
     @property
     def output_grammar(self) -> Grammar | None:

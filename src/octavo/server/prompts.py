@@ -13,15 +13,18 @@ from starlette.requests import Request
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import HttpRefusal
-from octavo.server.field_list import Place
-from octavo.server.openai_schema import ChatOptionsBody, ModelBounds, check_token
-from octavo.server.request_fields import OPENAI_FIELDS
+from octavo.server.field_list import field_list
+from octavo.server.openai_schema import (
+    PROMPTS_MAX,
+    ChatOptionsBody,
+    ModelBounds,
+    OpenAIMessage,
+    check_token,
+)
 from octavo.server.tenant import is_operator
 from octavo.serving.client import EngineClient
 from octavo.tools.messages import read_message
 from octavo.types import ChatOptions
-
-PROMPTS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ def too_long(given: str, param: str, context_length: int) -> RequestTooLarge:
 
 def _message(raw: object, where: str) -> ChatMessage:
     if isinstance(raw, dict):
-        OPENAI_FIELDS.check(raw, Place.MESSAGE, f"{where}.")
+        field_list(OpenAIMessage).check(raw, f"{where}.")
     return read_message(raw, where)
 
 

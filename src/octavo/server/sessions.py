@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +18,7 @@ from octavo.engine.outputs import SessionView
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
+from octavo.server.field_list import Body
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
 from octavo.server.tenant import owner_of, tenant_of, visible_tenant
@@ -27,10 +27,8 @@ _LIMIT_MAX = 10_000
 _LIMIT_DIGITS_MAX = 9
 
 
-class SessionBody(BaseModel):
+class SessionBody(Body, extra="forbid"):
     """POST /v1/sessions."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     ttl: float | None = None
 

@@ -17,12 +17,10 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
-from octavo.server.field_list import Place
 from octavo.server.generation import Edge
 from octavo.server.logprobs import token_text
 from octavo.server.openai_schema import DetokenizeBody, ModelBounds, TokenizeBody, check_options
 from octavo.server.prompts import chat_messages, chat_options, token_ids
-from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.tenant import tenant_of
 
 _PIECE = 4096  # tokens: some milliseconds
@@ -30,9 +28,7 @@ _PIECE = 4096  # tokens: some milliseconds
 
 async def tokenize(edge: Edge, request: Request) -> Response:
     """POST /tokenize: of a prompt, with the begin token if the model wants one, or of a chat."""
-    raw = await read_json(edge, request)
-    OPENAI_FIELDS.check(raw, Place.TOKENIZE)
-    body = validate(TokenizeBody, raw)
+    body = validate(TokenizeBody, await read_json(edge, request))
     edge.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("allowed: exactly one of prompt and messages", param="prompt")
@@ -49,7 +45,6 @@ async def tokenize(edge: Edge, request: Request) -> Response:
 
 def check_tokenize(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `tokenize` would of this body alone."""
-    OPENAI_FIELDS.check(raw, Place.TOKENIZE)
     body = validate(TokenizeBody, raw)
     if body.messages is not None:
         chat_messages(body.messages, model.context_length)
@@ -58,15 +53,12 @@ def check_tokenize(raw: JsonObject, model: ModelBounds) -> None:
 
 def check_detokenize(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `detokenize` would of this body alone."""
-    OPENAI_FIELDS.check(raw, Place.DETOKENIZE)
     _token_ids(validate(DetokenizeBody, raw), model)
 
 
 async def detokenize(edge: Edge, request: Request) -> Response:
     """POST /detokenize: the text of tokens, special ones written out; half a character becomes U+FFFD."""
-    raw = await read_json(edge, request)
-    OPENAI_FIELDS.check(raw, Place.DETOKENIZE)
-    body = validate(DetokenizeBody, raw)
+    body = validate(DetokenizeBody, await read_json(edge, request))
     edge.check_model(body.model)
     tokens = _token_ids(body, edge.model)
     data = bytearray()

@@ -1,19 +1,12 @@
-"""The fields of a request about tools and thinking, in every dialect, and what they mean.
-
-tools, tool_choice, parallel_tool_calls             OpenAI
-reasoning_effort                                    OpenAI; given to the template, as enable_thinking is
-max_thinking_tokens; thinking_token_budget (vLLM), reasoning_budget_tokens (llama-server, -1: none)
-include_reasoning (vLLM), separate_reasoning (SGLang), reasoning_format (llama-server)
-"""
+"""The fields of a request about tools and thinking, in every dialect, and what they mean."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
 from octavo.errors import InvalidRequest, wrong_value
-from octavo.tools.definitions import ToolUse, tool_use
+from octavo.server.field_list import Body, done
+from octavo.tools.definitions import TOOLS_MAX, ToolUse, tool_use
 
 _FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": True}
 
@@ -27,14 +20,12 @@ class ThinkingOptions:
     is_shown: bool  # else it is left out
 
 
-class ToolsBody(BaseModel):
+class ToolsBody(Body):
     """What the template is told of tools and thinking."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    tools: object = None
-    reasoning_effort: str | None = None
-    enable_thinking: bool | None = None
+    tools: object = done(f"up to {TOOLS_MAX} functions", "OVLS")
+    reasoning_effort: str | None = done("given to the template; none: enable_thinking false too", "OVS")
+    enable_thinking: bool | None = done("given to the template, as in chat_template_kwargs", "X")
 
     @property
     def thinking_kwargs(self) -> dict[str, object]:
@@ -51,14 +42,14 @@ class ToolsBody(BaseModel):
 class AnswerBody(ToolsBody):
     """Tools and thinking of an answer."""
 
-    tool_choice: object = None
-    parallel_tool_calls: bool | None = None
-    max_thinking_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    reasoning_budget_tokens: int | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    reasoning_format: str | None = None
+    tool_choice: object = done("none, auto, required, a function, or allowed_tools", "OVLS")
+    parallel_tool_calls: bool | None = done("default true: up to 16 calls in an answer", "OVLS")
+    max_thinking_tokens: int | None = done("then the thinking is closed; means nothing to other models", "X")
+    thinking_token_budget: int | None = done("another name of max_thinking_tokens; -1: none", "V")
+    reasoning_budget_tokens: int | None = done("another name of max_thinking_tokens; -1: none", "L")
+    include_reasoning: bool | None = done("default true; false: the thinking is left out", "V")
+    separate_reasoning: bool | None = done("default true; false: the thinking stays in the text", "S")
+    reasoning_format: str | None = done("none: the thinking stays in the text", "L")
 
     @property
     def tool_use(self) -> ToolUse | None:

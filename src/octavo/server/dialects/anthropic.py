@@ -5,8 +5,7 @@
     thinking             -> enable_thinking, max_thinking_tokens, include_reasoning
     output_config        -> response_format, reasoning_effort; output_format is the older name of its format
 
-What becomes of each field is listed in `anthropic_fields`. It knows no engine and no answer. Source:
-anthropic-sdk-python's `types/message_create_params.py`.
+It knows no engine and no answer. Source: anthropic-sdk-python's `types/message_create_params.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import Field
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown, unsupported, wrong_value
 from octavo.params import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX, TOKENS_MAX
 from octavo.server.body import validate
-from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
-from octavo.server.dialects.anthropic_messages import read_messages
-from octavo.server.dialects.anthropic_tools import choice_fields, openai_tools
+from octavo.server.dialects.anthropic_messages import AnthropicMessage, read_messages
+from octavo.server.dialects.anthropic_tools import AnthropicTool, choice_fields, openai_tools
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, ReadAs, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.types import ChatMessage
 
@@ -41,53 +39,43 @@ NAMES: Final[Mapping[str, str]] = {
     "continue_final_message": "messages",
 }
 
-_MESSAGES_SCHEMA: Final[JsonObject] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"enum": ["user", "assistant", "system"]},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "object", "required": ["type"]}},
-                ]
-            },
-        },
-    },
-}
+
+class AnthropicOutput(Body):
+    """`output_config`."""
+
+    effort: str | None = done("given to the template as reasoning_effort")
+    format: object = done("json_schema; what cannot be followed of it is refused")
 
 
-class CountTokensBody(BaseModel):
-    """POST /v1/messages/count_tokens: what a prompt is made of. Objects are read by hand, which explains
-    itself better."""
+class CountTokensBody(Body, json_schema_extra={"required": ["messages"]}):
+    """POST /v1/messages/count_tokens: what a prompt is made of."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model: str | None = done("the served model's name; may be left out")
+    messages: Annotated[object, ReadAs(Annotated[list[AnthropicMessage], Field(min_length=1)])] = done(
+        "of the roles user, assistant, system"
+    )
+    system: object = done("text, or text blocks")
+    tools: Annotated[object, ReadAs(list[AnthropicTool] | None)] = done(
+        "up to 512, of the type custom; others are refused by their type"
+    )
+    tool_choice: object = done("auto, any, tool, none; disable_parallel_tool_use")
+    thinking: object = done("enabled with budget_tokens, adaptive, disabled; display summarized or omitted")
+    output_config: Annotated[object, ReadAs(AnthropicOutput | None)] = done("effort, format")
+    output_format: object = done("the older name of output_config.format")
+    context_management: object = done(
+        "edits that change nothing: clear_thinking, keep all; others are refused"
+    )
 
-    model: str | None = None
-    messages: Annotated[object, WithJsonSchema(_MESSAGES_SCHEMA)] = None
-    system: object = None
-    tools: object = None
-    tool_choice: object = None
-    context_management: object = None
-    thinking: object = None
-    output_config: object = None
-    output_format: object = None
 
-
-class MessagesBody(CountTokensBody):
+class MessagesBody(CountTokensBody, json_schema_extra={"required": ["max_tokens", "messages"]}):
     """POST /v1/messages."""
 
-    model_config = ConfigDict(json_schema_extra={"required": ["max_tokens"]})
-
-    max_tokens: int | None = None
-    stop_sequences: object = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: int | None = done("must be given; an answer ends at the end of the context all the same")
+    stop_sequences: object = done("up to 16, of up to 256 characters")
+    stream: bool | None = done()
+    temperature: float | None = done("0 to 1; default 1")
+    top_p: float | None = done()
+    top_k: int | None = done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +191,7 @@ def _output_fields(body: CountTokensBody) -> JsonObject:
     config: object = {} if body.output_config is None else body.output_config
     if not isinstance(config, Mapping):
         raise wrong_value("output_config", config, "an object with effort and format")
-    ANTHROPIC_FIELDS.check(config, Place.OUTPUT_CONFIG, "output_config.")
+    field_list(AnthropicOutput).check(config, "output_config.")
     effort, shape = config.get("effort"), config.get("format")
     if effort is not None and effort not in EFFORTS:
         raise wrong_value("output_config.effort", effort, ", ".join(EFFORTS))

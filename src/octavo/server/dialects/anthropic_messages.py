@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
 from octavo.grammar import check_depth
-from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.reading import string_of, unread_media
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, done, field_list
 from octavo.server.prompts import too_long
 from octavo.tools.messages import CALLS_MAX
 from octavo.types import ChatMessage, ToolCall
@@ -31,6 +30,29 @@ _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _MEDIA: Final = ("image", "document")
 _BETWEEN_MESSAGES: Final = "\n\n"  # of one turn; blocks of one message follow each other as they are
+
+
+class AnthropicBlock(Body):
+    """`content[]`."""
+
+    type: str = done(
+        "user: text, tool_result; assistant: text, tool_use, thinking, redacted_thinking", default=...
+    )
+    text: str | None = done()
+    id: str | None = done("of tool_use")
+    name: str | None = done("of tool_use")
+    input: dict[str, object] | None = done("of tool_use")
+    tool_use_id: str | None = done("of tool_result: the id of a tool_use before it")
+    content: object = done("of tool_result: text, or text blocks; images and documents become a sentence")
+    is_error: bool | None = done("of tool_result: its text begins with `Error: `")
+    thinking: str | None = done("given to the template, most of which leave out what is old")
+
+
+class AnthropicMessage(Body):
+    """`messages[]`."""
+
+    role: Literal["user", "assistant", "system"] = done(default=...)
+    content: str | list[AnthropicBlock] = done("text, or blocks", default=...)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,5 +254,5 @@ def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping
             f"{where}.type is {shown(kind)}; allowed: {', '.join(kinds)} (this model reads text only)",
             where.partition("[")[0],
         )
-    ANTHROPIC_FIELDS.check(given, Place.BLOCK, f"{where}.")
+    field_list(AnthropicBlock).check(given, f"{where}.")
     return given

@@ -12,11 +12,9 @@ from octavo.server.body import read_json, validate
 from octavo.server.chat_run import begin_chat, check_chat
 from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translated
 from octavo.server.dialects.anthropic_answer import MessageCodec
-from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.error_shapes import request_id_of
 from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
-from octavo.server.field_list import Place
 from octavo.server.generation import CHAT_HAS_SESSIONS, Edge, refuse_session
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options
@@ -27,10 +25,8 @@ from octavo.server.tenant import tenant_of
 async def create_message(edge: Edge, request: Request) -> Response:
     """POST /v1/messages."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(edge, request)
-    ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
+    body = validate(MessagesBody, await read_json(edge, request))
     refuse_session(request, CHAT_HAS_SESSIONS)
-    body = validate(MessagesBody, raw)
     with named(NAMES):
         chat = translated(body, edge.model.context_length)
         run = await begin_chat(edge, request, chat.body, chat.messages, watch)
@@ -40,9 +36,7 @@ async def create_message(edge: Edge, request: Request) -> Response:
 
 async def count_message_tokens(edge: Edge, request: Request) -> Response:
     """POST /v1/messages/count_tokens: of the prompt that the same request to /v1/messages would have."""
-    raw = await read_json(edge, request)
-    ANTHROPIC_FIELDS.check(raw, Place.COUNT_TOKENS)
-    body = validate(CountTokensBody, raw)
+    body = validate(CountTokensBody, await read_json(edge, request))
     edge.check_model(body.model)
     with named(NAMES):
         chat = translated(body, edge.model.context_length)
@@ -54,13 +48,11 @@ async def count_message_tokens(edge: Edge, request: Request) -> Response:
 
 def check_message(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `create_message` would of this body alone."""
-    ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
     _check(validate(MessagesBody, raw), model)
 
 
 def check_count(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `count_message_tokens` would of this body alone."""
-    ANTHROPIC_FIELDS.check(raw, Place.COUNT_TOKENS)
     _check(validate(CountTokensBody, raw), model)
 
 

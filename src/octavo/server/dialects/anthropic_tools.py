@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from octavo.errors import InvalidRequest, as_items, shown, unsupported, wrong_value
-from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, done, field_list
 from octavo.tools.definitions import TOOL_NAME, TOOLS_MAX
 
 _MODES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class AnthropicTool(Body):
+    """`tools[]`."""
+
+    type: Literal["custom"] | None = done("custom")
+    name: str = done("1 to 128 letters, digits, _ and -", default=...)
+    description: str | None = done()
+    input_schema: dict[str, object] = done("a JSON schema; lenient where strict is not true", default=...)
+    strict: bool | None = done("what cannot be followed of its schema is refused")
 
 
 def openai_tools(given: object) -> list[JsonObject]:
@@ -57,7 +66,7 @@ def _tool(given: object, where: str) -> JsonObject:
             "that the client runs and whose input_schema it gives",
             "tools",
         )
-    ANTHROPIC_FIELDS.check(given, Place.TOOL, f"{where}.")
+    field_list(AnthropicTool).check(given, f"{where}.")
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise wrong_value(f"{where}.name", name, "1 to 128 letters, digits, _ and -")

@@ -5,8 +5,7 @@
     think            -> enable_thinking, reasoning_effort
     tools, messages  by `ollama_messages`
 
-What becomes of each field is listed in `ollama_fields`. It knows no answer. Source: ollama's
-`api/types.go` and `server/routes.go`.
+It knows no answer. Source: ollama's `api/types.go` and `server/routes.go`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
-
 from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown, wrong_value
 from octavo.params import LOGPROBS_MAX, TOKENS_MAX
 from octavo.server.body import validate
-from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
+from octavo.server.dialects.ollama_messages import OllamaMessage
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, ReadAs, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.serving.client import EngineClient
 
@@ -64,71 +61,60 @@ _TAG: Final = ":latest"
 _AT_ONCE: Final = ("0", "0s", "0m", "0h")
 
 
-_MESSAGES: Final[JsonObject] = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"enum": ["system", "user", "assistant", "tool"]},
-            "content": {"type": "string"},
-            "thinking": {"type": "string"},
-            "tool_calls": {"type": "array", "items": {"type": "object", "required": ["function"]}},
-            "tool_name": {"type": "string"},
-            "tool_call_id": {"type": "string"},
-        },
-    },
-}
+class OllamaOptions(Body):
+    """`options`."""
+
+    num_ctx: int | None = done("more than the context is the context; changes nothing")
+    num_predict: int | None = done("0 and less: up to the end of the context, where more ends too")
+    temperature: float | None = done("0 to 2; default 0.8")
+    top_k: int | None = done("default 40; 0 keeps all")
+    top_p: float | None = done("default 0.9")
+    min_p: float | None = done()
+    seed: int | None = done("-1: any")
+    # ChatBody bounds it before it looks at its items.
+    stop: object = done("a string, or up to 16 of up to 256 characters")
+    repeat_last_n: int | None = done("0: no penalties; otherwise they look at everything")
+    repeat_penalty: float | None = done("over prompt and output")
+    presence_penalty: float | None = done()
+    frequency_penalty: float | None = done()
 
 
-class OllamaOptions(BaseModel):
-    """`options` that do something."""
+class OllamaNamedBody(Body):
+    """What all these routes take."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    num_ctx: int | None = None
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: object = None  # ChatBody bounds it before it looks at its items
-    repeat_last_n: int | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    model: str | None = done("the served model's name, with `:latest` or without")
 
 
-class OllamaBody(BaseModel):
-    """What both routes take. Objects are read by hand, which explains itself better."""
+class OllamaBody(OllamaNamedBody):
+    """What the routes of chats and prompts take."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    model: str | None = None
-    stream: bool | None = None
-    format: object = None
-    options: dict[str, object] | None = None
-    keep_alive: float | str | None = None
-    think: bool | str | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    stream: bool | None = done("default true")
+    format: object = done("`json`, or a JSON schema; what cannot be followed of it is refused")
+    options: Annotated[dict[str, object] | None, ReadAs(OllamaOptions | None)] = done()
+    keep_alive: float | str | None = done(
+        "0 without messages or prompt: the answer is `unload`, and the model stays"
+    )
+    think: bool | str | None = done("true, false, low, medium, high, max; given to the template")
+    logprobs: bool | None = done("of the raw distribution")
+    top_logprobs: int | None = done("0 to 20, with logprobs")
 
 
 class OllamaChatBody(OllamaBody):
-    """POST /api/chat. `messages` are read by `ollama_messages`."""
+    """POST /api/chat."""
 
-    messages: Annotated[object, WithJsonSchema(_MESSAGES)] = None
-    tools: object = None
+    messages: Annotated[object, ReadAs(list[OllamaMessage] | None)] = done(
+        "text only; none of them asks that the model be there"
+    )
+    tools: object = done("up to 512 functions")
 
 
 class OllamaGenerateBody(OllamaBody):
     """POST /api/generate."""
 
-    prompt: str | None = None
-    suffix: str | None = None
-    system: str | None = None
-    raw: bool | None = None
+    prompt: str | None = done("none asks that the model be there")
+    suffix: str | None = done("text behind the answer, where the model has fill-in-the-middle tokens")
+    system: str | None = done("a system message before the prompt")
+    raw: bool | None = done("the prompt is no chat's message")
 
 
 def check_name(given: str | None, model: EngineClient) -> str:
@@ -183,11 +169,8 @@ def read_options(given: Mapping[str, object], context_length: int) -> OllamaOpti
     """`options`, checked. A whole number may be written as 40.0, as there. Raises InvalidRequest."""
     # Without a penalty there is nothing that they would change.
     idle = () if any(given.get(name) not in none for name, none in _PENALTIES.items()) else _OF_PENALTIES
-    OLLAMA_FIELDS.check(
-        {name: value for name, value in given.items() if not (name in idle and is_number(value))},
-        Place.OLLAMA_OPTIONS,
-        "options.",
-    )
+    given = {name: value for name, value in given.items() if not (name in idle and is_number(value))}
+    field_list(OllamaOptions).check(given, "options.")
     context_asked(given, context_length)
     return validate(OllamaOptions, _whole(given))
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.errors import InvalidRequest, unsupported
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.ollama import check_name, tagged
+from octavo.server.dialects.ollama import OllamaNamedBody, check_name, tagged
 from octavo.server.dialects.ollama_answer import rfc3339
-from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.errors import JsonObject, json_response
-from octavo.server.field_list import Place
+from octavo.server.field_list import done
 from octavo.server.generation import Edge
 from octavo.serving.client import EngineClient
 
@@ -29,13 +27,10 @@ API_VERSION: Final = "0.13.0"  # of Ollama: what these routes were written after
 _SERVED: Final = "give the model to `octavo serve` instead"
 
 
-class OllamaShowBody(BaseModel):
+class OllamaShowBody(OllamaNamedBody):
     """POST /api/show."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    model: str | None = None
-    name: str | None = None
+    name: str | None = done("the older name of model")
 
 
 async def ollama_version(edge: Edge, request: Request) -> Response:
@@ -61,9 +56,7 @@ async def ollama_ps(edge: Edge, request: Request) -> Response:
 
 async def ollama_show(edge: Edge, request: Request) -> Response:
     """POST /api/show: all that is known of the model."""
-    raw = await read_json(edge, request)
-    OLLAMA_FIELDS.check(raw, Place.OLLAMA_SHOW)
-    body = validate(OllamaShowBody, raw)
+    body = validate(OllamaShowBody, await read_json(edge, request))
     check_name(body.model or body.name, edge.model)
     card = edge.model.card
     told: JsonObject = {"template": card.chat_template} if card.chat_template else {}

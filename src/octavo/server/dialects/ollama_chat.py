@@ -29,11 +29,9 @@ from octavo.server.dialects.ollama import (
     is_unload,
 )
 from octavo.server.dialects.ollama_answer import OllamaCodec, OllamaShape
-from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.dialects.ollama_messages import chat_messages, goes_on
 from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
-from octavo.server.field_list import Place
 from octavo.server.generation import Edge, held_grammar, refuse_session, submit_all
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds
@@ -51,7 +49,6 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
     """Answer one chat; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
-    OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
     with named(NAMES):
         body = validate(OllamaChatBody, raw)
         shape = _shape(edge, body, is_chat=True)
@@ -71,7 +68,6 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
 
 def check_ollama_chat(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `ollama_chat` would of this body alone."""
-    OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
     with named(NAMES):
         body = validate(OllamaChatBody, raw)
         chat_messages(body.messages, model.context_length)
@@ -80,7 +76,6 @@ def check_ollama_chat(raw: JsonObject, model: ModelBounds) -> None:
 
 def check_ollama_prompt(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `ollama_generate` would of this body alone."""
-    OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
     with named(NAMES):
         body = validate(OllamaGenerateBody, raw)
         check_chat(validate(ChatBody, chat_fields(body, model.context_length, {})), model)
@@ -90,7 +85,6 @@ async def ollama_generate(edge: Edge, request: Request) -> Response:
     """Answer one prompt; raises as `ollama_chat`."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
-    OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
     with named(NAMES):
         body = validate(OllamaGenerateBody, raw)
         shape = _shape(edge, body, is_chat=False)

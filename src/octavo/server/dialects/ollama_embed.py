@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import wrong_value
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.ollama import NAMES, check_name, context_asked
+from octavo.server.dialects.ollama import NAMES, OllamaNamedBody, check_name, context_asked
 from octavo.server.dialects.ollama_answer import nanoseconds
 from octavo.server.dialects.reading import named
 from octavo.server.embedding_inputs import Truncation, check_inputs, read_inputs
 from octavo.server.embeddings import EmbeddingsMade, embed_inputs
 from octavo.server.errors import JsonObject, json_response
+from octavo.server.field_list import done
 from octavo.server.generation import Edge
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBounds, TermsBody
@@ -28,27 +28,26 @@ from octavo.server.tenant import engine_request
 from octavo.serving.embedding import EmbeddingOptions
 
 
-class OllamaVectorsBody(BaseModel):
+class OllamaVectorsBody(OllamaNamedBody):
     """What both routes take."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    model: str | None = None
-    options: dict[str, object] | None = None
+    options: dict[str, object] | None = done("num_ctx; all else changes no vector")
 
 
 class OllamaEmbedBody(OllamaVectorsBody):
     """POST /api/embed."""
 
-    input: object = None
-    truncate: bool | None = None
-    dimensions: int | None = None
+    input: object = done("a string, or up to 2,048; none asks that the model be there")
+    truncate: bool | None = done(
+        "default true: longer inputs are cut, at `options.num_ctx` where that is less"
+    )
+    dimensions: int | None = done("the first so many numbers, made as long as one")
 
 
 class OllamaEmbeddingsBody(OllamaVectorsBody):
     """POST /api/embeddings."""
 
-    prompt: str | None = None
+    prompt: str | None = done("none asks that the model be there; the vector has any length")
 
 
 async def ollama_embed(edge: Edge, request: Request) -> Response:

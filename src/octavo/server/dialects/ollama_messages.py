@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.errors import InvalidRequest, wrong_value
 from octavo.grammar import check_depth
-from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, done, field_list
+from octavo.server.openai_schema import MessageCall
 from octavo.server.prompts import too_long
 from octavo.server.sse import encode_json
 from octavo.tools.messages import CALLS_MAX, read_message
 from octavo.types import ChatMessage, ToolCall
 
 _CALL = '{"function": {"name": ..., "arguments": {...}}}'
+
+
+class OllamaMessage(Body):
+    """`messages[]`."""
+
+    role: Literal["system", "user", "assistant", "tool"] = done("system, user, assistant, tool", default=...)
+    content: str | None = done("text")
+    thinking: str | None = done("of an assistant: given to the template")
+    tool_calls: list[MessageCall] | None = done("of an assistant; arguments are an object")
+    tool_name: str | None = done("of a tool: which function it was")
+    tool_call_id: str | None = done("of a tool: which call it answers")
 
 
 @dataclass(slots=True)
@@ -58,7 +70,7 @@ def goes_on(messages: list[ChatMessage]) -> bool:
 def _message(given: object, where: str, calls: _Calls) -> ChatMessage:
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{where} must be an object with role and content", param="messages")
-    OLLAMA_FIELDS.check(given, Place.OLLAMA_MESSAGE, f"{where}.")
+    field_list(OllamaMessage).check(given, f"{where}.")
     role = _text(given, "role", where).lower()
     told: JsonObject = {"role": role, "content": _text(given, "content", where)}
     if role == "assistant":

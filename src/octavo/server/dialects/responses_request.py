@@ -6,7 +6,9 @@
     reasoning.effort      reasoning_effort
     include, top_logprobs logprobs, top_logprobs
 
-What becomes of any other field is listed in `responses_fields`. It knows no engine.
+Others mean what they do in a chat, and what else a chat refuses is refused here too. It knows no engine.
+Sources: openai-python's `types/responses/response_create_params.py` and what it names, vLLM's
+`entrypoints/openai/responses/protocol.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
-
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Final
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown, wrong_value
 from octavo.server.body import validate
 from octavo.server.dialects.reading import named
-from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
 from octavo.server.dialects.responses_tools import (
     LEFT_OUT,
     OfferedTools,
@@ -30,7 +29,7 @@ from octavo.server.dialects.responses_tools import (
     read_tools,
 )
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Place
+from octavo.server.field_list import Body, ReadAs, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.tools.definitions import TOOLS_MAX
 
@@ -49,7 +48,16 @@ INCLUDES: Final = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-OF_CHAT: Final = (*PASSED, "cache_salt")  # fields that mean what they do in a chat
+# Fields that mean what they do in a chat, which is given them as they are.
+OF_CHAT: Final[tuple[str, ...]] = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "repeat_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop"),
+    *("stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids"),
+    *("bad_words", "speculate", "priority", "timeout", "queue_timeout", "ttft_timeout"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("chat_template_kwargs", "allow_control_tokens", "enable_thinking", "max_thinking_tokens"),
+    *("thinking_token_budget", "reasoning_budget_tokens", "cache_salt"),
+)
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES: Final = ("auto", "concise", "detailed")
 
@@ -65,31 +73,47 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-class ResponsesBody(BaseModel):
-    """POST /v1/responses. What is said to be of a chat there is given to `ChatBody` as it is."""
+class ResponsesText(Body):
+    """`text`."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    format: object = done("text, json_object, json_schema")
 
-    model: str | None = None
-    input: object = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    truncation: str | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, object] | None = None
-    reasoning: dict[str, object] | None = None
-    tools: object = None
-    tool_choice: object = None
-    parallel_tool_calls: bool | None = None
-    include: object = None
-    top_logprobs: int | None = None
-    stream: bool | None = None
-    stream_options: dict[str, object] | None = None
-    store: bool | None = None
-    metadata: dict[str, object] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+
+class ResponsesReasoning(Body):
+    """`reasoning`."""
+
+    effort: str | None = done("given to the template; none: enable_thinking false too")
+    summary: str | None = done("what was thought is told whole, as content of the reasoning item")
+    generate_summary: str | None = done("the older name of summary")
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses."""
+
+    model: str | None = done("the served model's name; may be left out")
+    input: object = done("text, or items: message, calls and their outputs, reasoning, item_reference")
+    instructions: str | None = done("the first system message")
+    previous_response_id: str | None = done("a stored response that has ended")
+    truncation: str | None = done(
+        "disabled; auto: the oldest messages, but system's, are left out until it fits"
+    )
+    max_output_tokens: int | None = done("with what was thought; cut to the context")
+    text: Annotated[dict[str, object] | None, ReadAs(ResponsesText | None)] = done()
+    reasoning: Annotated[dict[str, object] | None, ReadAs(ResponsesReasoning | None)] = done()
+    tools: object = done("up to 512: function, custom, namespace; some hosted tools are left out")
+    tool_choice: object = done("none, auto, required, a function, a custom tool, or allowed_tools")
+    parallel_tool_calls: bool | None = done("default true: up to 16 calls in an answer")
+    include: object = done("message.output_text.logprobs; the others have nothing to tell here")
+    top_logprobs: int | None = done("0 to 20, with include message.output_text.logprobs")
+    stream: bool | None = done()
+    stream_options: dict[str, object] | None = done(
+        "with stream; include_obfuscation is ignored, events are not padded"
+    )
+    store: bool | None = done("default true")
+    metadata: dict[str, object] | None = done("up to 16 pairs of strings, of 64 and 512 characters")
+    user: str | None = done("told again; a tenant is known by its key")
+    safety_identifier: str | None = done("told again; a tenant is known by its key")
+    prompt_cache_key: str | None = done("told again; equal prefixes are always reused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +150,11 @@ def own_names() -> Iterator[None]:
 
 def read_request(raw: JsonObject) -> ParsedRequest:
     """The request of a body. Raises InvalidRequest."""
-    RESPONSES_FIELDS.check(raw, Place.RESPONSES)
-    body = validate(ResponsesBody, raw)
-    RESPONSES_FIELDS.check(body.text or {}, Place.RESPONSES_TEXT, "text.")
-    RESPONSES_FIELDS.check(body.reasoning or {}, Place.REASONING, "reasoning.")
+    body, own = validate(ResponsesBody, raw), field_list(ResponsesBody)
+    listed = {*ResponsesBody.model_fields, *own.refused, *own.ignored}
+    field_list(ChatBody).check({name: value for name, value in raw.items() if name not in listed})
+    field_list(ResponsesText).check(body.text or {}, "text.")
+    field_list(ResponsesReasoning).check(body.reasoning or {}, "reasoning.")
     _check(body)
     form, effort = _format(body.text or {}), _effort(body.reasoning or {})
     wants_logprobs = LOGPROBS in includes_of(body.include, "include")
