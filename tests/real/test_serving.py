@@ -272,6 +272,6 @@ def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path:
         assert '"completion_tokens":60' in rest[-2]  # in how many pieces is chance: guesses come together
         assert process.wait(LIMIT_S) == 0
         assert process.stderr is not None
-        assert process.stderr.read().splitlines()[-1].endswith("good-bye")  # nothing is told to be left
+        assert process.stderr.read().splitlines()[-1].endswith("stopped")  # nothing is told to be left
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")

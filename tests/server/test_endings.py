@@ -73,7 +73,7 @@ def check_log(server):
     text = server.log.read_text()
     assert "Traceback" not in text
     assert "stopping: 1 requests have" in text
-    assert "good-bye" in text
+    assert "octavo.server: stopped" in text
 
 
 def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(ending):

@@ -163,7 +163,20 @@ def test_headers_that_do_not_come_after_the_handshake_end_the_connection(pairs):
     run(scenario())
 
 
-def test_who_shakes_no_hands_gives_way_to_who_asks(pairs):
+def test_a_handshake_under_way_does_not_delay_the_end(pairs):
+    async def scenario():
+        own = {"tls_cert": pairs["first"][0], "tls_key": pairs["first"][1]}
+        async with serving(headers_timeout_s=600, **own) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await health(port, pairs["first"])  # the server has taken both
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+        writer.close()
+
+    run(scenario())
+
+
+def test_a_client_without_a_handshake_is_closed_for_one_that_asks(pairs):
     async def scenario():
         own = {"tls_cert": pairs["first"][0], "tls_key": pairs["first"][1]}
         async with serving(connections_max=4, **own) as port:

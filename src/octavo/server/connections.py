@@ -1,16 +1,19 @@
-"""Connections: how long one may take to say what it wants, and how many there may be.
+"""Connections: how long one may take to send its headers, and how many there may be.
 
-    connection_made ── waiting ──(headers are whole)── busy ──(answered)── kept ──(first byte)── waiting ...
+    connection_made ── WAITING ──(application called)── BUSY ──(answered)── KEPT ──(first byte)── WAITING ...
                           │                                                  │
                  headers_timeout_s: closed                      uvicorn's keep-alive: closed
 
-A connection costs a file descriptor. When there is no room for a newcomer, one that waits makes room for it,
-then one that is kept, the oldest of the address that has most: so whoever opens a thousand connections and
-says nothing loses them to whoever asks for something. One whose request is being answered is never closed; if
-all are, the newcomer is told 503.
+A connection costs a file descriptor. When there is no room for a new one, one that waits is closed for it,
+then one that is kept, the oldest of the address that has most: a client that opens a thousand connections
+and sends nothing loses them to clients that send requests. One whose request is being answered is never
+closed; if all are, the new one gets a 503.
 
-With TLS a connection has its place, and its time, from its first moment too: shaking hands is part of what
-must be done within `headers_timeout_s`. A newcomer for whom there is no room is then cut off without a word.
+uvicorn's HTTP/1.1 is behind each: it gets what is read, and writes to the transport itself. It passes on the
+state of a scope, which holds the connection: so `noting_requests` notes there when a request begins and ends.
+
+With TLS a connection has its place, and its time, from its first moment too: the handshake is part of what
+must be done within `headers_timeout_s`. A new one without room is then cut off without an answer.
 
 Addresses come from the socket. A slow reader is the kernel's affair (`run.bind` sets TCP_USER_TIMEOUT).
 """
@@ -22,12 +25,14 @@ import logging
 import os
 import resource
 import ssl
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
+from itertools import chain
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import ConfigError
 from octavo.server.errors import HttpRefusal, error_body
@@ -38,7 +43,8 @@ CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them
 _RESERVE = 64  # descriptors for files, databases and what a library opens
 _CONNECTIONS_MIN = 16
-_TLS_GOODBYE_S = 5.0  # for a client's word of farewell
+_TLS_SHUTDOWN_TIMEOUT_S = 5.0
+_STATE_KEY = "octavo.connection"  # in a scope's state
 _FULL_BODY = encode_json(
     error_body(
         HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "all connections of this server are busy", code="full")
@@ -77,225 +83,222 @@ def connections_allowed(asked: int | None = None) -> int:
     return min(room, CONNECTIONS_MAX) if asked is None else asked
 
 
-@dataclass(slots=True)
+class State(Enum):
+    """What a connection does."""
+
+    WAITING = auto()  # for whole headers
+    KEPT = auto()  # answered, and open for another request
+    BUSY = auto()  # its request is being answered
+
+
 class _Peer:
     """The connections of one address. Dictionaries are in order of time."""
 
-    waiting: dict[BoundedProtocol, None] = field(default_factory=dict)
-    kept: dict[BoundedProtocol, None] = field(default_factory=dict)
-    num_busy: int = 0
+    def __init__(self) -> None:
+        self.by_state: dict[State, dict[BoundedConnection, None]] = {state: {} for state in State}
 
     @property
     def num_idle(self) -> int:
-        return len(self.waiting) + len(self.kept)
+        return len(self.by_state[State.WAITING]) + len(self.by_state[State.KEPT])
 
     @property
     def num_all(self) -> int:
-        return self.num_idle + self.num_busy
-
-    def oldest_idle(self) -> BoundedProtocol | None:
-        """One that waits goes before one that is kept."""
-        return next(iter(self.waiting), None) or next(iter(self.kept), None)
+        return self.num_idle + len(self.by_state[State.BUSY])
 
 
 class Connections:
     """All connections of a server, by address. On its event loop alone."""
 
-    def __init__(self, total_max: int, headers_timeout_s: float) -> None:
+    def __init__(self, total_max: int, headers_timeout_s: float, tls: TlsFiles) -> None:
         self.total_max = total_max
         # A proxy in front is one address, so that much is left to it.
         self.address_max = max(1, total_max // 2)
         self.headers_timeout_s = headers_timeout_s
+        self.tls = tls
         self.num_all = 0
-        self._peers: dict[str, _Peer] = {}
+        self._peers: defaultdict[str, _Peer] = defaultdict(_Peer)
 
-    def enter(self, protocol: BoundedProtocol) -> bool:
-        """Let a newcomer wait, perhaps in the place of another; False when all are busy."""
-        peer = self._peers.setdefault(protocol.address, _Peer())
+    def admit(self, connection: BoundedConnection) -> bool:
+        """Let a new connection wait, perhaps in the place of an idle one; False when all are busy."""
+        peer, has_room = self._peers.get(connection.address, _Peer()), True
         if peer.num_all >= self.address_max:
-            full = not self._evict(peer, f"{self.address_max:,} of {protocol.address}")
+            has_room = self._evict(peer, f"{self.address_max:,} of {connection.address}")
         elif self.num_all >= self.total_max:
-            crowd = max(self._peers.values(), key=lambda one: one.num_idle)
-            full = not self._evict(crowd, f"{self.total_max:,} in all")
+            largest = max(self._peers.values(), key=lambda one: one.num_idle)
+            has_room = self._evict(largest, f"{self.total_max:,} in all")
+        if has_room:
+            self.move(connection, State.WAITING)
         else:
-            full = False
-        if full:
-            _log.warning("connection refused: all are busy (%s has %d)", protocol.address, peer.num_all)
-            self._forget_empty(protocol.address)
-            return False
-        # Looked up again: where the one that was closed was its address' last, that address was forgotten.
-        self._peers.setdefault(protocol.address, _Peer()).waiting[protocol] = None
-        self.num_all += 1
-        return True
+            _log.warning("connection refused: all are busy (%s has %d)", connection.address, peer.num_all)
+        return has_room
 
-    def note_busy(self, protocol: BoundedProtocol) -> None:
-        """Its request is known, and will be answered."""
-        peer = self._peers[protocol.address]
-        peer.waiting.pop(protocol, None)
-        peer.kept.pop(protocol, None)
-        peer.num_busy += 1
+    def move(self, connection: BoundedConnection, state: State | None) -> None:
+        """Note what a connection does from now on, None: it has left; it may wait for `headers_timeout_s`."""
+        if connection.state is state:
+            return
+        peer = self._peers[connection.address]
+        if connection.state is not None:
+            del peer.by_state[connection.state][connection]
+        if state is not None:
+            peer.by_state[state][connection] = None
+        self.num_all += (connection.state is None) - (state is None)
+        connection.state = state
+        if peer.num_all == 0:
+            del self._peers[connection.address]
+        if connection.timer is not None:
+            connection.timer.cancel()
+        if state is State.WAITING:
+            loop = asyncio.get_running_loop()
+            connection.timer = loop.call_later(self.headers_timeout_s, self._on_timeout, connection)
 
-    def note_kept(self, protocol: BoundedProtocol) -> None:
-        """It was answered, and may ask again."""
-        peer = self._peers[protocol.address]
-        peer.num_busy -= 1
-        peer.kept[protocol] = None
-
-    def note_waiting(self, protocol: BoundedProtocol) -> None:
-        """It has begun to ask again."""
-        peer = self._peers[protocol.address]
-        peer.kept.pop(protocol, None)
-        peer.waiting[protocol] = None
-
-    def leave(self, protocol: BoundedProtocol) -> None:
-        """It is gone."""
-        peer = self._peers[protocol.address]
-        if protocol in peer.waiting:
-            del peer.waiting[protocol]
-        elif protocol in peer.kept:
-            del peer.kept[protocol]
-        else:
-            peer.num_busy -= 1
-        self.num_all -= 1
-        self._forget_empty(protocol.address)
+    def abort_all(self) -> None:
+        """Close every connection, whatever it does."""
+        for peer in list(self._peers.values()):
+            for connection in list(chain(*peer.by_state.values())):
+                connection.abort()
 
     def _evict(self, peer: _Peer, what: str) -> bool:
-        """Close the oldest idle connection of an address; False where it has none."""
-        oldest = peer.oldest_idle()
+        """Close the oldest idle connection of an address, one that waits first; False where it has none."""
+        oldest = next(chain(peer.by_state[State.WAITING], peer.by_state[State.KEPT]), None)
         if oldest is None:
             return False
         _log.warning("connections: %s, which is the most allowed: the oldest idle one is closed", what)
-        oldest.evict()
+        oldest.abort()
         return True
 
-    def _forget_empty(self, address: str) -> None:
-        if self._peers[address].num_all == 0:
-            del self._peers[address]
+    def _on_timeout(self, connection: BoundedConnection) -> None:
+        text = "connection of %s closed: no whole request headers within %.0f s"
+        _log.warning(text, connection.address, self.headers_timeout_s)
+        connection.abort()
 
 
-class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, perhaps behind TLS, with a time limit for headers and a place among
-    `Connections`."""
+class BoundedConnection(asyncio.Protocol):
+    """One connection: its address, its place among `Connections` and its TLS handshake; all else is the
+    protocol's that `make_http` makes of uvicorn's arguments."""
 
     def __init__(
         self,
         connections: Connections,
-        tls: TlsFiles,
-        config: Config,
-        server_state: ServerState,
+        make_http: Callable[..., asyncio.Protocol],
+        *,
         app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        **of_uvicorn: object,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
         self._all = connections
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_in = False  # among `connections`
-        self._is_busy = False
-        self._tls = tls
-        self._hands: asyncio.Task[None] | None = None  # they are being shaken
-        self._early: list[bytes] = []  # what came before the task could say that they were
-        self._is_lost = False
+        self._make_http = partial(make_http, **of_uvicorn)
+        self._app_state = app_state
+        self._http = asyncio.Protocol()  # which does nothing, until there is a transport for HTTP
+        self._transport: asyncio.Transport
+        self._handshake: asyncio.Task[None] | None = None
+        self._early = b""  # what came before the task could note that its handshake was done
         self.address = ""
+        # Of `Connections`:
+        self.state: State | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A newcomer: it waits, or is told that there is no room."""
-        super().connection_made(transport)
-        self.address = self.client[0] if self.client else "local"
-        self._is_in = self._all.enter(self)
-        if self._is_in:
-            self._start_timer()
-            if self._tls.context is not None:
-                self._hands = self.loop.create_task(self._shake_hands(transport, self._tls.context))
-        elif self._tls.context is not None:
-            transport.abort()
-        else:
+        """A new connection: it waits, or is refused."""
+        self._transport, peername = transport, transport.get_extra_info("peername")
+        self.address = str(peername[0]) if isinstance(peername, tuple) else "local"
+        context = self._all.tls.context
+        if self._all.admit(self):
+            if context is None:
+                self._begin_http(transport)
+            else:
+                self._handshake = asyncio.create_task(self._tls_handshake(context))
+        elif context is None:
             transport.write(_FULL)
             transport.close()
+        else:
+            transport.abort()
 
-    async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        """From here on the connection is encrypted, or gone."""
-        plain.pause_reading()
+    def _begin_http(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._http = self._make_http(app_state=self._app_state | {_STATE_KEY: self})
+        self._http.connection_made(transport)
+
+    async def _tls_handshake(self, context: ssl.SSLContext) -> None:
+        """From here on the connection is encrypted, or closed."""
         try:
-            made = await self.loop.start_tls(
-                plain,
+            encrypted = await asyncio.get_running_loop().start_tls(
+                self._transport,
                 self,
-                tls,
+                context,
                 server_side=True,
                 ssl_handshake_timeout=self._all.headers_timeout_s,
-                ssl_shutdown_timeout=_TLS_GOODBYE_S,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # of TLS, or of the network
             _log.debug("connection of %s closed: TLS: %s", self.address, error)
-            made = None
-        self._hands = None
-        if self._is_lost:
+            encrypted = None
+        self._handshake = None
+        if encrypted is None:
+            self.abort()
             return
-        if made is None or made.is_closing():
-            self.connection_lost(None)
-            return
-        super().connection_made(made)
-        early, self._early = self._early, []
-        if early:
-            self.data_received(b"".join(early))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Gone, for whatever reason."""
-        self._is_lost = True
-        self._stop_timer()
-        self._unset_keepalive_if_required()
-        if self._is_in:
-            self._is_in = False
-            self._all.leave(self)
-        super().connection_lost(exc)
+        self._begin_http(encrypted)
+        if self._early:
+            self._http.data_received(self._early)
+            self._early = b""
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; where none is being answered they begin one, which must be whole in time."""
-        if not self._is_in:
+        """Bytes of a request; of the next one, where the one before was answered."""
+        if self._handshake is not None:
+            self._early += data
             return
-        if self._hands is not None:
-            self._early.append(data)
+        if self.state is State.KEPT:
+            self._all.move(self, State.WAITING)
+        self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more."""
+        return self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has read most of what was written."""
+        self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed, for any reason."""
+        self._leave()
+        self._http.connection_lost(None)  # with an exception uvicorn would let its keep-alive timer run
+        self._http = asyncio.Protocol()  # the other leads back here
+
+    def note(self, state: State) -> None:
+        """A request begins, or its answer is whole."""
+        if self.state is not None:
+            self._all.move(self, state)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._leave()
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        self._all.move(self, None)
+        if self._handshake is not None:
+            self._handshake.cancel()
+
+
+def noting_requests(app: ASGIApp) -> ASGIApp:
+    """`app`; the connection of a request notes when it begins and when its answer is whole. (Where that never
+    comes, uvicorn closes the connection.)"""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get(_STATE_KEY)
+        if connection is None:  # the server's start and end
+            await app(scope, receive, send)
             return
-        if not self._is_busy and self._timer is None:
-            self._all.note_waiting(self)
-            self._start_timer()
-        super().data_received(data)
 
-    def handle_events(self) -> None:
-        """What the bytes so far come to; a new cycle means that headers were whole."""
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before and not self._is_busy and self._is_in:
-            self._stop_timer()
-            self._is_busy = True
-            self._all.note_busy(self)
+        async def send_and_note(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                connection.note(State.KEPT)
 
-    def on_response_complete(self) -> None:
-        """Answered: the connection is kept for a while, or a request that came early is handled now."""
-        if self._is_busy and self._is_in:
-            self._is_busy = False
-            self._all.note_kept(self)
-        super().on_response_complete()
+        connection.note(State.BUSY)
+        await app(scope, receive, send_and_note)
 
-    def evict(self) -> None:
-        """Make room for another. Nothing is being answered here."""
-        if self._is_in:
-            self._is_in = False
-            self._all.leave(self)
-        self.transport.abort()
-
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._all.headers_timeout_s, self._on_timeout)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timeout(self) -> None:
-        self._timer = None
-        _log.warning(
-            "connection of %s closed: no whole request headers within %.0f s",
-            self.address,
-            self._all.headers_timeout_s,
-        )
-        self.evict()
+    return call

@@ -32,9 +32,10 @@ from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
     ACCEPT_AT_ONCE,
-    BoundedProtocol,
+    BoundedConnection,
     Connections,
     connections_allowed,
+    noting_requests,
     raise_descriptor_limit,
 )
 from octavo.server.hosts import is_loopback
@@ -133,11 +134,11 @@ def build_server(
     model: EngineClient, settings: ServerSettings, on_ready: Callable[[str], None] | None = None
 ) -> Server:
     """The server itself, for callers that run their own event loop. Raises ConfigError."""
-    connections = Connections(connections_allowed(settings.connections_max), settings.headers_timeout_s)
-    tls = TlsFiles(settings)
+    allowed = connections_allowed(settings.connections_max)
+    connections = Connections(allowed, settings.headers_timeout_s, TlsFiles(settings))
     config = uvicorn.Config(
-        create_app(model, settings),
-        http=partial(BoundedProtocol, connections, tls),  # type: ignore[arg-type]  # it is called like the class
+        noting_requests(create_app(model, settings)),
+        http="h11",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -148,7 +149,11 @@ def build_server(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,  # all that is left by then was given up
     )
-    return Server(config, model, settings, tls, on_ready)
+    config.load()  # which names uvicorn's class; ours makes one for each connection
+    config.http_protocol_class = partial(  # type: ignore[assignment]  # it is called like the class
+        BoundedConnection, connections, config.http_protocol_class
+    )
+    return Server(config, model, settings, connections, on_ready)
 
 
 class Server(uvicorn.Server):
@@ -159,13 +164,13 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         model: EngineClient,
         settings: ServerSettings,
-        tls: TlsFiles,
+        connections: Connections,
         on_ready: Callable[[str], None] | None,
     ) -> None:
         super().__init__(config)
         self._model = model
         self._settings = settings
-        self._tls = tls
+        self._connections = connections
         self._on_ready = on_ready
         self._storms = PreemptionWatch()
         self._looking: asyncio.Task[None] | None = None
@@ -188,18 +193,18 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if not (self.started and sockets):
             return
-        url = base_url(sockets[0], "http" if self._tls.context is None else "https")
+        url = base_url(sockets[0], "http" if self._connections.tls.context is None else "https")
         _log.info("serving %s on %s", self._model.name, url)
         if self._on_ready is not None:
             self._on_ready(url)
 
     def on_hangup(self) -> None:
         """SIGHUP. On the event loop."""
-        if self._tls.context is not None:
+        if self._connections.tls.context is not None:
             self._reload_tls()
         if self._settings.roster is not None:
             self._settings.roster.reload_soon(self._model.control)
-        elif self._tls.context is None:
+        elif self._connections.tls.context is None:
             _log.warning(
                 "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
                 "(--tls-cert)"
@@ -207,7 +212,7 @@ class Server(uvicorn.Server):
 
     def _reload_tls(self) -> None:
         try:
-            self._tls.reload()
+            self._connections.tls.reload()
         except ConfigError as error:
             _log.error("SIGHUP: the TLS files stay as they were: %s", error)
         else:
@@ -243,7 +248,7 @@ class Server(uvicorn.Server):
         await self._drain()
         await self._flush()
         await super().shutdown(sockets)
-        _log.info("good-bye")
+        _log.info("stopped")
 
     async def _drain(self) -> None:
         num_open, timeout_s = self._model.num_open, self._settings.drain_timeout_s
@@ -261,8 +266,7 @@ class Server(uvicorn.Server):
     async def _flush(self) -> None:
         """Let answers that are ready reach their clients; who does not read them is left."""
         await self._until_empty(self.server_state.connections)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        self._connections.abort_all()
         await self._until_empty(self.server_state.tasks)  # they see that their clients are gone
 
     async def _until_empty(self, left: Sized) -> None:
