@@ -6,13 +6,15 @@
 
 A blob that other commits' files use stays until the last of them goes. A person's own files are in neither
 folder, and nothing here removes them: a link that leads out of the cache is removed, and what it leads to
-stays; a folder that is such a link is refused.
+stays; a folder that is such a link is refused. (huggingface_hub's `delete_files` and `delete_revisions`
+follow both, and its `scan_cache_dir` leaves out a repository with a broken link or unfinished files alone.)
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +77,9 @@ def find_cached(name: str, among: Iterable[CachedModel]) -> list[CachedModel]:
         return mine
     if not is_repository(base):
         raise ModelNotFound(f"{shown(name)}: the alias {base} is one file; leave out {shown(':' + wanted)}")
-    chosen = choose(gguf_sets(_all_files(base)), wanted, f"the cache of {base}")
-    name_of = _name_of(base, chosen.chosen, gguf_sets(_all_files(base)))
-    return [each for each in mine if each.name == name_of]
+    sets = _gguf_sets(base)
+    chosen = choose(list(sets.values()), wanted, f"the cache of {base}").chosen
+    return [each for each in mine if sets.get(each.name) == chosen]
 
 
 def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
@@ -87,9 +89,8 @@ def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
     folder = cache_folder() / base if base in ALIASES else repository_folder(base)
     _check_inside(folder, folder.parent)
     if wanted:
-        names = {each.name for each in models}
-        sets = gguf_sets(_all_files(base))
-        return sum(_remove_files(base, each.names) for each in sets if _name_of(base, each, sets) in names)
+        sets = _gguf_sets(base)
+        return sum(_remove_files(base, sets[each.name].names) for each in models)
     if base in ALIASES:
         path = folder / ALIASES[base].file_name
         num_bytes = 0 if path.is_symlink() else path.stat().st_size
@@ -131,16 +132,11 @@ def _cached_repository(name: str) -> list[CachedModel]:
     """The models of one repository; of several commits, the one that was fetched last is shown."""
     found: list[CachedModel] = []
     snapshots = snapshots_of(name)
-    sets = gguf_sets(_all_files(name))
-    for each in sets:
+    for label, each in _gguf_sets(name).items():
         paths = _pointers(snapshots, each.names)
-        label, size = _name_of(name, each, sets), _bytes_of(_blobs(paths))
+        size, used, count = _bytes_of(_blobs(paths)), _used_at(paths), len(each.names)
         first = next(path for path in paths if path.name == Path(each.names[0]).name)
-        found.append(
-            CachedModel(
-                label, "gguf", each.quant, size, first, len(each.names), _used_at(paths), each.is_complete
-            )
-        )
+        found.append(CachedModel(label, "gguf", each.quant, size, first, count, used, each.is_complete))
     for snapshot in snapshots:
         if SINGLE_NAME in snapshot.files or INDEX_NAME in snapshot.files:
             found.append(_cached_safetensors(name, snapshot, snapshots))
@@ -162,30 +158,20 @@ def _cached_safetensors(name: str, snapshot: Snapshot, snapshots: list[Snapshot]
         quant = method or settings.text("dtype", settings.text("torch_dtype", "")) or None
     except ModelError:
         pass  # a listing shows what is there, sound or not
-    return CachedModel(
-        name,
-        "safetensors",
-        quant,
-        _bytes_of(_blobs(paths)),
-        snapshot.folder,
-        len(names),
-        _used_at(paths),
-        is_whole(snapshot),
-    )
+    size, used, whole = _bytes_of(_blobs(paths)), _used_at(paths), is_whole(snapshot)
+    return CachedModel(name, "safetensors", quant, size, snapshot.folder, len(names), used, whole)
 
 
-def _all_files(name: str) -> dict[str, int]:
-    """The files of all commits of a repository that are here."""
+def _gguf_sets(repository: str) -> dict[str, GgufSet]:
+    """The GGUF models of all commits that are here, by the name that serves or removes each: its quantisation
+    where that tells it from the others, else its file."""
     files: dict[str, int] = {}
-    for snapshot in reversed(snapshots_of(name)):
+    for snapshot in reversed(snapshots_of(repository)):
         files |= snapshot.files
-    return files
-
-
-def _name_of(repository: str, one: GgufSet, sets: Iterable[GgufSet]) -> str:
-    """By its quantisation where that tells it from the others, else by its file."""
-    unique = one.quant is not None and sum(each.quant == one.quant for each in sets) == 1
-    return f"{repository}:{one.quant if unique else one.names[0]}"
+    sets = gguf_sets(files)
+    count = Counter(each.quant for each in sets)
+    names = [each.quant if each.quant and count[each.quant] == 1 else each.names[0] for each in sets]
+    return {f"{repository}:{name}": each for name, each in zip(names, sets, strict=True)}
 
 
 def _pointers(snapshots: Iterable[Snapshot], names: Iterable[str]) -> list[Path]:
@@ -214,10 +200,9 @@ def _remove_files(repository: str, names: Iterable[str]) -> int:
     gone = _pointers(snapshots, names)
     for path in gone:
         _check_inside(path.parent, repository_folder(repository))
-    others = [each.folder / name for each in snapshots for name in each.files]
-    unused = _blobs(gone) - _blobs(path for path in others if path not in set(gone))
+    kept = {each.folder / name for each in snapshots for name in each.files} - set(gone)
     own = Path(os.path.realpath(repository_folder(repository)))
-    unused = {blob for blob in unused if blob.is_relative_to(own)}
+    unused = {blob for blob in _blobs(gone) - _blobs(kept) if blob.is_relative_to(own)}
     num_bytes = _bytes_of(unused)
     for path in gone:
         path.unlink()
