@@ -1,34 +1,31 @@
 """The tables of the reference, printed from the code into the pages that hold them.
 
-    python docs/reference.py            write them: those of `PAGES`
+    python docs/reference.py            write them
     python docs/reference.py --check    write nothing; exit status 1 where a page says something else
 
 A page is written by hand, but for what stands between two marks:
 
-    <!-- printed by docs/reference.py -->
+    <!-- printed by docs/reference.py: errors -->
     | error | when | ...
     <!-- end -->
 
-It is no part of the package: whoever serves models needs no printer of pages.
+It is no part of the package: a server needs no printer of pages.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import json
 import re
 import sys
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
-from prometheus_client.metrics import MetricWrapperBase
+import models_page
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from octavo import errors
@@ -40,21 +37,9 @@ from octavo.server.routes import ROUTES
 from octavo.step import events
 
 FOLDER = Path(__file__).parent
-BEGIN, END = "<!-- printed by docs/reference.py -->", "<!-- end -->"
-_BETWEEN = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+MARKED = re.compile(r"(<!-- printed by docs/reference\.py: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _VALUES_SHOWN = 6
 _ALWAYS = "model_name"  # a label of every family: the page's text says so
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One family of metrics: its labels, with their values where they are few and known."""
-
-    name: str
-    kind: str
-    text: str
-    labels: tuple[str, ...]
-    bounds: tuple[float, ...] = ()
 
 
 def error_rows() -> Iterator[tuple[str, ...]]:
@@ -77,43 +62,24 @@ def error_rows() -> Iterator[tuple[str, ...]]:
 def event_rows() -> Iterator[tuple[str, ...]]:
     """Every kind of event; what it means is its comment in the code."""
     yield "event", "what happened"
-    source = inspect.getsource(events.EventKind)
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines = {
-        ast.literal_eval(node.value): node.lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Assign)
-    }
-    for kind in events.EventKind:
-        yield f"`{kind.value}`", comments[lines[kind.value]]
+    comments = re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(events.EventKind))
+    assert [kind for kind, _ in comments] == list(events.EventKind)
+    for kind, comment in comments:
+        yield f"`{kind}`", comment
 
 
 def metric_rows() -> Iterator[tuple[str, ...]]:
-    """Every family that a scrape can hold."""
+    """Every family that a scrape can hold: what the registry of a server that has answered nothing knows."""
     yield "metric", "type", "labels", "what it says"
-    for family in sorted(families(), key=lambda one: one.name):
-        suffix = "_total" if family.kind == "counter" else ""
-        bounds = f"; buckets {_numbers(family.bounds)}" if family.bounds else ""
-        labels = ", ".join(family.labels)
-        yield f"`{family.name}{suffix}`", family.kind, labels, family.text + bounds
-
-
-def families() -> Iterator[Family]:
-    """What the registry of a server that has answered nothing knows."""
-    registry = metrics.Metrics()._registry
-    for collector in list(registry._collector_to_names):
-        if isinstance(collector, MetricWrapperBase):
-            labels = tuple(f"`{name}`" for name in collector._labelnames if name != _ALWAYS)
-            bounds = tuple(getattr(collector, "_upper_bounds", ())[:-1])
-            assert collector._type is not None
-            yield Family(collector._name, collector._type, collector._documentation, labels, bounds)
-            continue
+    rows = []
+    for collector in list(metrics.Metrics()._registry._collector_to_names):
         for metric in collector.collect():
-            yield Family(metric.name, metric.type, metric.documentation, tuple(_labels_of(metric)))
+            suffix = "_total" if metric.type == "counter" else ""
+            bounds = getattr(collector, "_upper_bounds", ())[:-1]
+            text = metric.documentation + (f"; buckets {bounds[0]:g} to {bounds[-1]:,g}" if bounds else "")
+            labels = ", ".join(_labels_of(collector, metric))
+            rows.append((f"`{metric.name}{suffix}`", metric.type, labels, text))
+    yield from sorted(rows, key=lambda row: row[0].strip("`"))
 
 
 def route_rows() -> Iterator[tuple[str, ...]]:
@@ -156,30 +122,29 @@ def _fields_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
             yield f"`{name}`", row.owners, here, note
 
 
-PAGES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
-    "errors.md": error_rows,
-    "events.md": event_rows,
-    "metrics.md": metric_rows,
-    "routes.md": route_rows,
-    "compatibility.md": partial(field_rows, "openai|embeddings"),
-    "responses.md": partial(field_rows, "responses"),
-    "anthropic.md": partial(field_rows, "anthropic"),
-    "ollama.md": partial(field_rows, "ollama"),
+TABLES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
+    "errors": error_rows,
+    "events": event_rows,
+    "metrics": metric_rows,
+    "routes": route_rows,
+    "openai_fields": partial(field_rows, "openai|embeddings"),
+    "responses_fields": partial(field_rows, "responses"),
+    "anthropic_fields": partial(field_rows, "anthropic"),
+    "ollama_fields": partial(field_rows, "ollama"),
+    **models_page.TABLES,
 }
 
 
-def filled(name: str, text: str) -> str:
-    """The text of a page with its table as the code has it."""
-    assert len(_BETWEEN.findall(text)) == 1, f"{name} wants one pair of marks: {BEGIN} and {END}"
-    printed = "\n".join([BEGIN, "", *_table(PAGES[name]()), "", END])
-    return _BETWEEN.sub(lambda _: printed, text)
+def filled(text: str) -> str:
+    """The text of a page with its tables as the code has them."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{''.join(_table(TABLES[found[2]]()))}\n{found[3]}", text)
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     for index, row in enumerate(rows):
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n"
         if index == 0:
-            yield f"| {' | '.join(['---'] * len(row))} |"
+            yield f"| {' | '.join(['---'] * len(row))} |\n"
 
 
 def _tree(cls: type[errors.OctavoError]) -> Iterator[type[errors.OctavoError]]:
@@ -193,20 +158,14 @@ def _sentences(doc: str) -> str:
     return " ".join(doc.split()).rstrip(".")
 
 
-def _labels_of(metric: Metric) -> Iterator[str]:
-    names = getattr(metric, "_labelnames", None) or sorted(
-        {name for sample in metric.samples for name in sample.labels}
-    )
-    for name in names:
-        if name == _ALWAYS:
-            continue
+def _labels_of(collector: Collector, metric: Metric) -> Iterator[str]:
+    """Names of labels, with their values where they are few and known."""
+    known = getattr(metric, "_labelnames", None) or getattr(collector, "_labelnames", None)
+    for name in known or sorted({name for sample in metric.samples for name in sample.labels}):
         values = sorted({sample.labels[name] for sample in metric.samples} - {""})
         shown = f" ({', '.join(values)})" if 1 < len(values) <= _VALUES_SHOWN else ""
-        yield f"`{name}`{shown}"
-
-
-def _numbers(bounds: tuple[float, ...]) -> str:
-    return f"{bounds[0]:g} to {bounds[-1]:,g}"
+        if name != _ALWAYS:
+            yield f"`{name}`{shown}"
 
 
 def _path(route: Route) -> str:
@@ -243,11 +202,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     old = []
-    for name in PAGES:
-        path = FOLDER / name
+    for path in sorted(FOLDER.glob("*.md")):
         text = path.read_text()
-        if (new := filled(name, text)) != text:
-            old.append(name)
+        if (new := filled(text)) != text:
+            old.append(path.name)
             if not check:
                 path.write_text(new)
     verb = "differ from the code" if check else "written"
