@@ -37,7 +37,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import ConfigError
 from octavo.server.errors import HttpRefusal, error_body
 from octavo.server.sse import encode_json
-from octavo.server.tls import TlsFiles
 
 CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them
@@ -109,12 +108,12 @@ class _Peer:
 class Connections:
     """All connections of a server, by address. On its event loop alone."""
 
-    def __init__(self, total_max: int, headers_timeout_s: float, tls: TlsFiles) -> None:
+    def __init__(self, total_max: int, headers_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self.total_max = total_max
         # A proxy in front is one address, so that much is left to it.
         self.address_max = max(1, total_max // 2)
         self.headers_timeout_s = headers_timeout_s
-        self.tls = tls
+        self.tls = tls  # of the next handshake; None: plain HTTP
         self.num_all = 0
         self._peers: defaultdict[str, _Peer] = defaultdict(_Peer)
 
@@ -200,7 +199,7 @@ class BoundedConnection(asyncio.Protocol):
         """A new connection: it waits, or is refused."""
         self._transport, peername = transport, transport.get_extra_info("peername")
         self.address = str(peername[0]) if isinstance(peername, tuple) else "local"
-        context = self._all.tls.context
+        context = self._all.tls
         if self._all.admit(self):
             if context is None:
                 self._begin_http(transport)

@@ -41,7 +41,7 @@ from octavo.server.connections import (
 from octavo.server.hosts import is_loopback
 from octavo.server.settings import ServerSettings
 from octavo.server.storms import PreemptionWatch
-from octavo.server.tls import TlsFiles, tls_context
+from octavo.server.tls import tls_context
 from octavo.server.tracing import check_tracing
 from octavo.server.unix_socket import unix_listener
 from octavo.serving.client import EngineClient
@@ -135,7 +135,7 @@ def build_server(
 ) -> Server:
     """The server itself, for callers that run their own event loop. Raises ConfigError."""
     allowed = connections_allowed(settings.connections_max)
-    connections = Connections(allowed, settings.headers_timeout_s, TlsFiles(settings))
+    connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
     config = uvicorn.Config(
         noting_requests(create_app(model, settings)),
         http="h11",
@@ -193,18 +193,18 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if not (self.started and sockets):
             return
-        url = base_url(sockets[0], "http" if self._connections.tls.context is None else "https")
+        url = base_url(sockets[0], "http" if self._connections.tls is None else "https")
         _log.info("serving %s on %s", self._model.name, url)
         if self._on_ready is not None:
             self._on_ready(url)
 
     def on_hangup(self) -> None:
         """SIGHUP. On the event loop."""
-        if self._connections.tls.context is not None:
+        if self._connections.tls is not None:
             self._reload_tls()
         if self._settings.roster is not None:
             self._settings.roster.reload_soon(self._model.control)
-        elif self._connections.tls.context is None:
+        elif self._connections.tls is None:
             _log.warning(
                 "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
                 "(--tls-cert)"
@@ -212,7 +212,8 @@ class Server(uvicorn.Server):
 
     def _reload_tls(self) -> None:
         try:
-            self._connections.tls.reload()
+            # A context that is loaded again keeps the old certificate beside one with another kind of key.
+            self._connections.tls = tls_context(self._settings)
         except ConfigError as error:
             _log.error("SIGHUP: the TLS files stay as they were: %s", error)
         else:

@@ -1,4 +1,4 @@
-"""The server's certificate and key: read, checked, and read again without a restart."""
+"""The server's certificate and key: read and checked, at the start and at each SIGHUP."""
 
 from __future__ import annotations
 
@@ -25,20 +25,6 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     context.set_alpn_protocols(["http/1.1"])
     _load_files(context, settings.tls_cert, settings.tls_key)
     return context
-
-
-class TlsFiles:
-    """The context of the next handshake, or None: the server speaks plain HTTP. Raises ConfigError."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
-        self.context = tls_context(settings)
-
-    def reload(self) -> None:
-        """Connections that come from now on get what the files hold now. Raises ConfigError; then all is as
-        it was."""
-        # Anew: a context that is loaded again keeps the old certificate beside one with another kind of key.
-        self.context = tls_context(self._settings)
 
 
 def _load_files(context: ssl.SSLContext, cert: Path, key: Path) -> None:
