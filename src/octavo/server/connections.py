@@ -27,7 +27,7 @@ import resource
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
-from enum import Enum, auto
+from enum import IntEnum, auto
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -82,7 +82,7 @@ def connections_allowed(asked: int | None = None) -> int:
     return min(room, CONNECTIONS_MAX) if asked is None else asked
 
 
-class State(Enum):
+class State(IntEnum):
     """What a connection does."""
 
     WAITING = auto()  # for whole headers
@@ -142,7 +142,7 @@ class Connections:
             peer.by_state[state][connection] = None
         self.num_all += (connection.state is None) - (state is None)
         connection.state = state
-        if peer.num_all == 0:
+        if state is None and peer.num_all == 0:
             del self._peers[connection.address]
         if connection.timer is not None:
             connection.timer.cancel()
