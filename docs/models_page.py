@@ -112,12 +112,7 @@ def family_rows() -> Iterator[tuple[str, ...]]:
     yield "known as", "config.json `model_type`", "GGUF architecture", "variations"
     for row in FAMILIES.values():
         words = ", ".join(variations(row)) or "none"
-        yield known_as(row), f"`{row.name}`", f"`{row.arch or row.name}`", words
-
-
-def known_as(row: Family) -> str:
-    """What people call the models of a row; its own name where nothing better is known."""
-    return KNOWN_AS.get(row.name, row.name)
+        yield KNOWN_AS[row.name], f"`{row.name}`", f"`{row.arch or row.name}`", words
 
 
 def variations(row: Family) -> list[str]:

@@ -32,8 +32,7 @@ _SOURCES = {page: source for source, page in ELSEWHERE.items()}
 # What a browser fetches by itself; links that a reader follows are no such.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*\ssrc="(?:https?:)?//[^"]*|"""
-    r"""<link[^>]*\srel="(?:stylesheet|preload|preconnect|icon)[^>]*\shref="(?:https?:)?//[^"]*|"""
-    r"""<link[^>]*\shref="(?:https?:)?//[^"]*"[^>]*\srel="?(?:stylesheet|preload|preconnect|icon)|"""
+    r"""<link(?=[^>]*\srel="?(?:stylesheet|preload|preconnect|icon))[^>]*\shref="(?:https?:)?//[^"]*|"""
     r"""url\(["']?https?://[^)]*"""
 )
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]*)(#[^)\s]*)?\)")

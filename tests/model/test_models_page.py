@@ -31,11 +31,6 @@ def test_every_family_has_a_tiny_model_against_transformers():
     assert sorted(set(FAMILIES) - tested) == []
 
 
-def test_every_family_is_told_by_the_name_that_people_know():
-    assert [row.name for row in FAMILIES.values() if row.name not in printer.KNOWN_AS] == []
-    assert printer.known_as(Family("newcomer")) == "newcomer"
-
-
 def test_a_fact_of_a_row_is_told():
     assert printer.variations(FAMILIES["llama"]) == []
     assert "soft caps" in printer.variations(FAMILIES["gemma2"])

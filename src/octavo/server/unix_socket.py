@@ -69,14 +69,12 @@ def _locked(lock: Path, path: Path) -> Iterator[None]:
             f"cannot listen on --unix-socket {path}: {lock} cannot be made: {error.strerror}; allowed: a "
             "name in a folder that this user may write to"
         ) from None
-    try:
+    with os.fdopen(descriptor):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"--unix-socket {path} is another server's; choose another name") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale(path: Path) -> None:
