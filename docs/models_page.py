@@ -10,7 +10,7 @@ from octavo.kernels.held import bits_of
 from octavo.kernels.holding import panel_bytes
 from octavo.kernels.packed import BLOCKS, PANEL_WIDTH
 from octavo.model.families.row import Family
-from octavo.model.families.scaling import ROPE_KINDS
+from octavo.model.families.scaling import KINDS
 from octavo.model.families.table import FAMILIES
 from octavo.model.quantised.settings import METHODS, OUTCOMES
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS
@@ -148,7 +148,7 @@ def outcome_rows() -> Iterator[tuple[str, ...]]:
 def rope_rows() -> Iterator[tuple[str, ...]]:
     """Every scaling of rope."""
     yield "`rope_type`", "what it does"
-    for kind in ROPE_KINDS:
+    for kind in KINDS:
         yield f"`{kind}`", _ROPES[kind]
 
 

@@ -29,7 +29,7 @@ FACTOR_MAX = 1e6
 FACTOR_MIN = 1e-6
 ATTENTION_FACTOR_MAX = 1e3
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KEYS = frozenset(
     (
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
@@ -154,10 +154,8 @@ def _rope_of_config(
     _require_known(family, settings)
     given = settings.text("rope_type", settings.text("type", "default"))
     kind = family.rope_kinds.get(given, "longrope" if given == "su" else given)
-    if kind not in ROPE_KINDS:
-        raise UnsupportedModel(
-            f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(ROPE_KINDS)}"
-        )
+    if kind not in KINDS:
+        raise UnsupportedModel(f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(KINDS)}")
     dims = _dims_of_config(family, config, settings, head_size)
     plain = RopeSpec(theta, dims, truncate=not family.fractional_yarn)
     # What the model was trained with; files of some families say it beside the rope's settings.
