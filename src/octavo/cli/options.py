@@ -5,6 +5,7 @@ The settings of an engine and of a server are none of them: `flags.with_settings
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from octavo.cli.completion import complete_model
 from octavo.params import SamplerParams
-from octavo.setting import About, setting
+from octavo.setting import setting
 
 Model = Annotated[
     str | None,
@@ -34,35 +35,24 @@ File = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, and nothing else.")]
 
-SAMPLING = "Sampling"
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a command's tokens are drawn; `SamplerParams` checks the bounds."""
 
     max_tokens: int | None = setting(
-        None, About("Tokens to generate at most.", SAMPLING, default="until the model ends")
+        None, "Tokens to generate at most.", unset="until the model ends", group="Sampling"
     )
-    temperature: float = setting(1.0, About("0 takes the likeliest token.", SAMPLING))
-    top_p: float = setting(
-        1.0, About("Draw from the likeliest tokens that have this share together; 1 keeps all.", SAMPLING)
-    )
-    top_k: int = setting(0, About("Draw from the k likeliest tokens; 0 keeps all.", SAMPLING))
-    seed: int | None = setting(None, About("The same seed, the same text.", SAMPLING, default="drawn afresh"))
-    stop: tuple[str, ...] = setting((), About("End before this text; repeatable.", SAMPLING))
+    temperature: float = setting(1.0, "0 takes the likeliest token.")
+    top_p: float = setting(1.0, "Draw from the likeliest tokens that have this share together; 1 keeps all.")
+    top_k: int = setting(0, "Draw from the k likeliest tokens; 0 keeps all.")
+    seed: int | None = setting(None, "The same seed, the same text.", unset="drawn afresh")
+    stop: tuple[str, ...] = setting((), "End before this text; repeatable.")
 
     @property
     def params(self) -> SamplerParams:
         """The same for an engine. Raises InvalidRequest."""
-        return SamplerParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        return SamplerParams(**dataclasses.asdict(self))
 
 
 def named(model: str | None, file: str | None) -> str | None:
