@@ -34,16 +34,6 @@ PAGE = Path(__file__).with_suffix(".md")
 _PART = re.compile(r"(<!-- printed by docs/settings\.py: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def engine() -> Iterator[str]:
-    """The engine's settings, a table for each group."""
-    return _tables(StartOptions, in_python=True)
-
-
-def server() -> Iterator[str]:
-    """The server's."""
-    return _tables(ServerSettings, in_python=False)
-
-
 def gone() -> Iterator[str]:
     """What were settings."""
     yield from _row("was a setting", "what happens now")
@@ -59,8 +49,8 @@ def vllm() -> Iterator[str]:
 
 
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
-    "engine": engine,
-    "server": server,
+    "engine": lambda: _tables(StartOptions, in_python=True),
+    "server": lambda: _tables(ServerSettings, in_python=False),
     "gone": gone,
     "vllm": vllm,
 }

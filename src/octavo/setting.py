@@ -30,7 +30,6 @@ variable, key and Python's keyword are refused with these words.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -208,6 +207,8 @@ def check(options: DataclassInstance) -> None:
 
 def near(name: str, known: Iterable[str]) -> str:
     """What may have been meant by a name, for the end of a message; "" where nothing is near it."""
+    import difflib  # which takes a millisecond, and is for mistakes
+
     found = difflib.get_close_matches(name, list(known), 3)
     return f"; near it: {', '.join(found)}" if found else ""
 

@@ -36,13 +36,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
 
 import typer
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
-from octavo.files import read_regular_file
+from octavo.files import read_named_file
 from octavo.server.settings import ServerSettings
 from octavo.setting import Setting, gone_of, near, settings_of
 
@@ -117,7 +117,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         for each in gone:
             if given.pop(each.field) is not None:
                 raise each.refusal(each.flag)
-        for each in gone:
             if has_table and each.variable in os.environ:
                 raise each.refusal(each.variable)
         for sentence in unknown_env_vars(os.environ) if has_table else ():
@@ -135,9 +134,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     seen = [each for name, each in parameters.items() if name not in {resolved, *groups}]
     seen += [_config_flag()] if has_table else []
-    seen += [
-        flag for default, settings in groups.values() for each in settings for flag in _flags(each, default)
-    ]
+    for default, settings in groups.values():
+        seen += [flag for each in settings for flag in _flags(each, getattr(default, each.field))]
     seen += [_parameter(each.field, str | None, _option(each.flag, hidden=True)) for each in gone]
     seen = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in seen]
     run.__signature__ = inspect.Signature(seen)  # type: ignore[attr-defined]  # which `inspect` looks for
@@ -203,20 +201,15 @@ def read_config(path: Path) -> ConfigFile:
         for name, value in values.items():
             source = f"{path}, [{table}] {name}"
             setting = _known(path, table, name, source)
-            items = value if isinstance(value, list) or not setting.is_many else [value]
-            if isinstance(items, list) and len(items) > _ITEMS_MAX:
+            items = value if isinstance(value, list) else [value]
+            if setting.is_many and len(items) > _ITEMS_MAX:
                 raise ConfigError(f"{source} has {len(items):,} items; allowed: up to {_ITEMS_MAX:,}")
-            given[name] = setting.take(items, source), source
+            given[name] = setting.take(items if setting.is_many else value, source), source
     return ConfigFile(model, given)
 
 
 def _parse_toml(path: Path) -> dict[str, object]:
-    try:
-        data = read_regular_file(path, _BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; --config names another") from None
-    if len(data) > _BYTES_MAX:
-        raise ConfigError(f"{path} is too large; allowed: up to {_BYTES_MAX:,} bytes")
+    data = read_named_file(path, _BYTES_MAX, "--config names another")
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError:
@@ -240,15 +233,12 @@ def _known(path: Path, table: str, name: str, source: str) -> Setting:
 
 def _group_of(parameter: inspect.Parameter) -> tuple[DataclassInstance, tuple[Setting, ...]] | None:
     """The defaults and the settings that a parameter holds; None: it is one of typer's own."""
-    hint, *rest = (
-        get_args(parameter.annotation)
-        if get_origin(parameter.annotation) is Annotated
-        else [parameter.annotation]
-    )
+    hint, *rest = get_args(parameter.annotation) or [parameter.annotation]  # of Annotated
     if not (isinstance(hint, type) and dataclasses.is_dataclass(hint) and settings_of(hint)):
         return None
     settings = {each.field: each for each in settings_of(hint)}
     only = next((each.fields for each in rest if isinstance(each, Only)), tuple(settings))
+    assert settings.keys() >= set(only), f"{parameter.name} names what is no setting: {only}"
     default = hint() if parameter.default is parameter.empty else parameter.default
     return default, tuple(each for field, each in settings.items() if field in only)
 
@@ -278,29 +268,33 @@ def _of_variable(setting: Setting, environment: Mapping[str, str]) -> Given | No
     return text, variable
 
 
-def _flags(setting: Setting, default: DataclassInstance) -> Iterator[inspect.Parameter]:
+def _flags(setting: Setting, default: object) -> Iterator[inspect.Parameter]:
     """Parameters of typer's for a setting; their values are texts, or None where they are not typed. Of two
     that turn it on and off the one that changes the default is shown."""
-    value, option = getattr(default, setting.field), partial(_option, rich_help_panel=setting.group)
+    option = partial(_option, rich_help_panel=setting.group)
     sentence, choices = setting.help, tuple(map(str, setting.choices))
     if setting.kind is bool:
         off = f"Do not {sentence[0].lower()}{sentence[1:]}"
-        yield _parameter(setting.field, bool | None, option(setting.flag, help=sentence, hidden=bool(value)))
-        yield _parameter(_OFF + setting.field, bool | None, option(setting.off, help=off, hidden=not value))
+        yield _parameter(
+            setting.field, bool | None, option(setting.flag, help=sentence, hidden=bool(default))
+        )
+        yield _parameter(_OFF + setting.field, bool | None, option(setting.off, help=off, hidden=not default))
         return
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
     all_choices = "|".join(choices)
     behind = setting.metavar or (all_choices if len(all_choices) <= _SHORT else "KIND")
     if choices and behind != all_choices and not all(choice in sentence for choice in choices):
         sentence += f" One of {', '.join(choices)}."
     if not setting.is_many:
-        sentence += f" Default: {setting.in_words(value)}."
+        sentence += f" Default: {setting.in_words(default)}."
     flag = option(
         setting.flag,
         help=sentence,
         metavar=behind or _METAVARS[setting.unit or setting.kind.__name__],
-        autocompletion=(lambda incomplete: [each for each in choices if each.startswith(incomplete)])
-        if choices
-        else None,
+        autocompletion=complete if choices else None,
     )
     yield _parameter(setting.field, list[str] | None if setting.is_many else str | None, flag)
 
