@@ -1,7 +1,7 @@
 """Every setting of an engine, each with its default, its bounds and its words, in one place.
 
 A setting that can be computed is None by default, and `serving/start.py` computes it from the machine and
-the model. `octavo/setting.py` says what a line here becomes, and how to add one.
+the model. `octavo/setting.py` says what a line here becomes.
 """
 
 from __future__ import annotations

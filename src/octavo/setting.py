@@ -9,22 +9,13 @@
          |-- check         "max_seqs is 0; allowed: 1 to 4,096"               `check`
          `-- documentation a row of docs/settings.md                          `docs/settings.py`
 
-The dataclasses are `config.StartOptions` (the engine) and `server.settings.ServerSettings`. The unit stands
-at the end of a field (`kv_memory_bytes`, `session_ttl_s`, `disk_max_age_days`) and is left out of the other
-spellings, since their values are in words or in seconds: `--kv-memory 2GiB`. Nothing here knows where a value
-comes from.
+The dataclasses are `config.StartOptions` (the engine) and `server.settings.ServerSettings`; `read` makes
+values of other types. The unit stands at the end of a field (`kv_memory_bytes`, `session_ttl_s`) and is left
+out of the other spellings, since their values are in words or in seconds: `--kv-memory 2GiB`. Nothing here
+knows where a value comes from.
 
-How to add a setting:
-
-1. Write its field, as above, where it belongs. Flag, variable, key, check and help are there with it.
-   `ServerSettings` takes fields of any type: `read` makes the value of the text that is given.
-2. `serve` and `doctor` take it by themselves. `chat`, `generate` and `bench` name the ones that they take,
-   in `cli/main.py` and `cli/bench_app.py`: add it where it is of use there.
-3. One of the engine: its line in `OwnSettings` of `api/settings.py`, which type checkers read.
-4. `python docs/settings.py` writes its row. Tests fail while 3 or 4 is missing.
-
-How to remove one: `gone="what happens now"` in place of its words. The field stays, for code and tests; flag,
-variable, key and Python's keyword are refused with these words.
+CONTRIBUTING.md says how to add one. To remove one, write `gone="what happens now"` in place of its words: the
+field stays, for code and tests; flag, variable, key and Python's keyword are refused with these words.
 """
 
 from __future__ import annotations
@@ -47,8 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 _DIGITS_MAX = 4_000  # Python refuses to read more than 4,300
-_SWITCH = {"true": True, "1": True, "yes": True, "on": True}
-_SWITCH |= {"false": False, "0": False, "no": False, "off": False}
+_SWITCH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 # The types of one value, and how messages call what is allowed.
 _IN_WORDS: dict[type, str] = {
     bool: "true or false",
@@ -134,11 +124,11 @@ class Setting:
         is_right = {bool: isinstance(given, bool), int: is_number(given, whole=True), float: is_number(given)}
         if is_right.get(self.kind, isinstance(given, str | Path)):
             return self.kind(given)
-        told = "something else" if self.secret else shown(given)
+        given_as = "something else" if self.secret else shown(given)
         allowed = on_or_off if self.kind is bool else _IN_WORDS[self.kind]
         if self.is_size:
             allowed = "a size such as 2GiB, or bytes"
-        raise ConfigError(f"{source} is {told}; allowed: {allowed}")
+        raise ConfigError(f"{source} is {given_as}; allowed: {allowed}")
 
     def check(self, value: object, name: str) -> None:
         """Raise ConfigError, under that name, for a value out of the bounds."""
@@ -146,7 +136,7 @@ class Setting:
             for each in value:
                 self.check(each, name)
             return
-        choices = ((None,) if self.is_optional else ()) + self.choices
+        choices = (None,) * self.is_optional + self.choices
         if self.choices and value not in choices:
             raise ConfigError(f"{name} is {shown(value)}; allowed: {', '.join(map(str, choices))}")
         if self.bounds is None or value is None:
@@ -220,12 +210,22 @@ def _all_of(cls: type[DataclassInstance]) -> tuple[Setting, ...]:
         if (each := field.metadata.get("setting")) is None:
             continue
         group = each.group or group
-        stem, unit = re.fullmatch("(.+?)(?:_(bytes|s|days))?", field.name).groups()  # type: ignore[union-attr]
+        stem = re.sub("_(bytes|s|days)$", "", field.name)
+        unit = field.name[len(stem) + 1 :]
         words = re.findall(r"\w+", str(field.type))  # "tuple[str, ...]", "int | None"
         kinds = [_KINDS[word] for word in words if word in _KINDS] or [str]
         assert each.read is not None or len(kinds) == 1, f"{field.name} has no type of a setting"
-        of_type = {"kind": kinds[0], "is_many": "tuple" in words, "is_optional": "None" in words}
-        bounds = each.bounds or ((0, 2**50) if unit == "bytes" else None)
-        of_field = {"field": field.name, "name": each.name or stem, "unit": unit, "default": field.default}
-        found.append(replace(each, group=group, bounds=bounds, **of_field, **of_type))
+        whole = replace(
+            each,
+            field=field.name,
+            name=each.name or stem,
+            unit=unit,
+            group=group,
+            bounds=each.bounds or ((0, 2**50) if unit == "bytes" else None),
+            kind=kinds[0],
+            is_many="tuple" in words,
+            is_optional="None" in words,
+            default=field.default,
+        )
+        found.append(whole)
     return tuple(found)

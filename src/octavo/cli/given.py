@@ -56,8 +56,8 @@ _ITEMS_MAX = 1024
 _OURS = "OCTAVO_"  # how variables all begin
 # What is read elsewhere: by commands, by kernels, by the build.
 _READ_ELSEWHERE = {CONFIG_VARIABLE, "OCTAVO_CACHE", "OCTAVO_URL", "OCTAVO_ISA", "OCTAVO_ISAS"}
-# Kubernetes sets the first in every pod beside a service that is called octavo, or octavo-something; the last
-# are those of `bench/compare`.
+# Kubernetes sets the first in every pod next to a service that is called octavo, or octavo-something; the
+# last are those of `bench/compare`.
 _OF_OTHERS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)|^OCTAVO_PEER")
 _OFF = "no_"  # before the field, for the flag that turns it off
 _SHORT = 16  # characters of choices that stand behind a flag; more stand in its help
@@ -87,7 +87,7 @@ class SettingOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedFlags:
-    """What a command was given beside the values of its parameters."""
+    """What a command was given, in addition to the values of its parameters."""
 
     model: str | None  # that of the file that --config names
     origins: tuple[SettingOrigin, ...]
@@ -260,7 +260,7 @@ def _of_flag(setting: Setting, typed: Flag) -> Given | None:
 def _of_variable(setting: Setting, environment: Mapping[str, str]) -> Given | None:
     variable = setting.variable
     text = environment.get(variable)
-    # Kubernetes sets OCTAVO_PORT=tcp://10.0.0.1:8000 in every pod beside a service that is called octavo.
+    # Kubernetes sets OCTAVO_PORT=tcp://10.0.0.1:8000 in every pod next to a service that is called octavo.
     if text is None or (setting.name == "port" and text.startswith("tcp://")):
         return None
     if not text and setting.read is None:

@@ -1,4 +1,4 @@
-"""What the HTTP edge is told at start, checked as a whole: where it listens, who may come in, how it logs.
+"""The settings of the HTTP edge, checked as a whole: where it listens, who may use it, how it logs.
 
 A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]: to add one is
 to add its field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
@@ -33,11 +33,11 @@ def _read_tenants(text: str, source: str) -> TenantRegistry:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Raises ConfigError where more would be let in than was meant, or keys belong to nobody.
+    """Raises ConfigError where more clients would get in than was meant, or where keys belong to no one.
 
     `host` is the address that the server is bound to, which names it in Host headers. `allowed_hosts` are
     further names of it; `allowed_origins` are the web pages from which browsers may send requests, such as
-    https://app.example, or "*" beside keys. `tls_cert` and `tls_key` are PEM files, read at start and at
+    https://app.example, or "*" with keys. `tls_cert` and `tls_key` are PEM files, read at start and at
     SIGHUP.
     """
 
