@@ -160,8 +160,11 @@ def resolve(
     """
     origins = []
     for setting in settings_of(type(default)):
-        found = _of_flag(setting, flags.get(setting.field))
-        if found is None and setting.field in flags and _has_table(default):
+        found: Given | None = None
+        typed = flags.get(setting.field)
+        if typed not in (None, [], ()):
+            found = typed, setting.off if typed is False else setting.flag
+        elif setting.field in flags and _has_table(default):
             found = _of_variable(setting, environment) or config.given.get(setting.name)
         if found is not None:
             given, source = found
@@ -251,10 +254,6 @@ def _typed(setting: Setting, given: dict[str, object]) -> Flag:
     is_off = given.pop(_OFF + setting.field, None)
     typed = cast(Flag, given.pop(setting.field))
     return False if is_off else typed
-
-
-def _of_flag(setting: Setting, typed: Flag) -> Given | None:
-    return None if typed in (None, [], ()) else (typed, setting.off if typed is False else setting.flag)
 
 
 def _of_variable(setting: Setting, environment: Mapping[str, str]) -> Given | None:
