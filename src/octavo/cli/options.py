@@ -1,19 +1,39 @@
 """What commands share of their command line: the model, how it samples, and a few ways to read words.
 
-The settings of an engine and of a server are none of them: `flags.with_settings` makes their flags.
+The settings of an engine and of a server are none of them: `given.with_settings` makes their flags. A shell
+runs the command at each tab to complete a model: nothing heavy is loaded, and no network is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from octavo.cli.completion import complete_model
+from octavo.errors import ConfigError, OctavoError, shown
 from octavo.params import SamplerParams
 from octavo.setting import setting
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The aliases and the fetched models that a name begins with."""
+    from octavo.model.hub.alias import ALIASES
+
+    names = dict.fromkeys([*ALIASES, *complete_cached(incomplete)])
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_cached(incomplete: str) -> list[str]:
+    """The fetched models that a name begins with; none where the cache cannot be read."""
+    from octavo.model.hub.cache import cached_models
+
+    with contextlib.suppress(OctavoError, OSError):
+        return [model.name for model in cached_models() if model.name.startswith(incomplete)]
+    return []
+
 
 Model = Annotated[
     str | None,
@@ -66,8 +86,6 @@ def named(model: str | None, file: str | None) -> str | None:
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:
     """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers from 1 to 999,999,999."""
-    from octavo.errors import ConfigError, shown
-
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 and int(part) >= 1 for part in parts):
         raise ConfigError(f"{flag} is {shown(text)}; allowed: numbers of at least 1, such as 1,8,32")
