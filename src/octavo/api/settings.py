@@ -7,19 +7,19 @@ name unless its value asks for nothing. `None` is as good as left out. The field
 which. `EngineArgs` holds settings as a value, as vLLM's programs hand them around.
 """
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self, TypedDict, Unpack, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Self, TypedDict, Unpack, cast, get_args, get_type_hints
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, is_number, shown
 from octavo.params import SEED_MAX
 from octavo.setting import gone_of, near, settings_of
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 Int = int | None
 Float = float | None
@@ -197,7 +197,7 @@ class Settings(OwnSettings, total=False):
     ]
 
 
-_HINTS = get_type_hints(Settings, include_extras=True)
+_HINTS = Settings.__annotations__
 VLLM_SETTINGS: Mapping[str, Vllm] = {
     name: each for name, hint in _HINTS.items() for each in get_args(hint) if isinstance(each, Vllm)
 }
@@ -265,8 +265,10 @@ class EngineArgs:
         self.settings = settings
 
     @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def add_cli_args(parser: "ArgumentParser") -> "ArgumentParser":
         """Add `--model`, and an option for each setting that is a number, a text, or on or off."""
+        from argparse import BooleanOptionalAction
+
         parser.add_argument("--model")
         helps = {name: own.help for name, own in _OWN.items()}
         helps |= {name: theirs.words for name, theirs in VLLM_SETTINGS.items()}
@@ -274,13 +276,13 @@ class EngineArgs:
             flag, words = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
             kinds = [kind for kind in (bool, int, float, str) if kind in get_args(hint)]
             if bool in kinds:
-                parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=words)
+                parser.add_argument(flag, action=BooleanOptionalAction, help=words)
             elif kinds:
                 parser.add_argument(flag, type=kinds[0], help=words)
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+    def from_cli_args(cls, args: "Namespace") -> Self:
         """Of what `add_cli_args` has added; what else is there is the program's own."""
         given = {name: value for name, value in vars(args).items() if name in _HINTS}
         model = vars(args).get("model")
