@@ -9,7 +9,7 @@ The page is written by hand, but for what stands between two marks:
     | setting | ...
     <!-- end -->
 
-It is no part of the package: whoever serves models needs no printer of pages.
+It is no part of the package: a server needs no printer of pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from octavo.api.settings import VLLM_SETTINGS
 from octavo.config import StartOptions
 from octavo.server.settings import ServerSettings
-from octavo.setting import Described, Unit, gone_of, settings_of
+from octavo.setting import Setting, gone_of, settings_of
 from octavo.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,34 +34,23 @@ PAGE = Path(__file__).with_suffix(".md")
 _PART = re.compile(r"(<!-- printed by docs/settings\.py: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def engine() -> Iterator[str]:
-    """The engine's settings, a table for each group."""
-    return _tables(StartOptions, in_python=True)
-
-
-def server() -> Iterator[str]:
-    """The server's."""
-    return _tables(ServerSettings, in_python=False)
-
-
 def gone() -> Iterator[str]:
     """What were settings."""
     yield from _row("was a setting", "what happens now")
-    for cls in (StartOptions, ServerSettings):
-        for name, about in gone_of(cls).items():
-            yield from _row(f"`{name}`", about.instead)
+    for name, each in gone_of(StartOptions).items():
+        yield from _row(f"`{name}`", each.gone)
 
 
 def vllm() -> Iterator[str]:
     """vLLM's settings, in Python."""
     yield from _row("vLLM's name", "becomes", "what it does, or what there is instead")
-    for each in VLLM_SETTINGS:
-        yield from _row(f"`{each.name}`", each.treatment, each.words)
+    for name, each in VLLM_SETTINGS.items():
+        yield from _row(f"`{name}`", each.treatment, each.words)
 
 
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
-    "engine": engine,
-    "server": server,
+    "engine": lambda: _tables(StartOptions, in_python=True),
+    "server": lambda: _tables(ServerSettings, in_python=False),
     "gone": gone,
     "vllm": vllm,
 }
@@ -69,42 +58,35 @@ PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
 
 def printed(page: str) -> str:
     """The page, with its tables as the code has them now."""
-    return _PART.sub(lambda part: f"{part[1]}{_text(PARTS[part[2]]())}{part[3]}", page)
+    return _PART.sub(lambda part: f"{part[1]}{''.join(PARTS[part[2]]())}{part[3]}", page)
 
 
 def _tables(cls: type[DataclassInstance], *, in_python: bool) -> Iterator[str]:
     settings = settings_of(cls)
-    for group in dict.fromkeys(each.about.group for each in settings):
+    for group in dict.fromkeys(each.group for each in settings):
         yield f"\n### {group}\n\n"
         names = ("setting", "in Python") if in_python else ("setting",)
         yield from _row(*names, "default", "allowed", "what it does")
-        for each in (each for each in settings if each.about.group == group):
+        for each in (each for each in settings if each.group == group):
             own = (f"`{each.name}`", f"`{each.field}`") if in_python else (f"`{each.name}`",)
-            yield from _row(*own, each.in_words(each.default), _allowed(each), _sentence(each))
+            sentence = each.help.removesuffix(".") + each.more
+            yield from _row(*own, each.in_words(each.default), _allowed(each), sentence)
 
 
-def _allowed(setting: Described) -> str:
-    about = setting.about
-    if about.allowed:
-        return about.allowed
-    if about.choices:
-        return ", ".join(about.choices)
+def _allowed(setting: Setting) -> str:
+    if setting.allowed or setting.choices:
+        return setting.allowed or ", ".join(map(str, setting.choices))
     if setting.kind is bool:
         return "on, off"
-    if about.low is None or about.high is None:
-        return "a file" if setting.kind is Path else "text"
-    bounds = (_number(setting, about.low), _number(setting, about.high))
-    return " to ".join(bounds)
+    if setting.bounds is None:
+        return "a file" if setting.kind is Path or setting.metavar == "FILE" else "text"
+    return " to ".join(_number(setting, bound) for bound in setting.bounds)
 
 
-def _number(setting: Described, bound: float) -> str:
-    if setting.about.unit is Unit.BYTES:
+def _number(setting: Setting, bound: float) -> str:
+    if setting.is_size:
         return format_bytes(bound).replace("1024 TiB", "1 PiB").replace(".0 ", " ").replace("0 B", "0")
     return f"{bound:,}"
-
-
-def _sentence(setting: Described) -> str:
-    return (setting.about.docs or setting.about.help).removesuffix(".")
 
 
 def _row(*cells: str) -> Iterator[str]:
@@ -112,10 +94,6 @@ def _row(*cells: str) -> Iterator[str]:
     yield f"| {' | '.join(cells)} |\n"
     if not cells[0].startswith("`"):
         yield f"|{' --- |' * len(cells)}\n"
-
-
-def _text(lines: Iterator[str]) -> str:
-    return "".join(lines)
 
 
 def main() -> None:

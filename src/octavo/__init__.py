@@ -14,7 +14,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from octavo.api.async_llm import AsyncLLM
-    from octavo.api.engine_args import AsyncEngineArgs, EngineArgs
     from octavo.api.llm import LLM
     from octavo.api.outputs import (
         BeamSearchOutput,
@@ -34,11 +33,12 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from octavo.api.prompts import TextPrompt, TokensPrompt
+    from octavo.api.settings import AsyncEngineArgs, EngineArgs
     from octavo.config import StartOptions
     from octavo.params import BeamParams
 
 _HOMES = {
-    "AsyncEngineArgs": "octavo.api.engine_args",
+    "AsyncEngineArgs": "octavo.api.settings",
     "AsyncLLM": "octavo.api.async_llm",
     "BeamParams": "octavo.params",
     "BeamSearchOutput": "octavo.api.outputs",
@@ -47,7 +47,7 @@ _HOMES = {
     "CompletionOutput": "octavo.api.outputs",
     "EmbeddingOutput": "octavo.api.outputs",
     "EmbeddingRequestOutput": "octavo.api.outputs",
-    "EngineArgs": "octavo.api.engine_args",
+    "EngineArgs": "octavo.api.settings",
     "LLM": "octavo.api.llm",
     "Logprob": "octavo.api.outputs",
     "PoolingParams": "octavo.api.params",

@@ -4,7 +4,7 @@ A tier goes through `Files` and through nothing else, so that something else may
 (the tests have one that fails on purpose). Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
 
-`folder_of` and `read_regular_file` are for the folders and small files that an operator names.
+`folder_of` and `read_named_file` are for the folders and small files that an operator names.
 """
 
 from __future__ import annotations
@@ -123,7 +123,21 @@ def folder_of(name: str, given: str) -> Path:
         ) from None
 
 
-def read_regular_file(path: Path, bytes_max: int) -> bytes:
+def read_named_file(path: Path, bytes_max: int, otherwise: str) -> bytes:
+    """A file that a setting names, of at most so many bytes. `otherwise`: what names another one.
+
+    Raises ConfigError for one that is larger, or that cannot be read.
+    """
+    try:
+        data = _read_regular_file(path, bytes_max + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; {otherwise}") from None
+    if len(data) > bytes_max:
+        raise ConfigError(f"{path} is too large; allowed: up to {bytes_max:,} bytes")
+    return data
+
+
+def _read_regular_file(path: Path, bytes_max: int) -> bytes:
     """The first so many bytes of a file, which may have been put there by others: never waits for a writer.
 
     Raises OSError, also for a folder, a device, a pipe or a socket: to open a pipe would wait for its writer.

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError, InvalidRequest, shown
-from octavo.files import read_regular_file
+from octavo.files import read_named_file
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.params import NO_TIMEOUTS, PRIORITY_MAX, TIMEOUT_S_MAX, Timeouts
 from octavo.units import parse_bytes
@@ -159,12 +159,7 @@ def digest_of(key: str) -> bytes:
 def read_tenants(path: Path) -> Tenants:
     """The tenants of a file. Raises ConfigError, which says whose entry is wrong, what it has and what is
     allowed."""
-    try:
-        data = read_regular_file(path, FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; --tenants names another file") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is too large; allowed: up to {FILE_BYTES_MAX:,} bytes")
+    data = read_named_file(path, FILE_BYTES_MAX, "--tenants names another file")
     try:
         return parse_tenants(data.decode())
     except UnicodeDecodeError:

@@ -6,18 +6,7 @@ import re
 
 from octavo.errors import ConfigError, shown
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 10**3,
-    "KB": 10**3,
-    "M": 10**6,
-    "MB": 10**6,
-    "G": 10**9,
-    "GB": 10**9,
-    "T": 10**12,
-}
-_UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*(?:([KMGTkmgt])([Ii]?[Bb])?|[Bb])?\s*")
 
 
 def blocks_for(num_positions: int, block_size: int) -> int:
@@ -27,11 +16,12 @@ def blocks_for(num_positions: int, block_size: int) -> int:
 
 def parse_bytes(text: str, setting: str) -> int:
     """ "2GiB", "500 MB" or "1073741824" as bytes; anything else is a ConfigError that names the setting."""
-    match = re.fullmatch(r"\s*(\d{1,15})(?:\.(\d{1,6}))?\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match.group(3).upper()) if match else None
-    if match is None or unit is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{setting} is {shown(text)}; allowed: a size such as 512MiB, 2GiB or 1.5GB")
-    return int(float(f"{match.group(1)}.{match.group(2) or 0}") * unit)
+    number, prefix, end = match.groups("")
+    base = 1024 if len(end) == 2 else 1000
+    return int(float(number) * base ** " KMGT".find(prefix.upper() or " "))
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import typing
 from pathlib import Path
 
@@ -22,10 +21,9 @@ def resolved(**given: object) -> StartOptions:
 
 
 def test_every_setting_of_an_engine_has_its_own_name() -> None:
-    types = {field.name: str(field.type) for field in dataclasses.fields(StartOptions)}
-    named = {setting.field: types[setting.field] for setting in settings_of(StartOptions)}
-    wanted = {field: kind if "None" in kind else f"{kind} | None" for field, kind in named.items()}
-    assert {name: hint.__forward_arg__ for name, hint in OwnSettings.__annotations__.items()} == wanted
+    types = typing.get_type_hints(StartOptions)
+    wanted = {setting.field: types[setting.field] | None for setting in settings_of(StartOptions)}
+    assert typing.get_type_hints(OwnSettings) == wanted
     values = {
         setting.field: {"disk_cache": "/tmp/cache", "backend": "native", "record": None}.get(
             setting.field, setting.default
@@ -36,15 +34,14 @@ def test_every_setting_of_an_engine_has_its_own_name() -> None:
 
 
 def test_every_name_of_vllms_has_a_treatment_and_is_documented() -> None:
-    listed = {setting.name for setting in VLLM_SETTINGS}
-    assert listed | set(OwnSettings.__annotations__) | {"seed", "tokenizer"} == set(
+    assert VLLM_SETTINGS.keys() | set(OwnSettings.__annotations__) | {"seed", "tokenizer"} == set(
         typing.get_type_hints(Settings)
     )
     text = (DOCS / "settings.md").read_text()
     missing = [
-        setting.name
-        for setting in VLLM_SETTINGS
-        if f"| `{setting.name}` | {setting.treatment} | {setting.words} |" not in text
+        name
+        for name, setting in VLLM_SETTINGS.items()
+        if f"| `{name}` | {setting.treatment} | {setting.words} |" not in text
     ]
     assert missing == []
 

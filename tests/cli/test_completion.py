@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli import completion
+from octavo.cli import options
 from octavo.model.hub import alias
 
 BASH = shutil.which("bash")
@@ -87,5 +87,5 @@ def test_a_cache_that_cannot_be_read_completes_aliases_alone(monkeypatch: pytest
         raise PermissionError("no")
 
     monkeypatch.setattr("octavo.model.hub.cache.cached_models", unreadable)
-    assert completion.complete_model("") == list(alias.ALIASES)
-    assert completion.complete_model("zzz") == []
+    assert options.complete_model("") == list(alias.ALIASES)
+    assert options.complete_model("zzz") == []

@@ -15,14 +15,12 @@ import typer
 from typer.testing import CliRunner
 
 from octavo.cli import doctor, generate, serve
-from octavo.cli.config_file import TABLES, read_config
-from octavo.cli.flags import Only, Told, with_settings
-from octavo.cli.given import Beside, resolve
+from octavo.cli.given import TABLES, Only, ResolvedFlags, read_config, resolve, with_settings
 from octavo.cli.main import app, whole_command
 from octavo.config import WEIGHTS, StartOptions
 from octavo.errors import ConfigError
 from octavo.server.settings import ServerSettings
-from octavo.setting import About, Described, Gone, Unit, check, gone, setting, settings_of
+from octavo.setting import Setting, check, setting, settings_of
 
 ALL = [(table, each) for table, cls in TABLES.items() for each in settings_of(cls)]
 IDS = [each.name for _, each in ALL]
@@ -36,7 +34,7 @@ class Serving:
     engine: StartOptions
     server: ServerSettings
 
-    def value(self, table: str, each: Described) -> object:
+    def value(self, table: str, each: Setting) -> object:
         return getattr(self.engine if table == "engine" else self.server, each.field)
 
 
@@ -66,7 +64,7 @@ def write(tmp_path):
     return text
 
 
-def example(each: Described, tmp_path: Path) -> str | bool | int | float:
+def example(each: Setting, tmp_path: Path) -> str | bool | int | float:
     """A value that is not the default, as a file has it."""
     if each.name == "tenants":
         (tmp_path / "tenants.toml").write_text(f'[[tenant]]\nname = "a"\nkey_sha256 = "{"0" * 64}"\n')
@@ -85,16 +83,16 @@ def example(each: Described, tmp_path: Path) -> str | bool | int | float:
         return given[each.name]
     if each.kind is bool:
         return each.default is not True
-    if each.about.unit is Unit.BYTES:
+    if each.is_size:
         return "1.5GiB"
-    if each.about.choices:
-        return next(choice for choice in each.about.choices if choice != each.default)
-    if each.about.low is not None:
-        return each.kind(each.about.low + 17)
+    if each.choices:
+        return next(choice for choice in each.choices if choice != each.default)
+    if each.bounds is not None:
+        return each.kind(each.bounds[0] + 17)
     return "some-name"
 
 
-def line(each: Described, value: object) -> str:
+def line(each: Setting, value: object) -> str:
     """Of a config file."""
     return f"{each.name} = {json.dumps(value)}\n"
 
@@ -294,7 +292,9 @@ def test_doctor_says_what_gave_a_setting(monkeypatch, write):
     path = write("[engine]\nkv_memory = '1.5GiB'\nmax_seqs = 3\n")
     words = ["doctor", "--config", str(path), "--max-seqs", "4", "--no-pace"]
     assert CliRunner().invoke(app, words, env={"OCTAVO_KV": "int8"}).exit_code == 0
-    assert [f"{each.setting.name} is {each.words} ({each.source})" for each in found] == [
+    assert [
+        f"{each.setting.name} is {each.setting.in_words(each.value)} ({each.source})" for each in found
+    ] == [
         "kv is int8 (OCTAVO_KV)",
         f"kv_memory is 1.5 GiB ({path}, [engine] kv_memory)",
         "max_seqs is 4 (--max-seqs)",
@@ -316,10 +316,10 @@ def test_settings_of_a_command_alone_have_no_variable(monkeypatch):
 class Small:
     """Settings of no engine."""
 
-    size_bytes: int | None = setting(None, About("A size.", "Sizes", low=1, high=9, unit=Unit.BYTES))
-    kind: str = setting("a", About("A kind.", "Kinds", choices=("a", "b")))
-    names: tuple[str, ...] = setting((), About("Names.", "Kinds", name="name"))
-    old: int = gone(3, Gone("it is 3"))
+    size_bytes: int | None = setting(None, "A size.", bounds=(1, 9), group="Sizes")
+    kind: str = setting("a", "A kind.", choices=("a", "b"), group="Kinds")
+    names: tuple[str, ...] = setting((), "Names.", name="name")
+    old: int = setting(3, gone="it is 3")
     inner: int = 4
 
     def __post_init__(self) -> None:
@@ -333,9 +333,9 @@ def test_a_field_is_a_flag_a_check_and_a_help(capsys):
     @small.command()
     @with_settings
     def command(
-        *, given: Annotated[Small, Only("size_bytes", "names")] = Small(kind="b"), told: Told
+        *, given: Annotated[Small, Only("size_bytes", "names")] = Small(kind="b"), resolved: ResolvedFlags
     ) -> None:
-        taken.append((given, [origin.source for origin in told.origins]))
+        taken.append((given, [origin.source for origin in resolved.origins]))
 
     run = CliRunner().invoke
     assert run(small, ["--size", "8B", "--name", "x", "--name", "y"]).exit_code == 0
@@ -368,14 +368,15 @@ def test_a_value_of_another_type_is_refused_in_python_too():
         StartOptions(max_seqs="8")  # type: ignore[arg-type]
 
 
-def test_flags_alone_decide_where_nothing_is_beside():
-    found = resolve(Small(), {"kind": "b", "size_bytes": None}, None)
-    assert found.options == Small(kind="b")
+def test_flags_alone_decide_where_the_settings_have_no_table():
+    assert resolve(Small(), {"kind": "b", "size_bytes": None}, environment={"OCTAVO_SIZE": "2"})[0] == Small(
+        kind="b"
+    )
     with pytest.raises(ConfigError, match="kind is 'c'; allowed: a, b"):
-        resolve(Small(), {"kind": "c"}, None)
+        resolve(Small(), {"kind": "c"})
 
 
 def test_what_a_command_has_no_flag_for_stays_as_it_is(write):
     config = read_config(write("[engine]\nmax_seqs = 3\nkv = 'int8'\n"))
-    found = resolve(StartOptions(pace=True), {"kv": None}, Beside("engine", config, {"OCTAVO_PACE": "0"}))
-    assert found.options == StartOptions(pace=True, kv="int8")
+    options, _ = resolve(StartOptions(pace=True), {"kv": None}, config, {"OCTAVO_PACE": "0"})
+    assert options == StartOptions(pace=True, kv="int8")

@@ -9,8 +9,7 @@ from tests.processes import running
 from tests.waiting import LIMIT_S
 from typer.testing import CliRunner
 
-from octavo.cli.config_file import read_config
-from octavo.cli.given import Beside, resolve
+from octavo.cli.given import read_config, resolve
 from octavo.cli.main import app
 from octavo.errors import ConfigError
 from octavo.server.settings import ServerSettings
@@ -22,8 +21,7 @@ BAD = ["", " ", "\t", "a\nb", "a\n", "\nb", "schlüssel", "two words", "a\x00b",
 def keys_of(flags=(), path=None, environment=None):
     """The keys of a server that was given those: by --api-key, by --api-key-file, by variables."""
     typed = {"api_keys": list(flags), "key_file": None if path is None else str(path)}
-    beside = Beside("server", None, environment or {})
-    return resolve(ServerSettings(), typed, beside).options.keys
+    return resolve(ServerSettings(), typed, environment=environment or {})[0].keys
 
 
 @pytest.mark.parametrize("key", BAD)

@@ -20,13 +20,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Self, Unpack
 
-from octavo.api.engine_args import EngineArgs
 from octavo.api.gather import Gathered
 from octavo.api.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from octavo.api.params import PoolingParams, RequestOrder, RequestOutputKind, SamplingParams, order_of
 from octavo.api.per_prompt import each_params, each_priority, refuse_lora
 from octavo.api.prompts import Chat, Prompt, ReadPrompt, chat_options, listed_chats, read_chat, read_prompt
-from octavo.api.settings import Settings, resolve_settings
+from octavo.api.settings import EngineArgs, Settings, resolve_settings
 from octavo.api.tokenizer import TokenizerView
 from octavo.config import StartOptions
 from octavo.conversations.sessions import Sessions

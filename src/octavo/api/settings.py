@@ -3,22 +3,78 @@
     LLM("model", max_model_len=4096)  -->  StartOptions(context_length=4096)
 
 A setting of vLLM's becomes one of Octavo's, or changes no answer and is taken as it comes, or is refused by
-name unless its value asks for nothing. `None` is as good as left out. `VLLM_SETTINGS` says which is which.
+name unless its value asks for nothing. `None` is as good as left out. The fields of `Settings` say which is
+which. `EngineArgs` holds settings as a value, as vLLM's programs hand them around.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Annotated, Self, TypedDict, Unpack, cast, get_args, get_type_hints
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, is_number, shown
 from octavo.params import SEED_MAX
-from octavo.setting import gone_of, settings_of
+from octavo.setting import gone_of, near, settings_of
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+Int = int | None
+Float = float | None
+Text = str | None
+Switch = bool | None
+Object = Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """What becomes of one of vLLM's settings."""
+
+    words: str
+    becomes: str = ""  # a field of `StartOptions`
+    read: Callable[[object], object] = lambda given: given  # its value, None for the default; or ValueError
+    only: tuple[object, ...] | None = None  # the values that are taken; None: any
+
+    @property
+    def treatment(self) -> str:
+        """In a few words, for documentation."""
+        if self.becomes:
+            return f"`{self.becomes}`"
+        if not self.only:
+            return "any value" if self.only is None else "refused"
+        return "only " + ", ".join(f"`{value!r}`" for value in self.only[:3]) + " ..." * (len(self.only) > 3)
+
+
+def _of_table(**table: str | None) -> Callable[[object], object]:
+    def read(given: object) -> object:
+        name = str(given).removeprefix("torch.")
+        if name not in table:
+            raise ValueError(", ".join(table))
+        return table[name]
+
+    return read
+
+
+def _first_name(given: object) -> object:
+    return given[0] if isinstance(given, list | tuple) and given else given
+
+
+def _ngram(given: object) -> object:
+    if not isinstance(given, Mapping) or given.get("method") not in ("ngram", "[ngram]"):
+        raise ValueError('{"method": "ngram"}')
+    return "ngram"
+
+
+_dtype = _of_table(auto=None, float32="f32", float="f32", bfloat16="bf16")
+_quantization = _of_table(int8="int8", q4="q4", int4="q4", gguf=None)
+_kv_dtype = _of_table(
+    auto=None, float32="f32", bfloat16="bf16", int8="int8", float16="fp16", fp8="fp8", fp8_e4m3="fp8"
+)
+_ONE_DEVICE = "a model runs on one device"
+_TEXT_ONLY = "models here read text alone"
+_NO_LORA = "adapters are not built; merge it into the weights"
 
 
 class OwnSettings(TypedDict, total=False):
@@ -60,69 +116,92 @@ class OwnSettings(TypedDict, total=False):
 class Settings(OwnSettings, total=False):
     """All settings: Octavo's own, and vLLM's."""
 
-    seed: int | None  # of the requests that have none of their own, all together
-    max_model_len: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    block_size: int | None
-    dtype: str | object  # also torch's own
-    quantization: str | None
-    kv_cache_dtype: str | None
-    kv_cache_memory_bytes: int | None
-    enable_prefix_caching: bool | None
-    served_model_name: str | Sequence[str] | None
-    speculative_config: Mapping[str, object] | None
-    tokenizer: str | None
-    tokenizer_mode: str | None
-    skip_tokenizer_init: bool | None
-    tokenizer_revision: str | None
-    revision: str | None
-    trust_remote_code: bool | None
-    hf_token: bool | str | None
-    hf_overrides: Mapping[str, object] | None
-    load_format: str | None
-    config_format: str | None
-    download_dir: str | None
-    generation_config: str | None
-    override_generation_config: Mapping[str, object] | None
-    runner: str | None
-    task: str | None
-    convert: str | None
-    pooler_config: object
-    gpu_memory_utilization: float | None
-    swap_space: float | None
-    cpu_offload_gb: float | None
-    num_gpu_blocks_override: int | None
-    tensor_parallel_size: int | None
-    pipeline_parallel_size: int | None
-    data_parallel_size: int | None
-    distributed_executor_backend: object
-    disable_custom_all_reduce: bool | None
-    enforce_eager: bool | None
-    compilation_config: object
-    max_seq_len_to_capture: int | None
-    attention_backend: str | None
-    attention_config: object
-    enable_chunked_prefill: bool | None
-    async_scheduling: bool | None
-    disable_async_output_proc: bool | None
-    scheduling_policy: str | None
-    disable_log_stats: bool | None
-    disable_log_requests: bool | None
-    enable_log_requests: bool | None
-    max_logprobs: int | None
-    structured_outputs_config: object
-    guided_decoding_backend: str | None
-    logits_processors: Sequence[object] | None
-    enable_lora: bool | None
-    max_loras: int | None
-    max_lora_rank: int | None
-    limit_mm_per_prompt: Mapping[str, object] | None
-    mm_processor_kwargs: Mapping[str, object] | None
-    allowed_local_media_path: str | None
-    enable_prompt_embeds: bool | None
-    enable_sleep_mode: bool | None
-    kv_transfer_config: object
+    seed: Int  # of the requests that have none of their own, all together
+    tokenizer: Text  # the model's own
+    max_model_len: Annotated[Int, Vllm("tokens of prompt and output together", "context_length")]
+    max_num_seqs: Annotated[Int, Vllm("sequences that run at once", "max_seqs")]
+    max_num_batched_tokens: Annotated[Int, Vllm("positions computed in one step at most", "step_tokens")]
+    dtype: Annotated[
+        str | object, Vllm("how weights are held: auto, float32, bfloat16", "weights", read=_dtype)
+    ]
+    quantization: Annotated[Text, Vllm("int8, q4; gguf: as in the file", "weights", read=_quantization)]
+    kv_cache_dtype: Annotated[Text, Vllm("how K and V are held", "kv", read=_kv_dtype)]
+    kv_cache_memory_bytes: Annotated[Int, Vllm("bytes of KV blocks", "kv_memory_bytes")]
+    enable_prefix_caching: Annotated[Switch, Vllm("share the blocks of equal prefixes", "prefix_caching")]
+    served_model_name: Annotated[
+        str | Sequence[str] | None, Vllm("the first, if there are several", "served_name", read=_first_name)
+    ]
+    speculative_config: Annotated[
+        Object, Vllm('{"method": "ngram"}; how many tokens are guessed is measured', "speculate", read=_ngram)
+    ]
+    block_size: Annotated[Int, Vllm("a block holds 16 tokens; no answer depends on it")]
+    tokenizer_mode: Annotated[Text, Vllm("the model's own tokenizer is used", only=("auto", "hf", "fast"))]
+    skip_tokenizer_init: Annotated[Switch, Vllm("detokenize=False in SamplingParams", only=(False,))]
+    tokenizer_revision: Annotated[Text, Vllm("give the folder of the revision as the model", only=())]
+    revision: Annotated[Text, Vllm("give the folder of the revision as the model", only=("main",))]
+    trust_remote_code: Annotated[Switch, Vllm("no code of a model is ever run, whether it might be or not")]
+    hf_token: Annotated[bool | str | None, Vllm("the environment's HF_TOKEN is read", only=(False,))]
+    hf_overrides: Annotated[Object, Vllm("change the model's config.json", only=({},))]
+    load_format: Annotated[
+        Text, Vllm("told by the files: safetensors, or GGUF", only=("auto", "safetensors", "gguf"))
+    ]
+    config_format: Annotated[Text, Vllm("told by the files", only=("auto", "hf"))]
+    download_dir: Annotated[Text, Vllm("the environment's OCTAVO_CACHE is read", only=())]
+    generation_config: Annotated[Text, Vllm("defaults are neutral; give SamplingParams", only=("vllm",))]
+    override_generation_config: Annotated[Object, Vllm("give SamplingParams", only=({},))]
+    runner: Annotated[Text, Vllm("one model generates and embeds", only=("auto", "generate", "pooling"))]
+    task: Annotated[
+        Text, Vllm("one model generates and embeds", only=("auto", "generate", "embed", "embedding"))
+    ]
+    convert: Annotated[Text, Vllm("any model embeds", only=("auto", "none", "embed"))]
+    pooler_config: Annotated[object, Vllm("pooling: last or mean", only=())]
+    gpu_memory_utilization: Annotated[Float, Vllm("what is there is measured; kv_memory_bytes bounds it")]
+    swap_space: Annotated[Float, Vllm("what is preempted is computed again; host_cache_bytes keeps it")]
+    cpu_offload_gb: Annotated[Float, Vllm("weights are on one device", only=(0,))]
+    num_gpu_blocks_override: Annotated[Int, Vllm("kv_memory_bytes", only=())]
+    tensor_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
+    pipeline_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
+    data_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
+    distributed_executor_backend: Annotated[object, Vllm(_ONE_DEVICE, only=("uni", "mp"))]
+    disable_custom_all_reduce: Annotated[Switch, Vllm(_ONE_DEVICE)]
+    enforce_eager: Annotated[Switch, Vllm("graphs change no answer")]
+    compilation_config: Annotated[object, Vllm("kernels are compiled ahead")]
+    max_seq_len_to_capture: Annotated[Int, Vllm("graphs change no answer")]
+    attention_backend: Annotated[Text, Vllm("attention: triton or flash", only=())]
+    attention_config: Annotated[object, Vllm("attention: triton or flash", only=({},))]
+    enable_chunked_prefill: Annotated[Switch, Vllm("prompts are computed in chunks of step_tokens, always")]
+    async_scheduling: Annotated[Switch, Vllm("steps overlap on a GPU; it changes no answer")]
+    disable_async_output_proc: Annotated[Switch, Vllm("it changes no answer")]
+    scheduling_policy: Annotated[Text, Vllm("requests have priorities, always", only=("fcfs", "priority"))]
+    disable_log_stats: Annotated[Switch, Vllm("statistics are in engine.stats, and logged by no one")]
+    disable_log_requests: Annotated[Switch, Vllm("requests are not logged")]
+    enable_log_requests: Annotated[Switch, Vllm("requests are not logged", only=(False,))]
+    max_logprobs: Annotated[Int, Vllm("20 at most", only=tuple(range(21)))]
+    structured_outputs_config: Annotated[object, Vllm("llguidance compiles all grammars", only=({},))]
+    guided_decoding_backend: Annotated[
+        Text, Vllm("llguidance compiles all grammars", only=("auto", "guidance"))
+    ]
+    logits_processors: Annotated[
+        Sequence[object] | None, Vllm("logit_bias, bad_words, structured_outputs", only=([], ()))
+    ]
+    enable_lora: Annotated[Switch, Vllm(_NO_LORA, only=(False,))]
+    max_loras: Annotated[Int, Vllm(_NO_LORA)]
+    max_lora_rank: Annotated[Int, Vllm(_NO_LORA)]
+    limit_mm_per_prompt: Annotated[Object, Vllm(_TEXT_ONLY)]
+    mm_processor_kwargs: Annotated[Object, Vllm(_TEXT_ONLY, only=({},))]
+    allowed_local_media_path: Annotated[Text, Vllm(_TEXT_ONLY, only=("",))]
+    enable_prompt_embeds: Annotated[Switch, Vllm(_TEXT_ONLY, only=(False,))]
+    enable_sleep_mode: Annotated[Switch, Vllm("close() the LLM, and make another one", only=(False,))]
+    kv_transfer_config: Annotated[
+        object, Vllm("disk_cache keeps blocks for other processes to come", only=())
+    ]
+
+
+_HINTS = Settings.__annotations__
+VLLM_SETTINGS: Mapping[str, Vllm] = {
+    name: each for name, hint in _HINTS.items() for each in get_args(hint) if isinstance(each, Vllm)
+}
+_OWN = {own.field: own for own in settings_of(StartOptions)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,135 +210,6 @@ class ResolvedSettings:
 
     options: StartOptions
     seed: int | None = None  # from which requests without a seed get theirs; None: drawn afresh
-
-
-@dataclass(frozen=True, slots=True)
-class VllmSetting:
-    """What becomes of one of vLLM's settings."""
-
-    name: str
-    words: str
-    becomes: str = ""  # a field of `StartOptions`
-    only: tuple[object, ...] | None = None  # the values that are taken; None: any
-    read: Callable[[object], object] = lambda given: given  # its value, None for the default; or ValueError
-
-    @property
-    def treatment(self) -> str:
-        """In a few words, for documentation."""
-        if self.becomes:
-            return f"`{self.becomes}`"
-        if not self.only:
-            return "any value" if self.only is None else "refused"
-        return "only " + ", ".join(f"`{value!r}`" for value in self.only[:3]) + " ..." * (len(self.only) > 3)
-
-
-def _of_table(table: Mapping[str, object]) -> Callable[[object], object]:
-    def read(given: object) -> object:
-        name = str(given).removeprefix("torch.")
-        if name not in table:
-            raise ValueError(", ".join(table))
-        return table[name]
-
-    return read
-
-
-def _first_name(given: object) -> object:
-    return given[0] if isinstance(given, list | tuple) and given else given
-
-
-def _ngram(given: object) -> object:
-    if not isinstance(given, Mapping) or given.get("method") not in ("ngram", "[ngram]"):
-        raise ValueError('{"method": "ngram"}')
-    return "ngram"
-
-
-_DTYPES: Mapping[str, object] = {"auto": None, "float32": "f32", "float": "f32", "bfloat16": "bf16"}
-_QUANTIZATIONS: Mapping[str, object] = {"int8": "int8", "q4": "q4", "int4": "q4", "gguf": None}
-_KV_DTYPES: Mapping[str, object] = {
-    "auto": None,
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "int8": "int8",
-    "float16": "fp16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-}
-_ONE_DEVICE = "a model runs on one device"
-_TEXT_ONLY = "models here read text alone"
-_NO_LORA = "adapters are not built; merge it into the weights"
-
-VLLM_SETTINGS: tuple[VllmSetting, ...] = (
-    VllmSetting("max_model_len", "tokens of prompt and output together", "context_length"),
-    VllmSetting("max_num_seqs", "sequences that run at once", "max_seqs"),
-    VllmSetting("max_num_batched_tokens", "positions computed in one step at most", "step_tokens"),
-    VllmSetting("dtype", "how weights are held: auto, float32, bfloat16", "weights", read=_of_table(_DTYPES)),
-    VllmSetting("quantization", "int8, q4; gguf: as in the file", "weights", read=_of_table(_QUANTIZATIONS)),
-    VllmSetting("kv_cache_dtype", "how K and V are held", "kv", read=_of_table(_KV_DTYPES)),
-    VllmSetting("kv_cache_memory_bytes", "bytes of KV blocks", "kv_memory_bytes"),
-    VllmSetting("enable_prefix_caching", "share the blocks of equal prefixes", "prefix_caching"),
-    VllmSetting("served_model_name", "the first, if there are several", "served_name", read=_first_name),
-    VllmSetting(
-        "speculative_config",
-        '{"method": "ngram"}; how many tokens are guessed is measured',
-        "speculate",
-        read=_ngram,
-    ),
-    VllmSetting("block_size", "a block holds 16 tokens; no answer depends on it"),
-    VllmSetting("tokenizer_mode", "the model's own tokenizer is used", only=("auto", "hf", "fast")),
-    VllmSetting("skip_tokenizer_init", "detokenize=False in SamplingParams", only=(False,)),
-    VllmSetting("tokenizer_revision", "give the folder of the revision as the model", only=()),
-    VllmSetting("revision", "give the folder of the revision as the model", only=("main",)),
-    VllmSetting("trust_remote_code", "no code of a model is ever run, whether it might be or not"),
-    VllmSetting("hf_token", "the environment's HF_TOKEN is read", only=(False,)),
-    VllmSetting("hf_overrides", "change the model's config.json", only=({},)),
-    VllmSetting(
-        "load_format", "told by the files: safetensors, or GGUF", only=("auto", "safetensors", "gguf")
-    ),
-    VllmSetting("config_format", "told by the files", only=("auto", "hf")),
-    VllmSetting("download_dir", "the environment's OCTAVO_CACHE is read", only=()),
-    VllmSetting("generation_config", "defaults are neutral; give SamplingParams", only=("vllm",)),
-    VllmSetting("override_generation_config", "give SamplingParams", only=({},)),
-    VllmSetting("runner", "one model generates and embeds", only=("auto", "generate", "pooling")),
-    VllmSetting("task", "one model generates and embeds", only=("auto", "generate", "embed", "embedding")),
-    VllmSetting("convert", "any model embeds", only=("auto", "none", "embed")),
-    VllmSetting("pooler_config", "pooling: last or mean", only=()),
-    VllmSetting("gpu_memory_utilization", "what is there is measured; kv_memory_bytes bounds it"),
-    VllmSetting("swap_space", "what is preempted is computed again; host_cache_bytes keeps it"),
-    VllmSetting("cpu_offload_gb", "weights are on one device", only=(0,)),
-    VllmSetting("num_gpu_blocks_override", "kv_memory_bytes", only=()),
-    VllmSetting("tensor_parallel_size", _ONE_DEVICE, only=(1,)),
-    VllmSetting("pipeline_parallel_size", _ONE_DEVICE, only=(1,)),
-    VllmSetting("data_parallel_size", _ONE_DEVICE, only=(1,)),
-    VllmSetting("distributed_executor_backend", _ONE_DEVICE, only=("uni", "mp")),
-    VllmSetting("disable_custom_all_reduce", _ONE_DEVICE),
-    VllmSetting("enforce_eager", "graphs change no answer"),
-    VllmSetting("compilation_config", "kernels are compiled ahead"),
-    VllmSetting("max_seq_len_to_capture", "graphs change no answer"),
-    VllmSetting("attention_backend", "attention: triton or flash", only=()),
-    VllmSetting("attention_config", "attention: triton or flash", only=({},)),
-    VllmSetting("enable_chunked_prefill", "prompts are computed in chunks of step_tokens, always"),
-    VllmSetting("async_scheduling", "steps overlap on a GPU; it changes no answer"),
-    VllmSetting("disable_async_output_proc", "it changes no answer"),
-    VllmSetting("scheduling_policy", "requests have priorities, always", only=("fcfs", "priority")),
-    VllmSetting("disable_log_stats", "statistics are in engine.stats, and logged by no one"),
-    VllmSetting("disable_log_requests", "requests are not logged"),
-    VllmSetting("enable_log_requests", "requests are not logged", only=(False,)),
-    VllmSetting("max_logprobs", "20 at most", only=tuple(range(21))),
-    VllmSetting("structured_outputs_config", "llguidance compiles all grammars", only=({},)),
-    VllmSetting("guided_decoding_backend", "llguidance compiles all grammars", only=("auto", "guidance")),
-    VllmSetting("logits_processors", "logit_bias, bad_words, structured_outputs", only=([], ())),
-    VllmSetting("enable_lora", _NO_LORA, only=(False,)),
-    VllmSetting("max_loras", _NO_LORA),
-    VllmSetting("max_lora_rank", _NO_LORA),
-    VllmSetting("limit_mm_per_prompt", _TEXT_ONLY),
-    VllmSetting("mm_processor_kwargs", _TEXT_ONLY, only=({},)),
-    VllmSetting("allowed_local_media_path", _TEXT_ONLY, only=("",)),
-    VllmSetting("enable_prompt_embeds", _TEXT_ONLY, only=(False,)),
-    VllmSetting("enable_sleep_mode", "close() the LLM, and make another one", only=(False,)),
-    VllmSetting("kv_transfer_config", "disk_cache keeps blocks for other processes to come", only=()),
-)
-_OF_VLLM = {setting.name: setting for setting in VLLM_SETTINGS}
-_OWN = {own.field: own for own in settings_of(StartOptions)}
 
 
 def resolve_settings(
@@ -281,7 +231,7 @@ def resolve_settings(
             continue
         if field in found and found[field] != meant:
             raise ConfigError(f"{name} and another name of {field} are given together; allowed: one of them")
-        found[field] = _OWN[field].take(meant, name)
+        found[field] = _OWN[field].take(meant, name, "True or False")
     return ResolvedSettings(dataclasses.replace(options or StartOptions(), **found), seed)  # type: ignore[arg-type]
 
 
@@ -289,13 +239,12 @@ def _meant(name: str, value: object) -> tuple[str, object]:
     """The field of `StartOptions` that is meant, and its value; None: the default. Raises ConfigError."""
     if name in _OWN:
         return name, value
-    setting = _OF_VLLM.get(name)
+    setting = VLLM_SETTINGS.get(name)
     gone = gone_of(StartOptions).get(name.removesuffix("_bytes"))
     if setting is None and gone is not None:
         raise gone.refusal(name)
     if setting is None:
-        near = difflib.get_close_matches(name, [*_OWN, *_OF_VLLM], 3)
-        hint = f"; near it: {', '.join(near)}" if near else ""
+        hint = near(name, [*_OWN, *VLLM_SETTINGS])
         raise ConfigError(f"there is no setting {name!r:.80}{hint}; docs/settings.md lists all")
     if setting.only is not None and value not in setting.only:
         allowed = " or ".join(map(repr, (None, *setting.only[:4])))
@@ -306,3 +255,40 @@ def _meant(name: str, value: object) -> tuple[str, object]:
         return setting.becomes, setting.read(value)
     except ValueError as error:
         raise ConfigError(f"{name} is {shown(value)}; allowed: {error}; see {setting.becomes}") from None
+
+
+class EngineArgs:
+    """A model and its settings, also from a command line; they are checked when an engine is made."""
+
+    def __init__(self, model: str | None = None, **settings: Unpack[Settings]) -> None:
+        self.model = model
+        self.settings = settings
+
+    @staticmethod
+    def add_cli_args(parser: "ArgumentParser") -> "ArgumentParser":
+        """Add `--model`, and an option for each setting that is a number, a text, or on or off."""
+        from argparse import BooleanOptionalAction
+
+        parser.add_argument("--model")
+        helps = {name: own.help for name, own in _OWN.items()}
+        helps |= {name: theirs.words for name, theirs in VLLM_SETTINGS.items()}
+        for name, hint in get_type_hints(Settings).items():
+            flag, words = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
+            kinds = [kind for kind in (bool, int, float, str) if kind in get_args(hint)]
+            if bool in kinds:
+                parser.add_argument(flag, action=BooleanOptionalAction, help=words)
+            elif kinds:
+                parser.add_argument(flag, type=kinds[0], help=words)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: "Namespace") -> Self:
+        """Of what `add_cli_args` has added; what else is there is the program's own."""
+        given = {name: value for name, value in vars(args).items() if name in _HINTS}
+        model = vars(args).get("model")
+        if not isinstance(model, str | None):
+            raise ConfigError(f"model is {model!r:.80}; allowed: text")
+        return cls(model, **cast(Settings, given))
+
+
+AsyncEngineArgs = EngineArgs

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from octavo.errors import ConfigError
-from octavo.setting import About, Unit, check, setting
+from octavo.setting import check, setting
 
 INDEPENDENT, SHARED, LONG = "independent", "shared-prefix", "long"
 # The short names that workloads have in figures, and the words for them.
@@ -28,7 +28,7 @@ POOLED = ("last", "mean")
 SETTLE = 8
 _TOKENS = 10_000_000
 _REQUESTS = 1_000_000
-_ASKING, _PROMPTS, _GOOD, _SIZES = "Asking", "Prompts", "What counts as good", "Sizes"
+_PROMPTS, _SIZES = "Prompts", "Sizes"
 
 
 def _word_for(given: str, flag: str) -> str:
@@ -42,42 +42,30 @@ class Offline:
 
     workload: tuple[str, ...] = setting(
         (INDEPENDENT, SHARED),
-        About(
-            "What is sent; repeatable, by default the first two. independent: prompts that share nothing, "
-            "the next when an answer ends. shared-prefix: prompts that begin alike, all at once. "
-            "long: long prompts, all at once.",
-            _PROMPTS,
-            choices=tuple(WORDS.values()),
-            metavar="NAME",
-            read=_word_for,
-        ),
+        "What is sent; repeatable, by default the first two. independent: prompts that share nothing, the "
+        "next when an answer ends. shared-prefix: prompts that begin alike, all at once. long: long prompts, "
+        "all at once.",
+        choices=tuple(WORDS.values()),
+        metavar="NAME",
+        read=_word_for,
+        group=_PROMPTS,
     )
     conc: tuple[int, ...] = setting(
         (),
-        About(
-            "Requests at once; repeatable, a run for each. Default: 1, 8 and 32; 1 and 4 of long prompts.",
-            _PROMPTS,
-            low=1,
-            high=4096,
-        ),
+        "Requests at once; repeatable, a run for each. Default: 1, 8 and 32; 1 and 4 of long prompts.",
+        bounds=(1, 4096),
     )
     n: tuple[int, ...] = setting(
         (),
-        About(
-            "Requests of each run; repeatable with independent prompts alone, once for each --conc. "
-            "Default: twice --conc, 4 at least; 32 behind a shared prefix.",
-            _PROMPTS,
-            low=1,
-            high=_REQUESTS,
-        ),
+        "Requests of each run; repeatable with independent prompts alone, once for each --conc. Default: "
+        "twice --conc, 4 at least; 32 behind a shared prefix.",
+        bounds=(1, _REQUESTS),
     )
-    inp: int = setting(128, About("Tokens of an independent prompt.", _SIZES, low=1, high=_TOKENS))
-    out: int = setting(128, About("Tokens of its answer.", _SIZES, low=1, high=_TOKENS))
-    prefix: int = setting(
-        512, About("Tokens of the shared prefix; 0: leave it out.", _SIZES, low=0, high=_TOKENS)
-    )
-    prompt: int = setting(7168, About("Tokens of a long prompt.", _SIZES, low=1, high=_TOKENS))
-    long_out: int = setting(64, About("Tokens of its answer.", _SIZES, low=1, high=_TOKENS))
+    inp: int = setting(128, "Tokens of an independent prompt.", bounds=(1, _TOKENS), group=_SIZES)
+    out: int = setting(128, "Tokens of its answer.", bounds=(1, _TOKENS))
+    prefix: int = setting(512, "Tokens of the shared prefix; 0: leave it out.", bounds=(0, _TOKENS))
+    prompt: int = setting(7168, "Tokens of a long prompt.", bounds=(1, _TOKENS))
+    long_out: int = setting(64, "Tokens of its answer.", bounds=(1, _TOKENS))
 
     def __post_init__(self) -> None:
         check(self)
@@ -94,14 +82,12 @@ class Latency:
     """Answers that run, and a long prompt that comes."""
 
     streams: int = setting(
-        8, About("Answers that run when the long prompt comes.", _PROMPTS, low=1, high=4096)
+        8, "Answers that run when the long prompt comes.", bounds=(1, 4096), group=_PROMPTS
     )
     own: int = 32  # tokens of each one's prompt
-    before: int = setting(
-        48, About("Tokens of each answer before it comes.", _PROMPTS, low=2 * SETTLE, high=_TOKENS)
-    )
-    prompt: int = setting(2000, About("Tokens of the long prompt.", _PROMPTS, low=2, high=_TOKENS))
-    rounds: int = setting(3, About("Runs of each way to compute it, in turns.", _PROMPTS, low=1, high=1000))
+    before: int = setting(48, "Tokens of each answer before it comes.", bounds=(2 * SETTLE, _TOKENS))
+    prompt: int = setting(2000, "Tokens of the long prompt.", bounds=(2, _TOKENS))
+    rounds: int = setting(3, "Runs of each way to compute it, in turns.", bounds=(1, 1000))
 
     def __post_init__(self) -> None:
         check(self)
@@ -113,26 +99,21 @@ class Load:
 
     kind: str = setting(
         "random",
-        About(
-            "random: prompts of random tokens. shared-prefix: the same behind a prefix that all share. "
-            "mixed: lengths from a quarter to four times the given ones. multi-turn: chats.",
-            _PROMPTS,
-            choices=LOADS,
-            name="workload",
-            metavar="NAME",
-        ),
+        "random: prompts of random tokens. shared-prefix: the same behind a prefix that all share. mixed: "
+        "lengths from a quarter to four times the given ones. multi-turn: chats.",
+        choices=LOADS,
+        name="workload",
+        metavar="NAME",
+        group=_PROMPTS,
     )
-    prompt: int = setting(128, About("Tokens of a prompt.", _PROMPTS, low=1, high=_TOKENS, name="inp"))
-    output: int = setting(128, About("Tokens of an answer.", _PROMPTS, low=1, high=_TOKENS, name="out"))
-    prefix: int = setting(512, About("Tokens of the shared prefix.", _PROMPTS, low=1, high=_TOKENS))
-    turns: int = setting(4, About("Questions of a chat.", _PROMPTS, low=1, high=1000))
+    prompt: int = setting(128, "Tokens of a prompt.", bounds=(1, _TOKENS), name="inp")
+    output: int = setting(128, "Tokens of an answer.", bounds=(1, _TOKENS), name="out")
+    prefix: int = setting(512, "Tokens of the shared prefix.", bounds=(1, _TOKENS))
+    turns: int = setting(4, "Questions of a chat.", bounds=(1, 1000))
     vocab_size: int = setting(
-        30_000,
-        About("Random tokens are from 100 up to this id.", _PROMPTS, low=101, high=_TOKENS, name="vocab"),
+        30_000, "Random tokens are from 100 up to this id.", bounds=(101, _TOKENS), name="vocab"
     )
-    seed: int = setting(
-        0, About("The same seed, the same prompts and arrivals.", _PROMPTS, low=-(2**63), high=2**63 - 1)
-    )
+    seed: int = setting(0, "The same seed, the same prompts and arrivals.", bounds=(-(2**63), 2**63 - 1))
 
     def __post_init__(self) -> None:
         check(self)
@@ -143,35 +124,17 @@ class Asking:
     """How an endpoint is asked: for which model, how many requests at a time, and for how long."""
 
     model: str | None = setting(
-        None, About("The model's name.", _ASKING, default="the first that the endpoint lists", metavar="NAME")
+        None, "The model's name.", unset="the first that the endpoint lists", metavar="NAME", group="Asking"
     )
-    concurrency: str = setting(
-        "1,8,32", About("Requests at once, a run for each number.", _ASKING, metavar="N,N")
-    )
+    concurrency: str = setting("1,8,32", "Requests at once, a run for each number.", metavar="N,N")
     rate: float | None = setting(
-        None,
-        About(
-            "Requests a second that come at random times, in place of --concurrency.",
-            _ASKING,
-            low=0.001,
-            high=1e6,
-        ),
+        None, "Requests a second that come at random times, in place of --concurrency.", bounds=(0.001, 1e6)
     )
     n: int | None = setting(
-        None,
-        About(
-            "Requests of each run.", _ASKING, low=1, high=_REQUESTS, default="twice those at once, 4 to 64"
-        ),
+        None, "Requests of each run.", bounds=(1, _REQUESTS), unset="twice those at once, 4 to 64"
     )
-    timeout_s: float = setting(
-        600.0,
-        About(
-            "After so long without a byte a request failed.", _ASKING, low=0.1, high=1e6, unit=Unit.SECONDS
-        ),
-    )
-    ignore_eos: bool = setting(
-        True, About("Ask for answers of full length, by a field that some endpoints refuse.", _ASKING)
-    )
+    timeout_s: float = setting(600.0, "After so long without a byte a request failed.", bounds=(0.1, 1e6))
+    ignore_eos: bool = setting(True, "Ask for answers of full length, by a field that some endpoints refuse.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -183,11 +146,13 @@ class WorkloadTargets:
 
     ttft_ms: float = setting(
         1000.0,
-        About("Milliseconds to the first token at most.", _GOOD, low=0, high=1e9, metavar="MS"),
+        "Milliseconds to the first token at most.",
+        bounds=(0, 1e9),
+        metavar="MS",
+        group="What counts as good",
     )
     itl_ms: float = setting(
-        100.0,
-        About("Milliseconds between tokens at most, in the mean.", _GOOD, low=0, high=1e9, metavar="MS"),
+        100.0, "Milliseconds between tokens at most, in the mean.", bounds=(0, 1e9), metavar="MS"
     )
 
     def __post_init__(self) -> None:
@@ -200,16 +165,16 @@ class Memory:
 
     pool_tokens: int = setting(
         15_744,
-        About("Tokens that the memory holds; by default as on the paper's A100.", _SIZES, low=1, high=2**40),
+        "Tokens that the memory holds; by default as on the paper's A100.",
+        bounds=(1, 2**40),
+        group=_SIZES,
     )
-    block_size: int = setting(16, About("Tokens in a block.", _SIZES, low=1, high=1024))
-    max_length: int = setting(
-        2048, About("Tokens of a request at most, prompt and answer.", _SIZES, low=2, high=_TOKENS)
-    )
+    block_size: int = setting(16, "Tokens in a block.", bounds=(1, 1024))
+    max_length: int = setting(2048, "Tokens of a request at most, prompt and answer.", bounds=(2, _TOKENS))
     step_ms: float = setting(
-        30.0, About("Milliseconds of a step, on a virtual clock.", _SIZES, low=0.001, high=1e6, metavar="MS")
+        30.0, "Milliseconds of a step, on a virtual clock.", bounds=(0.001, 1e6), metavar="MS"
     )
-    seed: int = setting(0, About("The same seed, the same figures.", _SIZES, low=0, high=2**63 - 1))
+    seed: int = setting(0, "The same seed, the same figures.", bounds=(0, 2**63 - 1))
 
     def __post_init__(self) -> None:
         check(self)
@@ -219,17 +184,12 @@ class Memory:
 class Embeddings:
     """Texts, and what is measured of them."""
 
-    texts: int = setting(256, About("Texts of a round.", _PROMPTS, low=1, high=100_000))
-    words: int = setting(300, About("Words of a text at most.", _PROMPTS, low=4, high=100_000))
+    texts: int = setting(256, "Texts of a round.", bounds=(1, 100_000), group=_PROMPTS)
+    words: int = setting(300, "Words of a text at most.", bounds=(4, 100_000))
     pooling: tuple[str, ...] = setting(
-        POOLED,
-        About(
-            "How rows become one: the last, or their mean; repeatable. Default: both.",
-            _PROMPTS,
-            choices=POOLED,
-        ),
+        POOLED, "How rows become one: the last, or their mean; repeatable. Default: both.", choices=POOLED
     )
-    rounds: int = setting(5, About("Rounds that are measured, all in each.", _PROMPTS, low=1, high=10_000))
+    rounds: int = setting(5, "Rounds that are measured, all in each.", bounds=(1, 10_000))
 
     def __post_init__(self) -> None:
         check(self)

@@ -10,7 +10,7 @@ import typer
 
 from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, WorkloadTargets
 from octavo.cli import options as opt
-from octavo.cli.flags import Only, Told, with_settings
+from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
 from octavo.config import StartOptions
 
@@ -32,13 +32,13 @@ def offline(
     *,
     prompts: Offline,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes", "pace")] = OFFLINE,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Measure how fast this machine computes prompts and answers, without HTTP."""
     from octavo.bench.offline import workloads_of
     from octavo.cli.bench import run
 
-    run(opt.named(model or told.model, file), engine, workloads_of(prompts), as_json=as_json)
+    run(opt.named(model or resolved.model, file), engine, workloads_of(prompts), as_json=as_json)
 
 
 @bench_app.command()
@@ -50,12 +50,12 @@ def latency(
     *,
     scenario: Latency,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes")] = PLAIN,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
     from octavo.cli.bench import run_latency
 
-    run_latency(opt.named(model or told.model, file), engine, scenario, as_json=as_json)
+    run_latency(opt.named(model or resolved.model, file), engine, scenario, as_json=as_json)
 
 
 @bench_app.command()
@@ -122,7 +122,7 @@ def quality(
     as_json: opt.AsJson = False,
     *,
     engine: Annotated[StartOptions, Only("threads")] = PLAIN,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Measure what each way to hold weights, K and V costs in quality, against float32."""
     from octavo.cli.bench_quality import run, save_text
@@ -131,7 +131,16 @@ def quality(
         save_text(text, write_text)
         return
     kinds, kvs = weights.split(","), kv.split(",")
-    run(opt.named(model or told.model, file), base, kinds, kvs, text, chunks, engine.threads, as_json=as_json)
+    run(
+        opt.named(model or resolved.model, file),
+        base,
+        kinds,
+        kvs,
+        text,
+        chunks,
+        engine.threads,
+        as_json=as_json,
+    )
 
 
 @bench_app.command()
@@ -215,7 +224,7 @@ def embeddings(
     *,
     wanted: Embeddings,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED)] = OFFLINE,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Measure how many texts become embeddings in a second."""
     from octavo.cli import bench_embeddings
@@ -223,4 +232,4 @@ def embeddings(
     if write_texts is not None:
         bench_embeddings.write_texts(write_texts, wanted.texts, wanted.words)
         return
-    bench_embeddings.run(opt.named(model or told.model, file), engine, wanted, as_json=as_json)
+    bench_embeddings.run(opt.named(model or resolved.model, file), engine, wanted, as_json=as_json)

@@ -163,7 +163,7 @@ def machine_lines(machine: Machine) -> Lines:
 
 def given_lines(origins: Sequence[SettingOrigin]) -> Lines:
     """The settings that were given, and by what; nothing where all are the defaults."""
-    told = [f"{each.setting.name} is {each.words} ({each.source})" for each in origins]
+    told = [f"{each.setting.name} is {each.setting.in_words(each.value)} ({each.source})" for each in origins]
     return [("" if place else "given", text) for place, text in enumerate(told)]
 
 

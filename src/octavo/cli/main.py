@@ -21,7 +21,7 @@ from octavo import __version__
 from octavo.cli import options as opt
 from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
-from octavo.cli.flags import Only, Told, with_settings
+from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.models_app import models_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
 from octavo.cli.server_apps import pins_app, pool_app, sessions_app
@@ -139,12 +139,12 @@ def serve(
     *,
     engine: StartOptions = SERVING,
     server: ServerSettings,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
 
-    run(opt.named(model or told.model, file), engine, server)
+    run(opt.named(model or resolved.model, file), engine, server)
 
 
 @app.command()
@@ -161,13 +161,13 @@ def chat(
     *,
     sampling: Annotated[opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")] = CHATTING,
     engine: Annotated[StartOptions, Only(*HERE, "chat_template")] = TALKING,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Talk to a model in the terminal: one that is loaded here, or a server's (--url)."""
     from octavo.cli.chat import run
     from octavo.cli.place import Here, place_of
 
-    here = Here(opt.named(model or (None if url else told.model), file), engine)
+    here = Here(opt.named(model or (None if url else resolved.model), file), engine)
     run(place_of(given, here, url, api_key), sampling.params, system)
 
 
@@ -188,7 +188,7 @@ def generate(
     *,
     sampling: opt.Sampling = CONTINUING,
     engine: Annotated[StartOptions, Only(*HERE)] = TALKING,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Continue a text by a model that is loaded here, or a server's (--url)."""
     if len(words) > 2:
@@ -197,7 +197,7 @@ def generate(
     from octavo.cli.generate import run
     from octavo.cli.place import Here, place_of
 
-    here = Here(opt.named(model or (None if url else told.model), file), engine)
+    here = Here(opt.named(model or (None if url else resolved.model), file), engine)
     place = place_of(given, here, url, api_key)
     run(place, sampling.params, sys.stdin.read() if prompt == "-" else prompt)
 
@@ -233,12 +233,14 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
     *,
     engine: StartOptions = TALKING,
-    told: Told,
+    resolved: ResolvedFlags,
 ) -> None:
     """Say before loading whether a model runs and fits here, and how fast. Status 1: no."""
     from octavo.cli.doctor import run
 
-    if not run(opt.named(model or told.model, file), engine, told.origins, load=load, as_json=as_json):
+    if not run(
+        opt.named(model or resolved.model, file), engine, resolved.origins, load=load, as_json=as_json
+    ):
         raise typer.Exit(1)
 
 

@@ -11,7 +11,6 @@ import typer
 
 from octavo.cli import options as opt
 from octavo.cli.admin import Columns, Row, Yes, confirm_removal, number, show, text
-from octavo.cli.completion import complete_cached
 from octavo.cli.terminal import phases
 from octavo.errors import ModelNotFound
 from octavo.units import format_age, format_bytes
@@ -26,7 +25,7 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="As `octavo models list` shows it: an alias, or owner/name[:QUANT].",
-        autocompletion=complete_cached,
+        autocompletion=opt.complete_cached,
     ),
 ]
 _ABSENT, _UNFINISHED = "absent", "unfinished"  # kinds of what cannot be served

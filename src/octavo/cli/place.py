@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from octavo.cli.answerer import Answerer, EngineAnswerer
-from octavo.cli.flags import parameters_of
+from octavo.cli.given import parameters_of
 from octavo.cli.remote import URL_VARIABLE, is_typed
 from octavo.cli.remote_stream import RemoteServer
 from octavo.cli.server_answerer import ServerAnswerer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError
-from octavo.files import read_regular_file
+from octavo.files import read_named_file
 
 KEYS_MAX = 1024
 KEY_CHARS_MAX = 512
@@ -47,12 +47,7 @@ def read_key_file(text: str, source: str) -> KeyFile:
     Raises ConfigError for a file without keys, and for any line that is none.
     """
     path = Path(text)
-    try:
-        data = read_regular_file(path, _FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; {source} names another") from None
-    if len(data) > _FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is too large; allowed: up to {_FILE_BYTES_MAX:,} bytes")
+    data = read_named_file(path, _FILE_BYTES_MAX, f"{source} names another")
     lines = enumerate(data.decode("utf-8", "replace").split("\n"), 1)
     keys = [
         check_key(line.removesuffix("\r"), f"{path}, line {number},")

@@ -1,4 +1,4 @@
-"""What the HTTP edge is told at start, checked as a whole: where it listens, who may come in, how it logs.
+"""The settings of the HTTP edge, checked as a whole: where it listens, who may use it, how it logs.
 
 A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]: to add one is
 to add its field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
@@ -15,14 +15,12 @@ from octavo.server.hosts import hostname, is_loopback, origin_host
 from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
 from octavo.server.logs import FORMATS, LEVELS
 from octavo.server.traces import traces_url
-from octavo.setting import About, Unit, check, setting
+from octavo.setting import check, setting
 
 if TYPE_CHECKING:
     from octavo.server.tenant_registry import TenantRegistry
 
-SERVER, ACCESS, WATCHING = "Server", "Who may come in", "Watching"
 DEFAULT_HOST = "127.0.0.1"
-METRICS_COMPAT = ("none", "vllm")
 SOCKET_PATH_BYTES_MAX = 107  # what the system has room for in a socket's address
 
 
@@ -35,143 +33,92 @@ def _read_tenants(text: str, source: str) -> TenantRegistry:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Raises ConfigError where more would be let in than was meant, or keys belong to nobody.
+    """Raises ConfigError where more clients would get in than was meant, or where keys belong to no one.
 
     `host` is the address that the server is bound to, which names it in Host headers. `allowed_hosts` are
     further names of it; `allowed_origins` are the web pages from which browsers may send requests, such as
-    https://app.example, or "*" beside keys. `tls_cert` and `tls_key` are PEM files, read at start and at
+    https://app.example, or "*" with keys. `tls_cert` and `tls_key` are PEM files, read at start and at
     SIGHUP.
     """
 
     host: str = setting(
         DEFAULT_HOST,
-        About(
-            "Address to listen on.",
-            SERVER,
-            metavar="ADDRESS",
-            allowed="a name or an address",
-            docs="The address to listen on; one that others can reach wants keys, or `--insecure`.",
-        ),
+        "Address to listen on.",
+        more="; one that others can reach wants keys, or `--insecure`",
+        metavar="ADDRESS",
+        allowed="a name or an address",
+        group="Server",
     )
-    port: int = setting(8000, About("Port to listen on; 0 takes a free one.", SERVER, low=0, high=65_535))
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", bounds=(0, 65_535))
     unix_socket: Path | None = setting(
         None,
-        About(
-            "Socket file to listen on, in place of address and port.",
-            SERVER,
-            metavar="PATH",
-            allowed="a path of up to 107 bytes",
-            docs="Socket file to listen on, in place of address and port; its owner and group may connect "
-            "([operating](operating.md#listening)).",
-        ),
+        "Socket file to listen on, in place of address and port.",
+        more="; its owner and group may connect ([operating](operating.md#listening))",
+        metavar="PATH",
+        allowed="a path of up to 107 bytes",
     )
     tls_cert: Path | None = setting(
-        None,
-        About(
-            "File with the server's TLS certificate (chain), in PEM; SIGHUP reads it again.",
-            SERVER,
-            metavar="FILE",
-            allowed="a file",
-        ),
+        None, "File with the server's TLS certificate (chain), in PEM; SIGHUP reads it again."
     )
-    tls_key: Path | None = setting(
-        None,
-        About("File with its key, in PEM, without a passphrase.", SERVER, metavar="FILE", allowed="a file"),
-    )
+    tls_key: Path | None = setting(None, "File with its key, in PEM, without a passphrase.")
     drain_timeout_s: float = setting(
-        30.0,
-        About(
-            "Seconds that running requests may take to end after SIGTERM.",
-            SERVER,
-            low=0,
-            high=3600,
-            unit=Unit.SECONDS,
-        ),
+        30.0, "Seconds that running requests may take to end after SIGTERM.", bounds=(0, 3600)
     )
-    log_level: str = setting("info", About("How much is logged.", SERVER, choices=LEVELS))
-    log_format: str = setting(
-        "text", About("Lines for people, or a JSON object a line.", SERVER, choices=FORMATS)
-    )
+    log_level: str = setting("info", "How much is logged.", choices=LEVELS)
+    log_format: str = setting("text", "Lines for people, or a JSON object a line.", choices=FORMATS)
 
     api_keys: tuple[str, ...] = setting(
         (),
-        About(
-            "A key that clients must send; repeatable.",
-            ACCESS,
-            name="api_key",
-            metavar="KEY",
-            allowed="1 to 512 printable ASCII characters without blanks",
-            docs="A key that clients must send, as `Authorization: Bearer` or `x-api-key`; repeatable. The "
-            "variable does not show it in the list of processes.",
-            secret=True,
-            read=check_key,
-        ),
+        "A key that clients must send; repeatable.",
+        more=". They send it as `Authorization: Bearer` or `x-api-key`. The variable does not show it in the "
+        "list of processes",
+        name="api_key",
+        metavar="KEY",
+        allowed="1 to 512 printable ASCII characters without blanks",
+        secret=True,
+        read=check_key,
+        group="Who may come in",
     )
     key_file: KeyFile | None = setting(
-        None,
-        About(
-            "File of such keys, one a line.",
-            ACCESS,
-            name="api_key_file",
-            metavar="FILE",
-            allowed="a file",
-            read=read_key_file,
-        ),
+        None, "File of such keys, one a line.", name="api_key_file", metavar="FILE", read=read_key_file
     )
     roster: TenantRegistry | None = setting(
         None,
-        About(
-            "File that says who may use the server, and how much; SIGHUP reads it again.",
-            ACCESS,
-            name="tenants",
-            metavar="FILE",
-            allowed="a file",
-            docs="The [tenants](tenants.md) file: who may use the server, and how much; SIGHUP reads it "
-            "again. Not beside keys.",
-            read=_read_tenants,
-        ),
+        "File that says who may use the server, and how much; SIGHUP reads it again.",
+        more=". Not beside keys ([tenants](tenants.md))",
+        name="tenants",
+        metavar="FILE",
+        read=_read_tenants,
     )
-    insecure: bool = setting(False, About("Let everybody in who reaches --host.", ACCESS))
+    insecure: bool = setting(False, "Let everybody in who reaches --host.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        About(
-            "Another name of this server, for Host headers, such as octavo; repeatable.",
-            ACCESS,
-            name="allowed_host",
-            metavar="NAME",
-            allowed="a name or an address",
-            docs="Another name of the server in `Host` headers; repeatable. Asked for only without keys.",
-        ),
+        "Another name of this server, for Host headers, such as octavo; repeatable.",
+        more=". Asked for only without keys",
+        name="allowed_host",
+        metavar="NAME",
+        allowed="a name or an address",
     )
     allowed_origins: tuple[str, ...] = setting(
         (),
-        About(
-            "A web page that browsers may ask from, such as https://app.example (CORS); repeatable.",
-            ACCESS,
-            name="allowed_origin",
-            metavar="ORIGIN",
-            allowed="scheme and host; `*` only beside keys",
-        ),
+        "A web page that browsers may ask from, such as https://app.example (CORS); repeatable.",
+        name="allowed_origin",
+        metavar="ORIGIN",
+        allowed="scheme and host; `*` only beside keys",
     )
 
     metrics_compat: str = setting(
         "none",
-        About(
-            "vllm: /metrics tells what vLLM has as well under vLLM's names too.",
-            WATCHING,
-            choices=METRICS_COMPAT,
-        ),
+        "vllm: /metrics tells what vLLM has as well under vLLM's names too.",
+        choices=("none", "vllm"),
+        group="Watching",
     )
     otel_endpoint: str | None = setting(
         None,
-        About(
-            "Where OpenTelemetry traces go, over OTLP in HTTP, such as http://127.0.0.1:4318.",
-            WATCHING,
-            metavar="URL",
-            allowed="an address",
-            docs="Where OpenTelemetry traces go, over OTLP in HTTP, such as `http://127.0.0.1:4318`; wants "
-            "`octavo[otel]` ([operating](operating.md#traces)).",
-        ),
+        "Where OpenTelemetry traces go, over OTLP in HTTP, such as http://127.0.0.1:4318.",
+        more="; wants `octavo[otel]` ([operating](operating.md#traces))",
+        metavar="URL",
+        allowed="an address",
     )
 
     body_bytes_max: int = 8 * 2**20
