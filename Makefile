@@ -101,7 +101,6 @@ demo: $(VENV)/.installed-for-tests $(VENV)/.packages-ui
 docs: $(VENV)/.packages-docs
 	@echo "Building the site (some seconds) ..."
 	PYTHONPATH=src $(BIN)/python docs/reference.py --check
-	PYTHONPATH=src $(BIN)/python docs/settings.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 
@@ -109,7 +108,7 @@ lint: $(VENV)/.installed-oracles
 	$(BIN)/ruff check src tests bench scripts docs
 	$(BIN)/ruff format --check src tests bench scripts docs/*.py
 	$(BIN)/mypy
-	$(BIN)/mypy docs/reference.py docs/settings.py scripts/install.py
+	$(BIN)/mypy docs/reference.py docs/settings_page.py scripts/install.py
 
 # Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
 # machine, or those in SANITIZED_ISAS.

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import models_page
+import settings_page
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
@@ -132,6 +133,7 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "anthropic_fields": partial(field_rows, "anthropic"),
     "ollama_fields": partial(field_rows, "ollama"),
     **models_page.TABLES,
+    **settings_page.TABLES,
 }
 
 
@@ -141,10 +143,17 @@ def filled(text: str) -> str:
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    for index, row in enumerate(rows):
+    """A table whose first row names the columns. A title may stand before it, and between several."""
+    has_head = False
+    for row in rows:
+        if row[0].startswith("#"):
+            yield ("\n" if has_head else "") + f"{row[0]}\n\n"
+            has_head = False
+            continue
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n"
-        if index == 0:
+        if not has_head:
             yield f"| {' | '.join(['---'] * len(row))} |\n"
+            has_head = True
 
 
 def _tree(cls: type[errors.OctavoError]) -> Iterator[type[errors.OctavoError]]:

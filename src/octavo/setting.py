@@ -7,7 +7,7 @@
          |-- variable      OCTAVO_MAX_SEQS=8
          |-- key           max_seqs = 8, under [engine] of --config FILE
          |-- check         "max_seqs is 0; allowed: 1 to 4,096"               `check`
-         `-- documentation a row of docs/settings.md                          `docs/settings.py`
+         `-- documentation a row of docs/settings.md                          `docs/reference.py`
 
 The dataclasses are `config.StartOptions` (the engine) and `server.settings.ServerSettings`; `read` makes
 values of other types. The unit stands at the end of a field (`kv_memory_bytes`, `session_ttl_s`) and is left
