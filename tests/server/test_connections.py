@@ -1,4 +1,4 @@
-"""Connections that say nothing, drip, or are too many: they are closed, and whoever asks is answered."""
+"""Connections that send nothing, drip, or are too many: they are closed, and requests are answered."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,23 @@ import logging
 import os
 import resource
 import socket
+from unittest import mock
 
 import pytest
 from tests.doubles.fake_model import FakeModel
 from tests.waiting import LIMIT_S, until
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from octavo.errors import ConfigError
-from octavo.server.connections import ACCEPT_AT_ONCE, connections_allowed
+from octavo.server.connections import (
+    ACCEPT_AT_ONCE,
+    BoundedConnection,
+    Connections,
+    State,
+    connections_allowed,
+    noting_requests,
+)
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
 
@@ -131,7 +141,7 @@ def test_an_answer_may_take_longer_than_headers_may():
     run(scenario())
 
 
-def test_whoever_says_nothing_makes_room_for_whoever_asks():
+def test_silent_connections_are_closed_for_one_that_asks():
     async def scenario():
         async with serving(connections_max=8, headers_timeout_s=600) as port:
             silent = [await connect(port) for _ in range(40)]
@@ -157,7 +167,42 @@ def test_the_only_connection_of_an_address_makes_room_for_its_next():
     run(scenario())
 
 
-def test_nobody_who_is_being_answered_is_closed_for_a_newcomer():
+def test_a_request_is_busy_from_its_last_header_on_until_its_answer_is_whole():
+    """Also one that came early: between two turns of the loop nothing may close the connection."""
+    states, answered = [], []
+
+    async def answer(scope, receive, send):
+        answered.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def scenario():
+        config = Config(noting_requests(answer), http="h11")
+        config.load()
+        connections, state = Connections(2, 600, None), ServerState()
+        connection = BoundedConnection(
+            connections, config.http_protocol_class, config=config, server_state=state, app_state={}
+        )
+        transport = mock.Mock(get_extra_info={"peername": ("::1", 9)}.get, is_closing=lambda: False)
+        connection.connection_made(transport)
+        for sent, count in ((HEALTH, 1), (HEALTH + HEALTH, 3)):
+            assert connection.state is not State.BUSY
+            connection.data_received(sent)
+            while len(answered) < count or state.tasks:
+                states.append(connection.state)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert connection.state is State.KEPT
+        connection.data_received(HEALTH[:20])
+        assert connection.state is State.WAITING
+        connection.connection_lost(None)
+
+    run(scenario())
+    assert len(states) > 3
+    assert set(states) == {State.BUSY}
+
+
+def test_a_connection_whose_request_is_being_answered_is_not_closed_for_another():
     async def scenario():
         model = FakeModel("ab")
         model.hold = asyncio.Event()

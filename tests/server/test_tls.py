@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -13,11 +14,13 @@ import sys
 
 import httpx
 import pytest
+from tests.doubles.fake_model import FakeModel
 from tests.processes import running
 from tests.server.test_connections import HEALTH, run, serving
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from octavo.errors import ConfigError
+from octavo.server.connections import BoundedConnection
 from octavo.server.run import listening
 from octavo.server.settings import ServerSettings
 from octavo.server.tls import tls_context
@@ -163,17 +166,49 @@ def test_headers_that_do_not_come_after_the_handshake_end_the_connection(pairs):
     run(scenario())
 
 
-def test_a_handshake_under_way_does_not_delay_the_end(pairs):
+def test_a_handshake_under_way_is_closed_when_the_server_stops_before_what_runs_has_ended(pairs):
     async def scenario():
         own = {"tls_cert": pairs["first"][0], "tls_key": pairs["first"][1]}
-        async with serving(headers_timeout_s=600, **own) as port:
+        model = FakeModel("ab")
+        model.hold = asyncio.Event()
+        async with serving(model, headers_timeout_s=600, drain_timeout_s=600, **own) as port:
+            _, asking = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(pairs["first"]))
+            asking.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n")
+            asking.write(b'{"prompt": "x"}')
+            await until(lambda: model.submitted)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             assert await health(port, pairs["first"])  # the server has taken both
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+
+            async def release():
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+                model.hold.set()
+
+            released = asyncio.ensure_future(release())
+        await released
         writer.close()
+        asking.close()
 
     run(scenario())
+
+
+def test_silent_handshakes_that_were_closed_are_freed_at_once(pairs):
+    async def scenario():
+        own = {"tls_cert": pairs["first"][0], "tls_key": pairs["first"][1]}
+        async with serving(headers_timeout_s=0.2, **own) as port:
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+                writer.close()
+            await until(lambda: not [one for one in gc.get_objects() if isinstance(one, BoundedConnection)])
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
 
 
 def test_a_client_without_a_handshake_is_closed_for_one_that_asks(pairs):

@@ -1,6 +1,6 @@
 """Connections: how long one may take to send its headers, and how many there may be.
 
-    connection_made ── WAITING ──(application called)── BUSY ──(answered)── KEPT ──(first byte)── WAITING ...
+    connection_made ── WAITING ──(headers are whole)── BUSY ──(answered)── KEPT ──(first byte)── WAITING ...
                           │                                                  │
                  headers_timeout_s: closed                      uvicorn's keep-alive: closed
 
@@ -9,8 +9,9 @@ then one that is kept, the oldest of the address that has most: a client that op
 and sends nothing loses them to clients that send requests. One whose request is being answered is never
 closed; if all are, the new one gets a 503.
 
-uvicorn's HTTP/1.1 is behind each: it gets what is read, and writes to the transport itself. It passes on the
-state of a scope, which holds the connection: so `noting_requests` notes there when a request begins and ends.
+uvicorn's HTTP/1.1 is behind each: it gets what is read, and writes to the transport itself. A request begins
+when that makes another of the server's tasks. uvicorn passes on the state of a scope, which holds the
+connection: so `noting_requests` notes there when an answer is whole, or a request begins that came early.
 
 With TLS a connection has its place, and its time, from its first moment too: the handshake is part of what
 must be done within `headers_timeout_s`. A new one without room is then cut off without an answer.
@@ -33,6 +34,7 @@ from http import HTTPStatus
 from itertools import chain
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from octavo.errors import ConfigError
 from octavo.server.errors import HttpRefusal, error_body
@@ -132,7 +134,7 @@ class Connections:
         return has_room
 
     def move(self, connection: BoundedConnection, state: State | None) -> None:
-        """Note what a connection does from now on, None: it has left; it may wait for `headers_timeout_s`."""
+        """Note what a connection does from now on; None: it has left. One that waits too long is closed."""
         if connection.state is state:
             return
         peer = self._peers[connection.address]
@@ -150,11 +152,12 @@ class Connections:
             loop = asyncio.get_running_loop()
             connection.timer = loop.call_later(self.headers_timeout_s, self._on_timeout, connection)
 
-    def abort_all(self) -> None:
-        """Close every connection, whatever it does."""
+    def abort_all(self, *, only_handshakes: bool = False) -> None:
+        """Close every connection, whatever it does, or those whose TLS handshake is not done."""
         for peer in list(self._peers.values()):
             for connection in list(chain(*peer.by_state.values())):
-                connection.abort()
+                if connection.is_in_handshake or not only_handshakes:
+                    connection.abort()
 
     def _evict(self, peer: _Peer, what: str) -> bool:
         """Close the oldest idle connection of an address, one that waits first; False where it has none."""
@@ -180,16 +183,20 @@ class BoundedConnection(asyncio.Protocol):
         connections: Connections,
         make_http: Callable[..., asyncio.Protocol],
         *,
+        server_state: ServerState,
         app_state: dict[str, object],
-        **of_uvicorn: object,
+        **of_uvicorn: object,  # its other arguments, of which nothing is known here
     ) -> None:
         self._all = connections
-        self._make_http = partial(make_http, **of_uvicorn)
+        self._make_http = partial(make_http, server_state=server_state, **of_uvicorn)
+        self._tasks = server_state.tasks  # one for each request of the server that is being answered
         self._app_state = app_state
         self._http = asyncio.Protocol()  # which does nothing, until there is a transport for HTTP
         self._transport: asyncio.Transport
         self._handshake: asyncio.Task[None] | None = None
         self._early = b""  # what came before the task could note that its handshake was done
+        self._num_begun = 0  # requests; one that came early counts twice
+        self._has_read = False  # something, since an answer was whole
         self.address = ""
         # Of `Connections`:
         self.state: State | None = None
@@ -236,17 +243,25 @@ class BoundedConnection(asyncio.Protocol):
             return
         self._begin_http(encrypted)
         if self._early:
-            self._http.data_received(self._early)
-            self._early = b""
+            early, self._early = self._early, b""
+            self.data_received(early)
+
+    @property
+    def is_in_handshake(self) -> bool:
+        """Whether its TLS handshake is not done."""
+        return self._handshake is not None
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; of the next one, where the one before was answered."""
-        if self._handshake is not None:
+        if self.is_in_handshake:
             self._early += data
             return
         if self.state is State.KEPT:
             self._all.move(self, State.WAITING)
+        self._has_read, num_tasks = True, len(self._tasks)
         self._http.data_received(data)
+        if len(self._tasks) > num_tasks:
+            self.begin()
 
     def eof_received(self) -> bool | None:
         """The client sends no more."""
@@ -266,10 +281,20 @@ class BoundedConnection(asyncio.Protocol):
         self._http.connection_lost(None)  # with an exception uvicorn would let its keep-alive timer run
         self._http = asyncio.Protocol()  # the other leads back here
 
-    def note(self, state: State) -> None:
-        """A request begins, or its answer is whole."""
+    def begin(self) -> None:
+        """A request begins to be answered: the connection is not closed for another from now on."""
         if self.state is not None:
-            self._all.move(self, state)
+            self._num_begun += 1
+            self._all.move(self, State.BUSY)
+
+    def end(self) -> None:
+        """Its answer is whole. A request that came early has a task, which begins first."""
+        self._has_read = False
+        asyncio.get_running_loop().call_soon(self._rest, self._num_begun)
+
+    def _rest(self, num_begun: int) -> None:
+        if self.state is not None and num_begun == self._num_begun:
+            self._all.move(self, State.WAITING if self._has_read else State.KEPT)
 
     def abort(self) -> None:
         """Close at once."""
@@ -278,8 +303,9 @@ class BoundedConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._all.move(self, None)
-        if self._handshake is not None:
-            self._handshake.cancel()
+        handshake, self._handshake = self._handshake, None  # the task leads back here
+        if handshake is not None:
+            handshake.cancel()
 
 
 def noting_requests(app: ASGIApp) -> ASGIApp:
@@ -295,9 +321,9 @@ def noting_requests(app: ASGIApp) -> ASGIApp:
         async def send_and_note(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                connection.note(State.KEPT)
+                connection.end()
 
-        connection.note(State.BUSY)
+        connection.begin()
         await app(scope, receive, send_and_note)
 
     return call

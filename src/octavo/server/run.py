@@ -1,15 +1,15 @@
 """Running the application: a socket, uvicorn in this thread, and an orderly end.
 
-    first SIGTERM or SIGINT   no newcomers; running requests may end within the drain timeout, then they are
-                              told that the server stops (503, or an error event in a stream)
-    second                    they are told so now
-    third                     nobody is told anything
+    first SIGTERM or SIGINT   no new connections; running requests may end within the drain timeout, then they
+                              end with an error: the server stops (503, or an error event in a stream)
+    second                    they end so now
+    third                     connections are closed without an answer
     one after the end         nothing: what is open is closed, and the exit status stays what it was
     SIGHUP                    the tenants' file and the TLS files, where there are any, are read again
     SIGUSR1, SIGUSR2          nothing
 
-An engine that gave up ends the server as the first signal does, and `serve` raises: whoever supervises the
-process should see it die.
+An engine that gave up ends the server as the first signal does, and `serve` raises, so that the exit status
+is not zero.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def build_server(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a ready callback, and an end in which every client is told."""
+    """uvicorn's server, with a ready callback, and an end in which every request is answered."""
 
     def __init__(
         self,
@@ -241,9 +241,10 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the door, let requests end or tell them that they cannot, then close what is open."""
+        """Accept nothing more, let requests end or answer that they cannot, then close what is open."""
         for server in self.servers:
             server.close()
+        self._connections.abort_all(only_handshakes=True)
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._drain()
