@@ -172,7 +172,8 @@ def test_a_mean_is_the_mean_of_all_hidden_rows_and_last_is_the_last_of_them(ops:
     every = np.arange(70, dtype=np.int32)
     starts, offsets = np.array([0], np.int32), np.array([0, 70], np.int32)
     tables = np.arange(5, dtype=np.int32)[None]
-    forward.compute(Batch(np.array(prompt, np.int32), every, starts, offsets, tables, every))
+    forward._batch = Batch(np.array(prompt, np.int32), every, starts, offsets, tables, every)
+    forward.run()
     rows = forward.hidden(range(70)).copy()  # (70, E)
     assert rows.shape == (70, model.spec.hidden_size)
     total = np.zeros(rows.shape[1], np.float64)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, turns, until
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -190,8 +190,8 @@ def test_a_request_is_busy_from_its_last_header_on_until_its_answer_is_whole():
             connection.data_received(sent)
             while len(answered) < count or state.tasks:
                 states.append(connection.state)
-                await asyncio.sleep(0)
-            await asyncio.sleep(0)
+                await turns()
+            await turns()
             assert connection.state is State.KEPT
         connection.data_received(HEALTH[:20])
         assert connection.state is State.WAITING

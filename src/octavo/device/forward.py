@@ -46,7 +46,8 @@ class DeviceForward(Forward):
         self._device = self.pool.data.device
         self._rows, self._stop_ids = rows, stop_ids
         self._step: DeviceStep  # that was prepared last
-        self._hidden: Tensor  # (R, E) of the step that ran last
+        self._nothing = torch.empty(0, device=self._device)
+        self._hidden = self._nothing  # (R, E) of the step that ran last
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -88,7 +89,8 @@ class DeviceForward(Forward):
         self._rows.fork(fork)
 
     def run(self) -> None:
-        """Start the step that was prepared."""
+        """Start the step that was prepared; the rows of the one before go first."""
+        self._hidden = self._nothing
         self._hidden = self.arithmetic.hidden(self._step)
 
     def argmax(self, places: Sequence[int]) -> Ints:

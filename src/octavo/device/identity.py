@@ -21,8 +21,10 @@ def kernels_id(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def hash_of_sources() -> str:
-    """8 hex digits of this room's sources, which decide every bit beside torch's and Triton's."""
-    digest = hashlib.blake2b(digest_size=4)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    """8 hex digits of the sources that decide every bit beside torch's and Triton's: this room's, and those
+    of the decoder, its record and a step's arrays."""
+    digest, package = hashlib.blake2b(digest_size=4), Path(__file__).parents[1]
+    beside = (package / name for name in ("model/decoder.py", "kernels/recording.py", "executor/batch.py"))
+    for path in (*sorted((package / "device").rglob("*.py")), *beside):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -31,7 +31,7 @@ def open_backend(
     """The backend of a device: "cpu", "cuda" or "cuda:1". Raises ConfigError where it cannot be had.
 
     torch's own threads are one unless `threads` says otherwise: with two, its first products of a process
-    were seen to be wrong, once in five hundred processes (docs/log.md).
+    were wrong, once in five hundred processes (docs/log.md). On its CPU it draws, and multiplies nothing.
     """
     if weights not in _WEIGHTS:
         raise ConfigError(

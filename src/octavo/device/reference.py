@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.device.arithmetic import DeviceStep
 from octavo.device.layout import LARGEST_CODE, DevicePool
 from octavo.executor.batch import StepShape, batch_of
-from octavo.kernels.attention_reference import Stored
+from octavo.kernels.attention_reference import StoredContext
 from octavo.kernels.contract import Floats, Ints, KvShape
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
@@ -47,7 +47,7 @@ class TensorBlocks:
                 pool.scales(layer)[block, index, :, slot] = scale[:, 0]
             held[block, :, slot] = numbers.to(held.dtype)
 
-    def read(self, layer: int, blocks: Ints) -> Stored:
+    def read(self, layer: int, blocks: Ints) -> StoredContext:
         """What these blocks hold, one behind the other."""
         pool, wanted = self.pool, torch.from_numpy(blocks.astype(np.int64))
         numbers = []
@@ -56,7 +56,7 @@ class TensorBlocks:
             if pool.layout.has_scales:
                 values = values * pool.scales(layer)[wanted, index][..., None]
             numbers.append(values.transpose(0, 1).flatten(1, 2))  # (kv heads, P, D)
-        return Stored(numbers[0].mT.contiguous().numpy(), numbers[1].numpy())
+        return StoredContext(numbers[0].mT.contiguous().numpy(), numbers[1].numpy())
 
 
 class ReferenceArithmetic:

@@ -36,7 +36,7 @@ class PoolSize:
 
 
 class Backend(Protocol):
-    """Owns ops, runner, sampler, block mover and sizes."""
+    """Owns weights, pools and what computes over them: its own kind of `Forward`."""
 
     name: str  # "native" | "reference" | "torch"
     device: str  # where it computes, in words

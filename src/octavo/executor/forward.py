@@ -160,7 +160,7 @@ class HostForward(Forward):
         self.readying = PagePrefaulter(pool, ready_blocks)
         self._ops = ops
         self._batch: HostBatch
-        self._rows: Floats  # (R, E) of the step that ran last
+        self._hidden: Floats  # (R, E) of the step that ran last
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
 
@@ -180,11 +180,7 @@ class HostForward(Forward):
 
     def run(self) -> None:
         """Compute the step that was prepared."""
-        self.compute(self._batch)
-
-    def compute(self, batch: HostBatch) -> None:
-        """Compute a step."""
-        self._rows = self._hidden_states(batch)
+        self._hidden = self._hidden_states(self._batch)
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens of hidden rows."""
@@ -196,9 +192,9 @@ class HostForward(Forward):
 
     def hidden(self, places: Sequence[int]) -> Floats:
         """(S, E): hidden rows of the step."""
-        if len(places) == len(self._rows):
-            return self._rows
-        return self._ops.take(self._rows, np.array(places, np.int32))
+        if len(places) == len(self._hidden):
+            return self._hidden
+        return self._ops.take(self._hidden, np.array(places, np.int32))
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Until the memory that was asked for at once is there, or so long; whether it is."""

@@ -35,7 +35,7 @@ Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredContext:
     """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes.
     `in_pairs`: they are bfloat16, and so is what meets them."""
 
@@ -45,11 +45,11 @@ class Stored:
     v_scales: Floats | None = None
     in_pairs: bool = False
 
-    def part(self, first: int, stop: int) -> Stored:
+    def part(self, first: int, stop: int) -> StoredContext:
         """Of positions [first, stop) of the P."""
         positions = slice(first, stop)
         k_scales, v_scales = (None if x is None else x[:, positions] for x in (self.k_scales, self.v_scales))
-        return Stored(self.k[..., positions], self.v[:, positions], k_scales, v_scales, self.in_pairs)
+        return StoredContext(self.k[..., positions], self.v[:, positions], k_scales, v_scales, self.in_pairs)
 
 
 class StoredBlocks(Protocol):
@@ -62,7 +62,7 @@ class StoredBlocks(Protocol):
     def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
         """K and V (kv heads, D) of one token."""
 
-    def read(self, layer: int, blocks: Ints) -> Stored:
+    def read(self, layer: int, blocks: Ints) -> StoredContext:
         """What these blocks hold, one behind the other."""
 
 
@@ -100,7 +100,7 @@ def attend(
 
 
 @dataclass(frozen=True, slots=True)
-class HostBlocks:
+class PoolBlocks:
     """`StoredBlocks` of the processor's pool."""
 
     pool: KvPool
@@ -133,26 +133,26 @@ class HostBlocks:
                 else:
                     codes.v[block, :, slot, :] = code
 
-    def read(self, layer: int, blocks: Ints) -> Stored:
+    def read(self, layer: int, blocks: Ints) -> StoredContext:
         """What these blocks hold, one behind the other."""
         pool, kind = self.pool, self.pool.shape.kind
         if kind == "f32":
             views = float_views(pool, layer)
             k = np.concatenate(list(views.k[blocks]), axis=-1)
-            return Stored(k, np.concatenate(list(views.v[blocks]), axis=-2))
+            return StoredContext(k, np.concatenate(list(views.v[blocks]), axis=-2))
         if kind == "bf16":
             brains = brain_views(pool, layer)
             pairs = np.concatenate(list(brains.k[blocks]), axis=-2)  # (kv heads, D / 2, P, 2)
             k = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
             pairs = np.concatenate(list(brains.v[blocks]), axis=-3)  # (kv heads, P / 2, D, 2)
             v = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
-            return Stored(widened(k), widened(v), in_pairs=True)
+            return StoredContext(widened(k), widened(v), in_pairs=True)
         codes = code_views(pool, layer)
         words = np.concatenate(list(codes.k[blocks]), axis=-2)  # (kv heads, D / 4, P, 4)
         k = words.swapaxes(2, 3).reshape(words.shape[0], -1, words.shape[2]).astype(np.float32) - 128
         v = np.concatenate(list(codes.v[blocks]), axis=-2).astype(np.float32)
         scales = np.concatenate(list(codes.scales[blocks]), axis=-1)
-        return Stored(k, v, scales[0], scales[1])
+        return StoredContext(k, v, scales[0], scales[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class _Context:
     layer: int
     table: Ints
 
-    def read(self, start: int, stop: int) -> Stored:
+    def read(self, start: int, stop: int) -> StoredContext:
         """Positions [start, stop)."""
         size = self.blocks.shape.block_size
         first = start // size
@@ -218,7 +218,7 @@ def _merged(walk: _Softmax, part: _Softmax, seen: Mask) -> _Softmax:
 
 
 def _partition(
-    q: Floats, stored: Stored, own: Positions, positions: Positions, spec: AttentionSpec
+    q: Floats, stored: StoredContext, own: Positions, positions: Positions, spec: AttentionSpec
 ) -> _Softmax:
     """The softmax of rows q (n, H, D) at `own` positions (n,) over `positions` (P,)."""
     mask = _seen(own, positions, spec.window)
@@ -245,7 +245,7 @@ def _partition(
     return _Softmax(largest, total, out)
 
 
-def _scores(q: Floats, stored: Stored, kv_head: Positions, scale: np.float32) -> Floats:
+def _scores(q: Floats, stored: StoredContext, kv_head: Positions, scale: np.float32) -> Floats:
     """(n, H, P): q times K, scaled."""
     if stored.k_scales is None:
         if stored.in_pairs:
@@ -267,7 +267,7 @@ def _sum(x: Floats) -> Floats:
     return total
 
 
-def _in_turn(numbers: Positions, stored: Stored) -> Positions:
+def _in_turn(numbers: Positions, stored: StoredContext) -> Positions:
     """Indices of ascending `numbers` (dimensions or positions) in the order in which they are summed."""
     return np.lexsort((-numbers, numbers // 2)) if stored.in_pairs else np.arange(numbers.size)
 

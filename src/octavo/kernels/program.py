@@ -2,8 +2,8 @@
 
     nodes (`recording.py`)  -->  phases and an arena (csrc/program.hpp)  -->  program(batch)
 
-A replay calls the same kernels over the same rows: the bits are those of the eager ops, which stay as the
-program's specification (tests/kernels/test_program.py).
+A replay calls the same kernels over the same rows: the bits are those of the ops one by one, which stay as
+the program's specification (tests/kernels/test_program.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from octavo.kernels.recording import (
 )
 
 
-class _Lowering:
+class _NativeLowering:
     """Nodes become ops of a native program, whose buffers have numbers."""
 
     def __init__(self, record: Record, layers: list[_native.KvLayer]) -> None:
@@ -95,7 +95,7 @@ class StepProgram:
     """A recorded step. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: StepBody, pool: KvPool) -> None:
-        lowering = _Lowering(record_step(body, pool), layout_of(pool.shape).layers(pool.data))
+        lowering = _NativeLowering(record_step(body, pool), layout_of(pool.shape).layers(pool.data))
         self._program, self._kept = lowering.program, (lowering.kept, pool)
         self._num_blocks = pool.num_blocks
 
@@ -117,7 +117,7 @@ class RowsProgram:
     """A recorded function of rows. One call at a time; a result is overwritten by the next call."""
 
     def __init__(self, body: RowsBody, width: int) -> None:
-        lowering = _Lowering(record_rows(body, width), [])
+        lowering = _NativeLowering(record_rows(body, width), [])
         self._program, self._kept = lowering.program, lowering.kept
 
     def __call__(self, x: Floats) -> Floats:

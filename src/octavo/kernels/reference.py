@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from octavo.kernels import attention_reference, brain_reference, experts_reference, integer_reference, packed
-from octavo.kernels.attention_reference import HostBlocks, StoredBlocks
+from octavo.kernels.attention_reference import PoolBlocks, StoredBlocks
 from octavo.kernels.contract import (
     AttentionSpec,
     Expert,
@@ -236,7 +236,7 @@ def _swiglu_clamped(gate: Floats, up: Floats) -> Floats:
 
 
 def _blocks_of(pool: KvPool | StoredBlocks) -> StoredBlocks:
-    return HostBlocks(pool) if isinstance(pool, KvPool) else pool
+    return PoolBlocks(pool) if isinstance(pool, KvPool) else pool
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:

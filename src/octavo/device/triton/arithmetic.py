@@ -55,7 +55,7 @@ def nearest_integer(x: tl.tensor) -> tl.tensor:
 
 @jit
 def exponential(x: tl.tensor) -> tl.tensor:
-    """exp of doubles up to 0, op by op as `device/functions.py` has it; 0 below -110."""
+    """exp of doubles up to 0, op by op as `device/sampler.py` has it; 0 below -110."""
     inside = tl.maximum(x, -110.0)
     turns = nearest_integer(inside * 1.4426950408889634)
     rest = (inside - turns * 0.6931471803691238) - turns * 1.9082149292705877e-10

@@ -90,7 +90,7 @@ def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
     _check_inside(folder, folder.parent)
     if wanted:
         sets = _gguf_sets(base)
-        return sum(_remove_files(base, sets[each.name].names) for each in models)
+        return sum(_remove_files(base, sets[each.name].names) for each in models if each.name in sets)
     if base in ALIASES:
         path = folder / ALIASES[base].file_name
         num_bytes = 0 if path.is_symlink() else path.stat().st_size
