@@ -4,10 +4,12 @@ a device."""
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.executor.runner import Runner
 from octavo.types import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from octavo.executor.runner import Runner
 
 
 class PlanRunner(Protocol):
