@@ -93,7 +93,7 @@ def test_last_use_is_told_of_what_the_page_saw_alone(house: House, window: Windo
     table = a_table([0, 1])
     writer.take(a_glimpse(now=50.0, tables=(table,)), {})
     first = writer.frame_after(0)
-    writer.take(a_glimpse(now=60.0, tables=(a_table([0, 2], table=table.table),)), {})
+    writer.take(a_glimpse(now=60.0, tables=(a_table([0, 2], number=table.number),)), {})
     changes, again = writer.frame_after(1), writer.frame_after(0)
     told = shell(house, window).evaluate(APPLY, packed([first, changes, again]))
     assert [one["touched"] for one in told] == [[0] * 4, [0, 60, 60, 0], [0, 60, 60, 0]]
