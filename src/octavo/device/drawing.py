@@ -81,7 +81,7 @@ def _begin(
     place, row, position = to_device([places, rows, positions], hidden.device)
     chosen = hidden[place]
     tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
-    told = None
+    found = None
     if _is_plain(draws[0].params):
         tokens = arithmetic.likeliest(chosen)
     else:
@@ -98,19 +98,19 @@ def _begin(
             is_filtered = any(has_filters(one.params) for one in draws)
             tokens = draw(adjusted, on_device.draw_params(row), position, is_filtered=is_filtered)
         if tops:
-            told = logprobs(logits, tokens, max(tops))
+            found = logprobs(logits, tokens, max(tops))
     on_device.append(row, position, tokens)
-    if told is not None:
-        own, ids, values = map(_to_host, told)
-        told = own, ids, values
-    return _DrawnPart(draws, _to_host(tokens), told)
+    if found is not None:
+        own, ids, values = map(_to_host, found)
+        found = own, ids, values
+    return _DrawnPart(draws, _to_host(tokens), found)
 
 
 def _take(one: Draw, sampled: Sequence[SampledToken], stop_ids: frozenset[int], taken: Taken) -> None:
     """The draw's tokens, as far as they count."""
     kept: list[SampledToken] = []
     for place, token in enumerate(sampled):
-        if token.token < 0:  # behind a draft that is told when it is computed as the newest
+        if token.token < 0:  # behind a draft: its failure is reported when it is computed as the newest
             break
         kept.append(token)
         if not one.goes_on(place, token.token, stop_ids):

@@ -42,7 +42,9 @@ class TensorBlocks:
             if pool.layout.has_scales:
                 scale = numbers.abs().amax(dim=-1, keepdim=True) / LARGEST_CODE[kind]
                 numbers = numbers / scale
-                numbers = torch.where(torch.isfinite(numbers), numbers, 0.0)  # of zeros; or its scale is none
+                numbers = torch.where(
+                    torch.isfinite(numbers), numbers, 0.0
+                )  # zeros, or a scale that is not finite
                 numbers = torch.round(numbers) if kind == "int8" else numbers
                 pool.scales(layer)[block, index, :, slot] = scale[:, 0]
             held[block, :, slot] = numbers.to(held.dtype)

@@ -78,7 +78,7 @@ class PendingStep:
         """Wait; what went wrong."""
         try:
             self.result()
-        except Exception as error:  # noqa: BLE001 - told to the caller
+        except Exception as error:  # noqa: BLE001 - handed to the caller
             return error
         return None
 

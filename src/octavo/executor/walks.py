@@ -171,7 +171,7 @@ class Walker:
         taken.samples[entry.seq_id] = (*walk.taken, *map(SampledToken, forced))
 
     def _fail(self, walk: _Walk, entry: Row, failure: SampleFailure, taken: Taken) -> None:
-        """Its position cannot be sampled. Behind a draft that is told when it is computed as the newest."""
+        """Its position cannot be sampled; behind a draft it fails when it is computed as the newest."""
         walk.is_over = True
         if walk.taken:
             taken.samples[entry.seq_id] = tuple(walk.taken)
