@@ -136,9 +136,9 @@ def vocabulary(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ..
         logits(out, x[:count], weight)
         base = out if base is None else base
         bits.compare("logits", f"{about} row 0 of {count}", out[0], base[0])
-        best = torch.empty(count, dtype=torch.int32, device=probe.device)
+        best = torch.empty(count, dtype=torch.int64, device=probe.device)
         argmax(best, x[:count], weight, scratch)
-        lowest = (out == out.amax(1, keepdim=True)).int().argmax(1).to(torch.int32)
+        lowest = (out == out.amax(1, keepdim=True)).int().argmax(1)
         bits.compare("argmax", f"{about} {count} rows", best, lowest)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.triton import blocks, elementwise, embedding, linear, norms, plans, vocabulary
+from octavo.device.weights import DeviceMatrix, taking_turns
 
 ROUNDING = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number
 
@@ -70,7 +71,7 @@ def products(new: Numbers, tiny: bool) -> Iterator[Case]:
             x, weight = new(count, width), new(size, width)
             out = torch.empty((count, size), device=new.device)
             vocabulary.logits(out, x, weight)
-            best = torch.empty(count, dtype=torch.int32, device=new.device)
+            best = torch.empty(count, dtype=torch.int64, device=new.device)
             scratch = vocabulary.allocate_argmax_scratch(count, size, new.device)
             vocabulary.argmax(best, x, weight, scratch)
             return best, (out == out.amax(1, keepdim=True)).int().argmax(1).double()
@@ -122,15 +123,25 @@ def rows(new: Numbers, tiny: bool) -> Iterator[Case]:
             elementwise.gated(out, both[:, :1100], both[:, 1100:], name)
             return out, function(both[:, :1100].double()) * both[:, 1100:].double()
 
+        def run_product(
+            name: str = name, function: Callable[[Tensor], Tensor] = function
+        ) -> tuple[Tensor, Tensor]:
+            x, out = new(19, 200), new(19, 550)
+            gate, up = (DeviceMatrix(new(550, 200)) for _ in range(2))
+            linear.linear_gated(out, x, taking_turns(gate, up), name)
+            halves = [(x.double() @ each.data.double().T).to(out.dtype).double() for each in (gate, up)]
+            return out, function(halves[0]) * halves[1]
+
         yield Case("gated", name, run_gated, bound)
+        yield Case("linear_gated", name, run_product, 4 * bound)
 
     def run_embed() -> tuple[Tensor, Tensor]:
         table, places = new(500, 200), new(64, 200)
-        tokens = torch.randint(0, 500, (33,), device=new.device, dtype=torch.int32)
-        at = torch.arange(33, device=new.device, dtype=torch.int32)
+        tokens = torch.randint(0, 500, (1, 33), device=new.device, dtype=torch.int32)
+        at, row = (torch.arange(size, device=new.device, dtype=torch.int32) for size in (33, 1))
         out = new(33, 200)
-        embedding.embed(out, table, tokens, 1.5, places, at)
-        return out, table[tokens.long()].double() * 1.5 + places[at.long()].double()
+        embedding.embed(out, table, embedding.TokenPlaces(tokens, row, torch.zeros_like(at), at), 1.5, places)
+        return out, table[tokens[0].long()].double() * 1.5 + places[at.long()].double()
 
     yield Case("embed", "with positions", run_embed, bound)
 
@@ -150,10 +161,10 @@ def moves(new: Numbers) -> Iterator[Case]:
         target = torch.zeros(3000, dtype=torch.int32, device=new.device)
         indices = torch.randperm(3000, device=new.device).to(torch.int32)[:900]
         values = torch.arange(900, dtype=torch.int32, device=new.device)
-        plans.scatter(target, indices, values, torch.full((1,), 800, dtype=torch.int32, device=new.device))
+        plans.write_plan(target, indices, values)
         want = torch.zeros(3000, dtype=torch.float64, device=new.device)
-        want[indices[:800].long()] = values[:800].double()
+        want[indices.long()] = values.double()
         return target, want
 
     yield Case("move_blocks", "copy, gather, scatter", run_blocks, 0.0)
-    yield Case("scatter_values", "800 of 900", run_plans, 0.0)
+    yield Case("write_changes", "900 of 3,000", run_plans, 0.0)

@@ -27,6 +27,7 @@ from functools import partial
 import numpy as np
 import torch
 import triton
+from chained import chain_products
 from torch import Tensor
 
 from octavo.device.devices import find_cuda_obstacle, words_of
@@ -111,6 +112,7 @@ def begin(name: str, given: argparse.Namespace) -> Probe:
             raise SystemExit(f"{name}: --device cpu interprets kernels, so it needs --tiny")
         torch.set_num_threads(1)
         np.seterr(all="ignore")  # the interpreter computes what kernels mask
+        chain_products()
     else:
         obstacle = find_cuda_obstacle()
         if obstacle is not None:

@@ -16,6 +16,7 @@ Each shape takes three to six minutes.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,14 +95,15 @@ def replays(probe: Probe, llm: LLM, shape: Shape, rate: float) -> None:
     arithmetic = forward_of(llm).arithmetic
     assert isinstance(arithmetic, CompiledArithmetic)
     num_bytes = shape.weights_read * probe.dtypes[0].itemsize
-    for size, captured in sorted(arithmetic._captured.items()):
-        if size > 8 and size & (size - 1):
+    replayed = {size.tokens: each.replay for size, each in arithmetic._sized.items() if not size.tiles}
+    for size, replay in sorted(replayed.items()):
+        if replay is None or size & (size - 1):
             continue
 
-        def step(size: int = size) -> object:
-            return arithmetic.likeliest(arithmetic._captured[size].replay())
+        def step(replay: Callable[[], torch.Tensor] = replay) -> object:
+            return arithmetic.likeliest(replay())
 
-        hidden = medians(probe, {"hidden": captured.replay}, captured=False)["hidden"]
+        hidden = medians(probe, {"hidden": replay}, captured=False)["hidden"]
         whole = medians(probe, {"step": step}, captured=False)["step"]
         probe.emit(
             "replay",

@@ -28,7 +28,7 @@ ASKED = [
 @pytest.mark.parametrize("seed", range(5))
 def test_they_are_the_hosts_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows = DeviceRows(len(ASKED), 64, 16, 0, CPU)
+    rows = DeviceRows(len(ASKED), 64, 16, CPU)
     histories = [rng.integers(0, 12, rng.integers(2, 60)).astype(np.int32) for _ in ASKED]
     prompts = [int(rng.integers(1, history.size + 1)) for history in histories]
     admitted = [

@@ -8,7 +8,7 @@ import torch
 from tests.simulator import lives
 from tests.simulator.lives import drive
 
-from octavo.device.arithmetic import tokens_of
+from octavo.device.reference import ReferenceArithmetic
 from octavo.device.rows import DeviceRows, carry
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
@@ -27,16 +27,16 @@ class WithDeviceRows(OracleExecutor):
 
     def __init__(self, *given: object, **named: object) -> None:
         super().__init__(*given, **named)  # type: ignore[arg-type]
-        self.on_device = DeviceRows(64, 2048, self.block_size, len(self.slots) // self.block_size, CPU)
+        self.on_device = DeviceRows(64, 2048, self.block_size, CPU)
 
     def run(self, plan: StepPlan) -> StepResult:
         shape = shape_of(plan)
-        indices, values, *arrays = carry([*self.on_device.written_by(plan).arrays(), *shape.arrays], CPU)
+        indices, values = carry(self.on_device.written_by(plan).arrays(), CPU)
         assert len(set(indices.tolist())) == indices.numel(), "a scatter has no order"
         self.on_device.state[indices.long()] = values
         self._chunks = iter(zip(shape.offsets[:-1], shape.offsets[1:], strict=True))
-        table_rows, _, _, token_chunks, positions, _ = arrays
-        self._tokens = tokens_of(table_rows, token_chunks, positions, self.on_device.tokens).tolist()
+        table_rows = shape.table_rows[shape.token_chunks]
+        self._tokens = self.on_device.tokens.numpy()[table_rows, shape.positions].tolist()
         result = super().run(plan)
         rows = {chunk.row: chunk.stop - len(chunk.drafts) for chunk in plan.chunks if chunk.num_samples}
         for fork in plan.forks:
@@ -47,7 +47,7 @@ class WithDeviceRows(OracleExecutor):
             if admitted.params.beams is None:
                 tokens = torch.tensor([s.token for s in result.samples[admitted.seq_id]])
                 places = torch.arange(position, position + tokens.numel())
-                self.on_device.append(torch.full_like(tokens, row), places, tokens)
+                arithmetic_over(self.on_device).append(torch.full_like(tokens, row), places, tokens)
         return result
 
     def _write(self, chunk) -> None:  # type: ignore[no-untyped-def]
@@ -80,13 +80,18 @@ def test_a_plan_that_forgets_a_write_is_noticed(monkeypatch: pytest.MonkeyPatch)
         drive_all(8)
 
 
+def arithmetic_over(rows: DeviceRows) -> ReferenceArithmetic:
+    """It has no model and no pool: none is needed to append."""
+    return ReferenceArithmetic(None, None, None, rows)  # type: ignore[arg-type]
+
+
 def drive_all(count: int) -> None:
     for seed in range(count):
         drive(seed, 0)
 
 
 def rows_with(params: SamplerParams, seed: int) -> DeviceRows:
-    rows = DeviceRows(2, 32, 16, 7, CPU)
+    rows = DeviceRows(2, 32, 16, CPU)
     admitted = AdmittedRow(1, 9, (5, 6, 7), 3, 20, params, seed, 2)
     plan = StepPlan(1, (), (admitted,), (TableWrite(1, 0, 3), TableWrite(1, 1, 4)), (), (), ())
     indices, values = carry(rows.written_by(plan).arrays(), CPU)
@@ -111,21 +116,20 @@ def test_a_fork_is_its_parent_but_for_the_choice_and_grows_alone() -> None:
     assert rows.tokens[0].tolist() == rows.tokens[1].tolist()
     assert rows.tables[0].tolist() == rows.tables[1].tolist()
     assert rows.draw_params(torch.tensor([0, 1])).choice.tolist() == [1, 2]
-    rows.append(torch.tensor([0]), torch.tensor([3]), torch.tensor([9]))
+    arithmetic_over(rows).append(torch.tensor([0]), torch.tensor([3]), torch.tensor([9]))
     assert (rows.tokens[0, 3], rows.tokens[1, 3]) == (9, 0)
 
 
-def test_a_token_behind_the_context_and_one_that_is_none_go_to_the_dummy_row() -> None:
+def test_a_token_behind_the_context_and_one_that_is_none_are_not_appended() -> None:
     rows = rows_with(SamplerParams(), 5)
-    before = rows.tokens[:2].clone()
-    rows.append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
-    assert torch.equal(rows.tokens[:2], before)
-    assert (rows.tables[2] == 7).all()
+    before = rows.state.clone()
+    arithmetic_over(rows).append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
+    assert torch.equal(rows.state, before)
 
 
 def test_more_rows_than_indices_are_refused_before_anything_is_taken() -> None:
     with pytest.raises(ConfigError, match=r"4,096 sequences \(max_seqs\) of 10,000,000 tokens"):
-        DeviceRows(4096, 10_000_000, 16, 7, CPU)
+        DeviceRows(4096, 10_000_000, 16, CPU)
 
 
 def test_every_array_of_a_step_is_aligned_as_kernels_are_compiled_for() -> None:

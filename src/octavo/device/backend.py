@@ -67,20 +67,17 @@ class TorchBackend:
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
     ) -> Runner:
-        """A runner with a pool of its own, and a dummy block behind it. Raises ConfigError where it does not
-        fit."""
+        """A runner with a pool of its own. Raises ConfigError where it does not fit."""
         try:
-            pool = allocate_pool(size.shape, size.num_blocks + 1, self.torch_device)
+            pool = allocate_pool(size.shape, size.num_blocks, self.torch_device)
         except torch.OutOfMemoryError:
             free = self.memory_available()
-            asked = Layout(size.shape).bytes_per_block * (size.num_blocks + 1)
+            asked = Layout(size.shape).bytes_per_block * size.num_blocks
             raise ConfigError(
                 f"KV memory of {format_bytes(asked)} was asked for, and {format_bytes(free)} are free on "
                 f"{self.device}; give a smaller --kv-memory, or end what else runs there (nvidia-smi)"
             ) from None
-        rows = DeviceRows(
-            config.max_rows, config.context_length, config.block_size, size.num_blocks, self.torch_device
-        )
+        rows = DeviceRows(config.max_rows, config.context_length, config.block_size, self.torch_device)
         forward = DeviceForward(self._new_arithmetic(model, pool, rows), rows, config.stop_ids)
         return Runner(forward, config, transfers, grammars)
 

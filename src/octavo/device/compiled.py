@@ -1,58 +1,65 @@
-"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and for decoding replayed.
+"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and usual steps replayed.
 
-    any step            launches, one after the other
-    decoding            padded to 1, 2, 4, 8, 16, 24, ... chunks and captured once for each size; padding
-                        reads and writes the dummy row, and nothing else
+    up to 1,024 tokens      padded to the next of few sizes: launched the first time, captured the second,
+                            replayed from then on
+    more                    launches, one after the other
 
-The arrays of a captured step have fixed places; a step of decoding is one small copy into them and a replay.
+A size counts tokens, chunks, those of one token, the tiles of longer ones and the wanted logits. So decoding,
+guessed tokens and prompts' chunks among them are replayed alike. The arrays of a size have fixed places: a
+step is one small copy, one kernel that writes them there with the plan's changes, and a replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.arithmetic import DeviceStep, tokens_of
 from octavo.device.compiled_step import (
     AttentionSizes,
     CompiledStep,
-    forms_of,
-    list_of,
-    work_in,
+    StepSize,
+    arrays_of,
+    num_ints_of,
+    size_of,
+    step_in,
 )
 from octavo.device.flash import FlashAttention
 from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
-from octavo.device.packing import pack, unpack
-from octavo.device.rows import DeviceRows, carry
+from octavo.device.packing import pack
+from octavo.device.rows import DeviceRows, Writes, carry
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
-from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
+from octavo.device.triton.attention_work import PARTITION_SIZE
 from octavo.device.triton.blocks import copy_blocks, independent_runs
 from octavo.device.triton.elementwise import scale
-from octavo.device.triton.plans import scatter
+from octavo.device.triton.launch import padded
+from octavo.device.triton.plans import append_tokens, write_plan
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.executor.batch import StepShape
-from octavo.kernels.contract import Ints
 from octavo.kernels.recording import record_step
 from octavo.model.decoder import hidden_states
 from octavo.model.spec import Model
 from octavo.units import blocks_for
 
-_CAPTURED_MAX = 256  # chunks; steps of more are worth their launches
+_REPLAYED_MAX = 1024  # tokens; steps of more are worth their launches
+_KEPT_SIZES = 128  # whose places and captures are kept
+_ARGMAX_ROWS = 256  # at once
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """A step of decoding of fixed size: its arrays, and the replay that reads them."""
+@dataclass(slots=True)
+class _Sized:
+    """Steps of one size: the place of their arrays, their launches, and how these are started."""
 
-    arrays: Tensor  # (ints,) table_rows, starts, then attention's lists
-    replay: Replay
+    place: Tensor
+    step: CompiledStep
+    num_steps: int = 0
+    replay: Callable[[], Tensor] | None = None
 
 
 class CompiledArithmetic:
@@ -82,14 +89,33 @@ class CompiledArithmetic:
         )
         self._program = record(model, pool)
         self._output = own_matrix(model.weights.output).data
-        self._scratch = allocate_argmax_scratch(_CAPTURED_MAX, spec.vocab_size, pool.data.device)
-        self._captured: dict[int, _Captured] = {}
+        self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, spec.vocab_size, pool.data.device)
+        self._sized: dict[StepSize, _Sized] = {}  # that which was used last is the last one
         self._partials = self._allocate_partials()
         self._memory = GraphMemory(pool.data.device)
+        self._prepared: tuple[StepSize, _Sized, int]  # the next step; how many of its rows are wanted
+        self.num_replayed = self.num_launched = 0  # steps
 
-    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
+    def prepare(self, shape: StepShape, writes: Writes) -> None:
+        """Write into the rows, and bring the step's arrays to their place."""
+        device, state = self.pool.data.device, self._rows.state
+        if not shape.starts.size:
+            indices, values = carry(writes.arrays(), device)
+            write_plan(state, indices, values)
+            return
+        size = size_of(shape, self._sizes)
+        is_replayed = size.tokens <= _REPLAYED_MAX
+        size = size.rounded() if is_replayed else size
+        packed = pack(arrays_of(shape, size, self._sizes))
+        indices, values, arrays = carry([*writes.arrays(), packed], device)
+        sized = self._kept(size) if is_replayed else _Sized(arrays, self._step_in(arrays, size))
+        is_there = sized.place is arrays
+        write_plan(state, indices, values, None if is_there else sized.place, None if is_there else arrays)
+        self._prepared = size, sized, shape.logit_rows.size
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """One kernel."""
-        scatter(state, indices, values, count)
+        append_tokens(self._rows.tokens, rows, positions, tokens)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -97,28 +123,18 @@ class CompiledArithmetic:
             pairs = [np.array(blocks[first:last], np.int32) for blocks in (sources, targets)]
             copy_blocks(self.pool.data, *carry(pairs, self.pool.data.device))
 
-    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
-        """Attention's work lists; for decoding all that a captured step reads."""
-        size, count = self._captured_size(shape), shape.starts.size
-        lengths = shape.lengths
-        forms = forms_of(lengths if size is None else np.ones(size, np.int32), self._sizes)
-        lists = [list_of(form, shape.starts, lengths) for form in forms]
-        if size is None:
-            return lists
-        rows, starts = np.full(size, self._rows.max_rows, np.int32), np.zeros(size, np.int32)
-        rows[:count], starts[:count] = shape.table_rows, shape.starts
-        return [pack([rows, starts, *lists])]
-
-    def hidden(self, step: DeviceStep) -> Tensor:
+    def hidden(self) -> Tensor:
         """(R, E): the wanted rows of the step."""
-        size = self._captured_size(step.shape)
-        if size is None:
-            return self._program.run(self._any_step(step))
-        captured = self._captured.get(size)
-        if captured is None:
-            captured = self._captured[size] = self._capture(size, step.extra[0])
-        captured.arrays.copy_(step.extra[0])
-        return captured.replay()[: step.shape.starts.size]
+        size, sized, num_wanted = self._prepared
+        if sized.replay is None and sized.num_steps:
+            device = self.pool.data.device
+            sized.replay = Replay(lambda: self._program.run(sized.step), device, self._memory, str(size))
+        sized.num_steps += 1
+        if sized.replay is None:
+            self.num_launched += 1
+            return self._program.run(sized.step)[:num_wanted]
+        self.num_replayed += 1
+        return sized.replay()[:num_wanted]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V) float32, raw."""
@@ -128,12 +144,11 @@ class CompiledArithmetic:
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S,) int64."""
-        parts = []
-        for rows in self._scaled(hidden).split(_CAPTURED_MAX):
-            out = rows.new_empty(rows.shape[0], dtype=torch.int32)
-            argmax(out, rows, self._output, self._scratch, self._model.spec.logit_soft_cap)
-            parts.append(out)
-        return torch.cat(parts).to(torch.int64)
+        out = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+        cap = self._model.spec.logit_soft_cap
+        for part, rows in zip(out.split(_ARGMAX_ROWS), self._scaled(hidden).split(_ARGMAX_ROWS), strict=True):
+            argmax(part, rows, self._output, self._scratch, cap)
+        return out
 
     def _scaled(self, hidden: Tensor) -> Tensor:
         """The rows times what the model multiplies logits by."""
@@ -146,70 +161,27 @@ class CompiledArithmetic:
 
     def _allocate_partials(self) -> AttentionScratch | None:
         """For the largest list that is split: graphs hold on to it, so it never moves."""
-        counts = range(1, self._rows.max_rows + 1)
-        largest = max((count for count in counts if self._sizes.is_split(count)), default=0)
+        sizes = self._sizes
+        largest = min(padded(self._rows.max_rows), sizes.split_max)
         if not largest:
             return None
-        sizes = self._sizes
-        items = _padded(largest) * sizes.partitions_max
-        return allocate_scratch(
-            items, 1, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, self.pool.data.device
-        )
+        items, device = largest * sizes.partitions_max, self.pool.data.device
+        return allocate_scratch(items, 1, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, device)
 
-    def _any_step(self, step: DeviceStep) -> CompiledStep:
-        forms = forms_of(step.shape.lengths, self._sizes)
-        return CompiledStep(
-            step.tokens(),
-            step.positions,
-            step.token_chunks,
-            step.logit_rows.to(torch.int64),
-            AttentionStep(step.rows.tables, step.table_rows, step.starts, step.offsets),
-            [(form, work_in(form, arrays)) for form, arrays in zip(forms, step.extra, strict=True)],
-            self._sizes,
-            int(step.shape.lengths.max()),
-            self._flash,
-            self._partials,
-        )
+    def _step_in(self, arrays: Tensor, size: StepSize) -> CompiledStep:
+        return step_in(arrays, size, self._sizes, self._rows, self._flash, self._partials)
 
-    def _captured_size(self, shape: StepShape) -> int | None:
-        """Chunks of the captured step that a step of decoding is padded to; None: it is launched."""
-        count = shape.starts.size
-        if not shape.is_decoding or count > _CAPTURED_MAX:
-            return None
-        return _padded(count)
-
-    def _capture(self, size: int, arrays: Tensor) -> _Captured:
-        place, device = arrays.clone(), arrays.device
-        forms = forms_of(np.ones(size, np.int32), self._sizes)
-        table_rows, starts, *lists = unpack(place, [size, size, *(form.num_ints for form in forms)])
-        each = torch.arange(size + 1, dtype=torch.int32, device=device)
-        attention = AttentionStep(self._rows.tables, table_rows, starts, each)
-        works = [(form, work_in(form, ints)) for form, ints in zip(forms, lists, strict=True)]
-        own = each[:-1]  # chunk c is token c, and its logits are wanted
-        tokens = torch.empty_like(starts)
-        step = CompiledStep(
-            tokens,
-            starts,
-            own,
-            own.to(torch.int64),
-            attention,
-            works,
-            self._sizes,
-            1,
-            self._flash,
-            self._partials,
-        )
-
-        def body() -> Tensor:
-            tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))
-            return self._program.run(step)
-
-        return _Captured(place, Replay(body, device, self._memory, f"decoding of {size}"))
-
-
-def _padded(count: int) -> int:
-    """1, 2, 4, 8, 16, 24, ...: the next of these."""
-    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
+    def _kept(self, size: StepSize) -> _Sized:
+        """What there is for the size; what was not used for longest goes."""
+        sized = self._sized.pop(size, None)
+        if sized is None:
+            device = self.pool.data.device
+            place = torch.zeros(num_ints_of(size, self._sizes), dtype=torch.int32, device=device)
+            sized = _Sized(place, self._step_in(place, size))
+        if len(self._sized) == _KEPT_SIZES:
+            del self._sized[next(iter(self._sized))]
+        self._sized[size] = sized
+        return sized
 
 
 def record(model: Model, pool: DevicePool) -> Program:

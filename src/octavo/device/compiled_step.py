@@ -9,6 +9,9 @@ a product, the tiles of both lists hold one token.
 
 A list of few tiles is cut into partitions and merged (`attend_splitting`), so that few rows of a long context
 keep the whole device busy; the bits are the same. The host makes the lists, and they travel with the plan.
+
+Launches depend on a step's size alone (`StepSize`). A smaller step fits a larger size: tokens beyond its own
+stand at position -1, chunks and tiles beyond its own are not looked at.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
-from octavo.device.packing import pack, padded_size, unpack
+from octavo.device.packing import padded_size, unpack
+from octavo.device.rows import DeviceRows
 from octavo.device.triton.attention import (
     AttentionForm,
     AttentionScratch,
@@ -35,9 +38,10 @@ from octavo.device.triton.attention_work import (
     prefill_tokens_per_tile,
     tiles_of,
 )
+from octavo.device.triton.embedding import TokenPlaces
+from octavo.device.triton.launch import padded
+from octavo.executor.batch import StepShape
 from octavo.kernels.contract import Ints
-
-Mask = npt.NDArray[np.bool_]
 
 PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
 _ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
@@ -54,9 +58,45 @@ class AttentionSizes:
     partitions_max: int  # of the longest context
     num_processors: int  # multiprocessors of the device
 
-    def is_split(self, num_tiles: int) -> bool:
-        """Whether so few tiles leave multiprocessors idle."""
-        return num_tiles * self.num_kv_heads < _ROUNDS_TO_FILL * self.num_processors
+    @property
+    def split_max(self) -> int:
+        """Tiles of a list that is split, at most: so few leave multiprocessors idle."""
+        return (_ROUNDS_TO_FILL * self.num_processors - 1) // self.num_kv_heads
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """Of a chunk of more than one token."""
+        return prefill_tokens_per_tile(self.num_heads, self.num_kv_heads, self.head_size)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What a step's launches depend on."""
+
+    tokens: int
+    chunks: int
+    logits: int  # tokens whose logits are wanted; 0: all, in order
+    singles: int  # chunks of one token
+    tiles: int  # of longer chunks
+
+    def rounded(self) -> StepSize:
+        """The next of few sizes: tokens 1, 2, 4, 8, 16, 24, ... 256, 320, ...; other counts powers of two."""
+        unit = 64 if self.tokens > 256 else 8
+        tokens = padded(self.tokens) if self.tokens <= 8 else -(-self.tokens // unit) * unit
+        if self.singles == self.tokens and self.logits == 0:
+            return StepSize(tokens, tokens, 0, tokens, 0)
+        others = (self.chunks, self.logits, self.singles, self.tiles)
+        return StepSize(tokens, *(padded(count) if count else 0 for count in others))
+
+
+def size_of(shape: StepShape, sizes: AttentionSizes) -> StepSize:
+    """A step's own."""
+    lengths = shape.lengths
+    is_single = lengths == 1
+    tiles = int((-(-lengths[~is_single] // sizes.tokens_per_tile)).sum())
+    tokens, logits = shape.positions.size, shape.logit_rows.size
+    wanted = 0 if logits == tokens else logits
+    return StepSize(tokens, shape.starts.size, wanted, int(is_single.sum()), tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +110,13 @@ class WorkForm:
     items_max: int
     is_split: bool
 
-    @property
-    def num_ints(self) -> int:
-        """Of its arrays together."""
-        return 3 * padded_size(self.tiles_max) + padded_size(1)
-
 
 @dataclass(frozen=True, slots=True)
 class CompiledStep:
     """A step on the device, int32; `works` are attention's lists by window."""
 
-    tokens: Tensor  # (T,)
-    positions: Tensor  # (T,)
-    token_chunks: Tensor  # (T,)
-    logit_rows: Tensor  # (R,) int64
+    tokens: TokenPlaces
+    logit_rows: Tensor | None  # (R,); None: all tokens, in order
     attention: AttentionStep
     works: Sequence[tuple[WorkForm, AttentionWork]]
     sizes: AttentionSizes
@@ -109,38 +142,85 @@ class CompiledStep:
                 attend_walking(out, q, pool, layer, self.attention, work, form)
 
 
-def forms_of(lengths: Ints, sizes: AttentionSizes) -> list[WorkForm]:
-    """The work lists of a step whose chunks have these lengths (C,): no more depends on them."""
+def arrays_of(shape: StepShape, size: StepSize, sizes: AttentionSizes) -> list[Ints]:
+    """What a step of this size or a smaller one brings to the device, for `step_in`."""
+    num_tokens = shape.positions.size
+    arrays = [
+        _filled(shape.table_rows, size.chunks, 0),
+        _filled(shape.starts, size.chunks, 0),
+        _filled(shape.offsets, size.chunks + 1, num_tokens),
+        _filled(shape.token_chunks, size.tokens, 0),
+        _filled(shape.positions, size.tokens, -1),
+        _filled(shape.logit_rows if size.logits else shape.logit_rows[:0], size.logits, 0),
+    ]
+    for form in _forms_of(size, sizes):
+        arrays += _list_of(form, shape.starts, shape.lengths)
+    return arrays
+
+
+def step_in(
+    arrays: Tensor,
+    size: StepSize,
+    sizes: AttentionSizes,
+    rows: DeviceRows,
+    flash: FlashAttention | None,
+    partials: AttentionScratch | None,
+) -> CompiledStep:
+    """The step whose packed arrays lie there."""
+    forms = _forms_of(size, sizes)
+    counts = [size.chunks, size.chunks, size.chunks + 1, size.tokens, size.tokens, size.logits]
+    for form in forms:
+        counts += [*[form.tiles_max] * 3, 1]
+    table_rows, starts, offsets, chunks, positions, logit_rows, *lists = unpack(arrays, counts)
+    works = []
+    for index, form in enumerate(forms):
+        tile_chunks, tile_rows, tile_ends, num_tiles = lists[4 * index : 4 * index + 4]
+        work = AttentionWork(
+            tile_chunks, tile_rows, tile_ends, num_tiles, form.tokens_per_tile, form.items_max
+        )
+        works.append((form, work))
+    return CompiledStep(
+        TokenPlaces(rows.tokens, table_rows, chunks, positions),
+        logit_rows if size.logits else None,
+        AttentionStep(rows.tables, table_rows, starts, offsets),
+        works,
+        sizes,
+        size.tokens if size.tiles else 1,
+        flash,
+        partials,
+    )
+
+
+def num_ints_of(size: StepSize, sizes: AttentionSizes) -> int:
+    """Of the packed arrays."""
+    empty = np.empty(0, np.int32)
+    nothing = StepShape(empty, empty, np.zeros(1, np.int32), empty, empty, empty)
+    return sum(padded_size(array.size) for array in arrays_of(nothing, size, sizes))
+
+
+def _forms_of(size: StepSize, sizes: AttentionSizes) -> list[WorkForm]:
+    """The work lists of a step."""
     forms = []
-    per_tile = prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
     for window in sizes.windows:
-        for is_single, tokens in ((True, 1), (False, per_tile)):
-            own = lengths[_listed(lengths, is_single)]
-            tiles = int((-(-own // tokens)).sum())
-            if tiles:
-                is_split = is_single and sizes.is_split(tiles)
-                items_max = tiles * sizes.partitions_max
-                forms.append(WorkForm(window, is_single, tokens, tiles, items_max, is_split))
+        if size.singles:
+            items = size.singles * sizes.partitions_max
+            is_split = size.singles <= sizes.split_max
+            forms.append(WorkForm(window, True, 1, size.singles, items, is_split))
+        if size.tiles:
+            items = size.tiles * sizes.partitions_max
+            forms.append(WorkForm(window, False, sizes.tokens_per_tile, size.tiles, items, False))
     return forms
 
 
-def list_of(form: WorkForm, starts: Ints, lengths: Ints) -> Ints:
-    """A list's arrays in one (`num_ints`,): the tiles of the chunks that belong to it, then padding."""
-    chunks = np.flatnonzero(_listed(lengths, form.is_single)).astype(np.int32)
+def _list_of(form: WorkForm, starts: Ints, lengths: Ints) -> list[Ints]:
+    """A list's arrays: the tiles of the chunks that belong to it, and how many they are."""
+    chunks = np.flatnonzero(lengths == 1 if form.is_single else lengths > 1).astype(np.int32)
     tiles = tiles_of(starts[chunks], lengths[chunks], form.tokens_per_tile, form.window)
-    arrays = [chunks[tiles.chunks], tiles.rows, tiles.ends]
-    padding = np.zeros(form.tiles_max - tiles.ends.size, np.int32)
+    arrays = (chunks[tiles.chunks], tiles.rows, tiles.ends)
     num_tiles = np.array([tiles.ends.size], np.int32)
-    return pack([*(np.concatenate([array, padding]) for array in arrays), num_tiles])
+    return [*(_filled(array, form.tiles_max, 0) for array in arrays), num_tiles]
 
 
-def _listed(lengths: Ints, is_single: bool) -> Mask:
-    """Which chunks belong to the list of single tokens, or to the other one."""
-    return lengths == 1 if is_single else lengths > 1
-
-
-def work_in(form: WorkForm, arrays: Tensor) -> AttentionWork:
-    """A list's arrays (`num_ints`,) on the device, as kernels take them."""
-    size = form.tiles_max
-    chunks, rows, ends, num_tiles = unpack(arrays, [size, size, size, 1])
-    return AttentionWork(chunks, rows, ends, num_tiles, form.tokens_per_tile, form.items_max)
+def _filled(array: Ints, size: int, value: int) -> Ints:
+    """The array, and behind it `value`."""
+    return np.concatenate([array, np.full(size - array.size, value, np.int32)])

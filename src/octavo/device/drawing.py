@@ -79,7 +79,8 @@ def _begin(
     rows = [one.row for one in draws for _ in range(one.count)]
     positions = [one.position + i for one in draws for i in range(one.count)]
     place, row, position = to_device([places, rows, positions], hidden.device)
-    chosen = hidden[place]
+    is_all = places == list(range(hidden.shape[0]))
+    chosen = hidden if is_all else hidden[place]
     tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
     found = None
     if _is_plain(draws[0].params):
@@ -99,7 +100,7 @@ def _begin(
             tokens = draw(adjusted, on_device.draw_params(row), position, is_filtered=is_filtered)
         if tops:
             found = logprobs(logits, tokens, max(tops))
-    on_device.append(row, position, tokens)
+    arithmetic.append(row, position, tokens)
     if found is not None:
         own, ids, values = map(_to_host, found)
         found = own, ids, values

@@ -1,6 +1,6 @@
 """A `Forward` over a device: rows, pool and tokens lie there; only what the host reads is waited for.
 
-    prepare    the plan's writes and the step's arrays --(one copy)--> scatter into the rows
+    prepare    the plan's writes and the step's arrays --(one copy)--> one kernel puts them in their places
     run        hidden rows, by the `Arithmetic`
     draw       tokens into the rows, and on their way to the host, behind an event
 
@@ -15,15 +15,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.arithmetic import Arithmetic, DeviceStep
+from octavo.device.arithmetic import Arithmetic
 from octavo.device.devices import current
 from octavo.device.drawing import begin_drawing
 from octavo.device.moving import DeviceBlocks
-from octavo.device.rows import DeviceRows, carry, to_device
+from octavo.device.rows import DeviceRows, to_device
 from octavo.device.sampler import is_drawn_on_device
 from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.executor.batch import shape_of
@@ -40,12 +39,11 @@ class DeviceForward(Forward):
     """A model's arithmetic over rows and a pool on a device."""
 
     def __init__(self, arithmetic: Arithmetic, rows: DeviceRows, stop_ids: frozenset[int]) -> None:
-        """The arithmetic's pool has one block more than the ledger knows: the dummy row's."""
+        """`rows` are those that the arithmetic reads."""
         self.arithmetic, self.pool = arithmetic, arithmetic.pool
         self.blocks = DeviceBlocks(self.pool)
         self._device = self.pool.data.device
         self._rows, self._stop_ids = rows, stop_ids
-        self._step: DeviceStep  # that was prepared last
         self._nothing = torch.empty(0, device=self._device)
         self._hidden = self._nothing  # (R, E) of the step that ran last
 
@@ -57,19 +55,7 @@ class DeviceForward(Forward):
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Bring the rows up to the plan, and carry the step's arrays over."""
-        shape = shape_of(plan)
-        writes = self._rows.written_by(plan).arrays()
-        extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
-        count = np.array([writes[0].size], np.int32)
-        carried = carry([*writes, count, *shape.arrays, *extra], self._device)
-        indices, values, count_there, *arrays = carried
-        if indices.numel():
-            self.arithmetic.scatter(self._rows.state, indices, values, count_there)
-        if plan.chunks:
-            table_rows, starts, offsets, token_chunks, positions, logit_rows, *rest = arrays
-            self._step = DeviceStep(
-                shape, table_rows, starts, offsets, token_chunks, positions, logit_rows, self._rows, rest
-            )
+        self.arithmetic.prepare(shape_of(plan), self._rows.written_by(plan))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -91,7 +77,7 @@ class DeviceForward(Forward):
     def run(self) -> None:
         """Start the step that was prepared; the rows of the one before go first."""
         self._hidden = self._nothing
-        self._hidden = self.arithmetic.hidden(self._step)
+        self._hidden = self.arithmetic.hidden()
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens of hidden rows. Waits for them, as the next two do."""
@@ -124,9 +110,7 @@ class DeviceForward(Forward):
                 sampled = taken.samples.get(one.seq_id, ())
                 columns += [(one.row, one.position + i, token.token) for i, token in enumerate(sampled)]
         if columns:
-            self._rows.append(
-                *to_device([list(column) for column in zip(*columns, strict=True)], self._device)
-            )
+            self.arithmetic.append(*to_device([list(c) for c in zip(*columns, strict=True)], self._device))
 
     def describe_trouble(self, error: Exception) -> str | None:
         """What failed on the device. Raises DeviceLost where it is no more."""

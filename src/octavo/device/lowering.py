@@ -2,11 +2,11 @@
 
     q, k, v products of one input                 one product over stacked weights
     norms of q and k, rope, K and V to slots      one store; norms over all heads go before it
-    gate and up                                   one product over stacked weights, then the gate
+    gate, up and their product                    one product, whose weights take turns
     a sum and the norm of it                      one norm, which writes the sum in place
     embedding, its scale, learned positions       one gather
 
-So a layer of Llama is nine kernels: norm, product, store, attention, product, norm, product, gate, product.
+So a layer of Llama is eight kernels: norm, product, store, attention, product, norm, product, product.
 A pattern that a family lacks is left out, and a node that fits none becomes a kernel of its own.
 """
 
@@ -23,10 +23,10 @@ from octavo.device.layout import DevicePool
 from octavo.device.triton.attention import AttentionForm
 from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
 from octavo.device.triton.embedding import embed
-from octavo.device.triton.linear import linear
+from octavo.device.triton.linear import linear, linear_gated
 from octavo.device.triton.norms import layer_norm, rms_norm
 from octavo.device.triton.store import HeadTransform, store_heads
-from octavo.device.weights import own, own_matrix, stacked, stacked_biases
+from octavo.device.weights import biases_of, own, own_matrix, stacked, taking_turns
 from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import AttentionSpec, Vector
 from octavo.kernels.recording import (
@@ -151,7 +151,7 @@ class _Lowering:
             self._embed_or_add(node)
         elif isinstance(node, Take):
             x = node.x
-            self._launch(lambda values, step: _put(values, node, values[x][step.logit_rows]), x)
+            self._launch(lambda values, step: _put(values, node, _wanted(values[x], step)), x)
         elif isinstance(node, Activated):
             x, activation = node.x, node.activation
             self._launch(lambda values, step: activate(_like(values, node, x), values[x], activation), x)
@@ -172,7 +172,8 @@ class _Lowering:
         matrices = [own_matrix(heads.product.weight) for heads in (q, k, v)]
         widths = [matrix.shape[0] for matrix in matrices]
         weight = stacked(matrices)
-        bias = stacked_biases([heads.product.bias for heads in (q, k, v)], matrices)
+        biases = biases_of([heads.product.bias for heads in (q, k, v)], matrices)
+        bias = None if biases is None else torch.cat(biases)
         pool, layer, queries = self.pool, node.layer, attended.q
         transform = _transform_of(q, k, pool.shape.head_size)
         whole = [_norm_of_row(heads, pool.shape.head_size) for heads in (q, k)]
@@ -187,7 +188,9 @@ class _Lowering:
                     part = qkv[:, start : start + width]
                     rms_norm(part, part, own(norm.weight), norm.eps)
             made = _put(values, queries, rows.new_empty((rows.shape[0], widths[0])))
-            store_heads(made, qkv, pool, layer, step.attention, step.token_chunks, step.positions, transform)
+            store_heads(
+                made, qkv, pool, layer, step.attention, step.tokens.chunks, step.tokens.positions, transform
+            )
 
         self._launch(launch, x)
 
@@ -236,16 +239,15 @@ class _Lowering:
             return
         assert isinstance(gate, Product)
         assert isinstance(up, Product)
-        matrices = [own_matrix(product.weight) for product in (gate, up)]
-        width, x = matrices[0].shape[0], gate.x
-        weight, bias = stacked(matrices), stacked_biases([gate.bias, up.bias], matrices)
+        matrices, x = [own_matrix(product.weight) for product in (gate, up)], gate.x
+        weight, width = taking_turns(*matrices), matrices[0].shape[0]
+        biases = biases_of([gate.bias, up.bias], matrices)
+        bias = None if biases is None else torch.stack(biases, 1).flatten()
 
         def launch(values: Values, step: CompiledStep) -> None:
             rows = values[x]
-            both = rows.new_empty((rows.shape[0], 2 * width))
-            linear(both, rows, weight, bias)
             out = _put(values, node, rows.new_empty((rows.shape[0], width)))
-            gated(out, both[:, :width], both[:, width:], activation)
+            linear_gated(out, rows, weight, activation, bias)
 
         self._launch(launch, x)
 
@@ -268,8 +270,9 @@ class _Lowering:
         places = own_matrix(learned[0].table).data if learned else None
 
         def launch(values: Values, step: CompiledStep) -> None:
-            out = _put(values, node, table.new_empty((step.tokens.shape[0], table.shape[1])))
-            embed(out, table, step.tokens, factors[0], places, None if places is None else step.positions)
+            num_tokens = step.tokens.positions.shape[0]
+            out = _put(values, node, table.new_empty((num_tokens, table.shape[1])))
+            embed(out, table, step.tokens, factors[0], places)
 
         self._launch(launch)
 
@@ -336,6 +339,11 @@ def _form_of(spec: AttentionSpec) -> AttentionForm:
 def _put(values: Values, node: Node, made: Tensor) -> Tensor:
     values[node] = made
     return made
+
+
+def _wanted(x: Tensor, step: CompiledStep) -> Tensor:
+    """The rows whose logits are wanted."""
+    return x if step.logit_rows is None else x.index_select(0, step.logit_rows)
 
 
 def _like(values: Values, node: Node, x: Node) -> Tensor:

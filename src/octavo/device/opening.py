@@ -67,7 +67,7 @@ def reference_backend(
         torch.device("cpu"),
         own,
         f"torch-{own.arithmetic_id}",
-        lambda model, pool, rows: ReferenceArithmetic(model, own, pool),
+        lambda model, pool, rows: ReferenceArithmetic(model, own, pool, rows),
         host_memory,
     )
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.arithmetic import DeviceStep
 from octavo.device.layout import LARGEST_CODE, DevicePool
+from octavo.device.rows import DeviceRows, Writes
 from octavo.executor.batch import StepShape, batch_of
 from octavo.kernels.attention_reference import StoredContext
 from octavo.kernels.contract import Floats, Ints, KvShape
@@ -64,27 +64,31 @@ class TensorBlocks:
 class ReferenceArithmetic:
     """`Arithmetic` op after op, on the host."""
 
-    def __init__(self, model: Model, ops: ReferenceOps, pool: DevicePool) -> None:
+    def __init__(self, model: Model, ops: ReferenceOps, pool: DevicePool, rows: DeviceRows) -> None:
         self.pool = pool
-        self._model, self._ops = model, ops
+        self._model, self._ops, self._rows = model, ops, rows
+        self._shape: StepShape  # of the step that was prepared last
 
-    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
-        """state[indices] = values."""
-        state[indices.long()] = values
+    def prepare(self, shape: StepShape, writes: Writes) -> None:
+        """Write into the rows; the step's arrays are the host's."""
+        indices, values = writes.arrays()
+        self._rows.state[torch.from_numpy(indices).long()] = torch.from_numpy(values)
+        self._shape = shape
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """tokens stand at `positions` of rows."""
+        kept = (positions < self._rows.context_length) & (tokens >= 0)
+        self._rows.tokens[rows[kept], positions[kept]] = tokens[kept].to(torch.int32)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
         for source, target in zip(sources, targets, strict=True):
             self.pool.data[target] = self.pool.data[source]
 
-    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
-        """Nothing."""
-        return ()
-
-    def hidden(self, step: DeviceStep) -> Tensor:
+    def hidden(self) -> Tensor:
         """(R, E): the wanted rows of the step."""
-        rows = step.rows
-        batch = batch_of(step.shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
+        rows = self._rows
+        batch = batch_of(self._shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
         return torch.from_numpy(hidden_states(self._ops, self._model, TensorBlocks(self.pool), batch))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 One array of int32 holds all of it, so that whatever a plan changes is one scatter into one array:
 
-    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 9) | adjusted (R + 1, 5 + 2B) |
-    row R   a dummy that padding of a captured step reads and writes; its table names the dummy block only
+    state   | tokens (R, context) | tables (R, W) | drawn (R, 9) | adjusted (R, 5 + 2B) |
 
 A plan's writes and a step's arrays travel in one pinned buffer and one copy (`carry`). Stream order is the
 fence: a step reads what the plans before it wrote, and what they sampled, without the host knowing it.
@@ -58,11 +57,9 @@ class Writes:
 class DeviceRows:
     """At most R rows of at most `context_length` tokens."""
 
-    def __init__(
-        self, max_rows: int, context_length: int, block_size: int, dummy_block: int, device: torch.device
-    ) -> None:
+    def __init__(self, max_rows: int, context_length: int, block_size: int, device: torch.device) -> None:
         """Raises ConfigError where the rows need more indices than 31 bits have."""
-        rows, blocks = max_rows + 1, blocks_for(context_length, block_size)
+        rows, blocks = max_rows, blocks_for(context_length, block_size)
         width = _ADJUSTED + 2 * LOGIT_BIAS_MAX
         sizes = [rows * context_length, rows * blocks, rows * _DRAWN, rows * width]
         if sum(sizes) > _STATE_MAX:
@@ -78,7 +75,6 @@ class DeviceRows:
         self.tables = tables.view(rows, blocks)
         self.drawn = drawn.view(rows, _DRAWN)
         self.adjusted = adjusted.view(rows, width)
-        self.tables[max_rows] = dummy_block
         self._tables_at, self._drawn_at = sizes[0], sizes[0] + sizes[1]
         self._adjusted_at = sum(sizes[:3])
 
@@ -141,13 +137,6 @@ class DeviceRows:
             whole[:, 2:],
             floats[:, biases_at : biases_at + num_biases],
         )
-
-    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """tokens (S,) stand at `positions` (S,) of rows (S,) from now on, all int64; those behind the
-        context, and those that are none (-1), go to the dummy row."""
-        is_kept = (positions < self.context_length) & (tokens >= 0)
-        row = torch.where(is_kept, rows, self.max_rows)
-        self.tokens[row, torch.where(is_kept, positions, 0)] = tokens.clamp(min=0).to(torch.int32)
 
     def _admit(self, writes: Writes, admitted: AdmittedRow) -> None:
         params, seed = admitted.params, admitted.seed & 0xFFFF_FFFF_FFFF_FFFF

@@ -19,7 +19,8 @@ _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 @dataclass(eq=False, slots=True)
 class DeviceMatrix:
-    """A matrix (outputs, inputs). `data` may become a view of several that were stacked (`stacked`)."""
+    """A matrix (outputs, inputs). `data` may become a view of several that are
+    read together (`stacked`, `taking_turns`)."""
 
     data: Tensor = field(repr=False)
 
@@ -93,16 +94,34 @@ def _neighbours(matrices: Sequence[DeviceMatrix]) -> Tensor | None:
     return first.as_strided((rows, first.shape[1]), first.stride())
 
 
-def stacked_biases(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix]) -> Tensor | None:
-    """The same for biases, zeros where there is none; None where no matrix has one."""
+def taking_turns(first: DeviceMatrix, second: DeviceMatrix) -> Tensor:
+    """Row 0 of the first, row 0 of the second, row 1 of the first, ... in one tensor, of which they become
+    views."""
+    rows, inputs = first.shape
+    assert second.shape == (rows, inputs)
+    if _take_turns(first, second):
+        return first.data.as_strided((2 * rows, inputs), (inputs, 1))
+    whole = torch.stack([first.data, second.data], 1).flatten(0, 1)
+    first.data, second.data = whole[0::2], whole[1::2]
+    return whole
+
+
+def _take_turns(first: DeviceMatrix, second: DeviceMatrix) -> bool:
+    """Whether they are views of one tensor already."""
+    (_, inputs), one, other = first.shape, first.data, second.data
+    is_shared = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    is_next = one.storage_offset() + inputs == other.storage_offset()
+    return is_shared and is_next and one.stride() == other.stride() == (2 * inputs, 1)
+
+
+def biases_of(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix]) -> list[Tensor] | None:
+    """The biases of some products, zeros where there is none; None where no product has one."""
     if all(bias is None for bias in biases):
         return None
-    parts = []
-    for bias, matrix in zip(biases, matrices, strict=True):
-        parts.append(
-            matrix.data.new_zeros(matrix.shape[0], dtype=torch.float32) if bias is None else own(bias)
-        )
-    return torch.cat(parts)
+    return [
+        matrix.data.new_zeros(matrix.shape[0], dtype=torch.float32) if bias is None else own(bias)
+        for bias, matrix in zip(biases, matrices, strict=True)
+    ]
 
 
 def own(vector: Vector) -> Tensor:

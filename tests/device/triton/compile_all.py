@@ -80,6 +80,10 @@ def multiplied(rows: int, outputs: int, inputs: int) -> None:
     linear.linear(y, x, halves(outputs, inputs), halves(outputs), y)
 
 
+def gated(rows: int, outputs: int, inputs: int) -> None:
+    linear.linear_gated(halves(rows, outputs // 2), halves(rows, inputs), halves(outputs, inputs), "silu")
+
+
 def multiplied_in_little_memory(rows: int) -> None:
     with mock.patch.object(linear, "shared_bytes_of", return_value=LITTLE_SHARED_BYTES):
         multiplied(rows, 6144, 4096)
@@ -89,7 +93,7 @@ def of_vocabulary(rows: int) -> None:
     x, weight = halves(rows, 1024), halves(9000, 1024)
     vocabulary.logits(torch.zeros(rows, 9000), x, weight, 30.0)
     scratch = vocabulary.allocate_argmax_scratch(rows, 9000, CPU)
-    vocabulary.argmax(ints(rows), x, weight, scratch)
+    vocabulary.argmax(torch.zeros(rows, dtype=torch.int64), x, weight, scratch)
 
 
 def of_rows() -> None:
@@ -99,7 +103,8 @@ def of_rows() -> None:
     elementwise.gated(x, wide[:, :4096], wide[:, 4096:], "silu")
     elementwise.gated(x, wide[:, :4096], wide[:, 4096:], "gelu_tanh")
     elementwise.soft_cap(x, x, 30.0)
-    embedding.embed(x, halves(100, 4096), ints(4), 2.0, x, ints(4))
+    step = embedding.TokenPlaces(torch.zeros((2, 64), dtype=torch.int32), ints(2), ints(4), ints(4))
+    embedding.embed(x, halves(100, 4096), step, 2.0, x)
 
 
 def of_noise() -> None:
@@ -116,7 +121,8 @@ def of_cuts() -> None:
 def of_moves() -> None:
     data = torch.zeros((2, 8192), dtype=torch.uint8)
     blocks.copy_blocks(data, ints(2), ints(2))
-    plans.scatter(ints(64), ints(16), ints(16), ints(1))
+    plans.write_plan(ints(64), ints(16), ints(16), ints(32), ints(32))
+    plans.append_tokens(torch.zeros((2, 64), dtype=torch.int32), *(torch.zeros(4, dtype=torch.int64),) * 3)
 
 
 def cases() -> dict[str, Callable[[], None]]:
@@ -137,6 +143,8 @@ def cases() -> dict[str, Callable[[], None]]:
     for rows, outputs, inputs in PRODUCTS:
         label = f"linear {rows} {outputs} {inputs} product"
         found[label] = lambda r=rows, o=outputs, i=inputs: multiplied(r, o, i)
+    for rows, outputs in ((1, 6144), (16, 28672), (32, 28672), (64, 28672), (256, 6144), (300, 28672)):
+        found[f"linear gated {rows} {outputs} product"] = lambda r=rows, o=outputs: gated(r, o, 4096)
     for rows in (1, 64, 128, 256):
         found[f"linear {rows} little product"] = lambda r=rows: multiplied_in_little_memory(r)
     for rows in (1, 32, 64, 65):

@@ -31,7 +31,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Compiled:
     registers: int
     shared_bytes: int
     is_serialized: bool  # ptxas found wgmma's accumulators touched while it may still run, and has it wait
+    is_released: bool  # all threads' last writes stand behind a barrier before one of them counts these
     operand_widths: list[int]  # neighbours along K that a thread holds of a product's operands, each once
 
 
@@ -110,8 +111,15 @@ def _compile(
         registers=registers,
         shared_bytes=made.metadata.shared,
         is_serialized=is_serialized,
+        is_released=_is_released(ptx),
         operand_widths=sorted({int(width) for width in re.findall(r"kWidth = (\d+)", made.asm["ttgir"])}),
     )
+
+
+def _is_released(ptx: str) -> bool:
+    """Between the last store to memory and an atomic that releases and acquires there is a barrier."""
+    written, atomic, _ = ptx.partition("atom.global.gpu.acq_rel")
+    return bool(atomic) and "bar.sync" in written.rpartition("st.global")[2]
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int, bool]:

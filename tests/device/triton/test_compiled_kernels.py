@@ -43,9 +43,8 @@ def kernels() -> list[Compiled]:
 
 
 def test_products_run_on_tensor_cores(kernels: list[Compiled]) -> None:
-    merges = ("merge_partitions", "find_largest_of_rows")
     for kernel in kernels:
-        has_products = kernel.label.endswith("product") and kernel.kernel not in merges
+        has_products = kernel.label.endswith("product") and kernel.kernel != "find_largest_of_rows"
         assert (kernel.mma_sync + kernel.wgmma > 0) == has_products, kernel
 
 
@@ -70,6 +69,19 @@ def test_products_of_attention_take_positions_and_dimensions_in_one_order(kernel
     """Of operands that were loaded as single bytes Triton has `mma.sync` take them in another order, but not
     `wgmma`: decoding would differ from prompts in the last bit."""
     assert {w for each in kernels if each.label.startswith("attention") for w in each.operand_widths} == {2}
+
+
+def test_a_merge_reads_what_other_programs_have_written(kernels: list[Compiled]) -> None:
+    splits = [kernel for kernel in kernels if kernel.kernel == "split_partitions"]
+    assert splits
+    assert all(kernel.is_released for kernel in splits), splits
+
+
+def test_four_programs_that_decode_codes_fit_a_multiprocessor(kernels: list[Compiled]) -> None:
+    kinds = ("attention decode int8 product", "attention decode fp8 product")
+    found = [each for each in kernels if each.label in kinds and each.kernel == "split_partitions"]
+    assert found
+    assert all(4 * 128 * kernel.registers <= 65536 for kernel in found), found
 
 
 def test_no_product_and_sum_are_fused(kernels: list[Compiled]) -> None:

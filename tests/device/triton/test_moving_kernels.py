@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo.device.triton.blocks import copy_blocks, independent_runs
-from octavo.device.triton.plans import scatter
+from octavo.device.triton.plans import append_tokens, write_plan
 
 pytestmark = pytest.mark.full
 
@@ -47,11 +47,27 @@ def test_runs_of_copies_give_what_their_order_gives() -> None:
         assert covered == list(range(len(pairs)))
 
 
-def test_a_plan_writes_as_many_values_as_it_counts() -> None:
+@pytest.mark.parametrize("num_ints", [0, 40, 900])
+def test_a_plan_writes_its_values_and_a_steps_arrays(num_ints: int) -> None:
     target = torch.zeros((30, 20), dtype=torch.int32)
-    indices = torch.randperm(600)[:500].to(torch.int32)
-    values = torch.arange(1, 501, dtype=torch.int32)
-    scatter(target, indices, values, ints(300))
+    indices = torch.randperm(600)[:300].to(torch.int32)
+    values = torch.arange(1, 301, dtype=torch.int32)
+    arrays, place = torch.arange(num_ints, dtype=torch.int32), torch.full((num_ints,), -1, dtype=torch.int32)
+    write_plan(target, indices, values, *([place, arrays] if num_ints else []))
     want = torch.zeros(600, dtype=torch.int32)
-    want[indices[:300].long()] = values[:300]
+    want[indices.long()] = values
     assert torch.equal(target.view(-1), want)
+    assert torch.equal(place, arrays)
+
+
+def test_what_a_step_draws_is_appended_where_it_has_a_place() -> None:
+    tokens = torch.zeros((3, 8), dtype=torch.int32)
+    rows, positions, drawn = (
+        torch.tensor([2, 0, 1, 1]),
+        torch.tensor([7, 0, 8, 3]),
+        torch.tensor([5, 6, 7, -1]),
+    )
+    append_tokens(tokens, rows, positions, drawn)
+    want = torch.zeros((3, 8), dtype=torch.int32)
+    want[2, 7], want[0, 0] = 5, 6  # 8 is behind the context, -1 is no token
+    assert torch.equal(tokens, want)

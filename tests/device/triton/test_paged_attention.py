@@ -9,7 +9,9 @@ import pytest
 import torch
 from tests.device.triton.steps import CPU, Context, Step, attended, make_context
 
-from octavo.device.compiled_step import AttentionSizes, CompiledStep, forms_of, list_of, work_in
+from octavo.device.compiled_step import AttentionSizes, arrays_of, size_of, step_in
+from octavo.device.packing import pack
+from octavo.device.rows import DeviceRows
 from octavo.device.triton.attention import (
     AttentionForm,
     allocate_scratch,
@@ -17,6 +19,8 @@ from octavo.device.triton.attention import (
     attend_walking,
 )
 from octavo.device.triton.attention_work import AttentionWork, prefill_tokens_per_tile, tiles_of
+from octavo.executor.batch import shape_of
+from octavo.types import Chunk, StepPlan
 
 pytestmark = pytest.mark.full
 
@@ -156,6 +160,20 @@ def test_a_prompt_has_the_bits_of_decoding_with_masks_and_without(
         assert torch.equal(way(q, context, alone, form, alone.work(1, window))[0], want)
 
 
+def test_a_split_leaves_its_scratch_as_the_next_layer_needs_it(rng: torch.Generator) -> None:
+    """Counts of partials begin at zero; how many programs there are, and so which one merges, is the same."""
+    context = make_context(LENGTHS, 2, 16, 16, "f32", rng)
+    q, out = torch.randn((2, 3, 4 * 16), generator=rng)
+    work = DECODE.work(1, None, spare=2)
+    scratch = allocate_scratch(work.items_max, 1, 4, 2, 16, CPU)
+    want, _ = walked(q, context, DECODE, PLAIN, work)
+    for programs in (1, 2, 5, 50):
+        attend_splitting(out, q, context.pool, 1, DECODE.on_device(context), work, PLAIN, scratch, programs)
+        assert torch.equal(out, want)
+        assert not scratch.num_written.any()
+        out.zero_()
+
+
 @pytest.mark.parametrize("length", [16 * 256, 16 * 256 + 1])
 def test_more_partials_than_a_merge_loads_at_a_time(length: int, rng: torch.Generator) -> None:
     context = make_context([length], 1, 16, 16, "f32", rng)
@@ -244,29 +262,26 @@ def test_a_tile_of_a_prefill_fills_the_rows_of_a_product() -> None:
     "heads, kv_heads", [(4, 2), (64, 1)], ids=["tiles of 32 tokens", "tiles of one token"]
 )
 @pytest.mark.parametrize("step", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+@pytest.mark.parametrize("is_padded", [False, True])
 def test_the_lists_of_a_step_cover_every_token_whatever_a_tile_holds(
-    step: Step, heads: int, kv_heads: int, rng: torch.Generator
+    is_padded: bool, step: Step, heads: int, kv_heads: int, rng: torch.Generator
 ) -> None:
     context = make_context(LENGTHS, kv_heads, 16, 16, "f32", rng)
     q = torch.randn((step.num_tokens, heads * 16), generator=rng)
     sizes = AttentionSizes(heads, kv_heads, 16, (None,), 3, num_processors=1)
-    _, starts, lengths = (np.array(column, np.int32) for column in zip(*step.chunks, strict=True))
-    works = [
-        (form, work_in(form, torch.from_numpy(list_of(form, starts, lengths))))
-        for form in forms_of(lengths, sizes)
-    ]
-    tokens = torch.zeros(step.num_tokens, dtype=torch.int32)  # attention reads none of these
-    compiled = CompiledStep(
-        tokens,
-        tokens,
-        tokens,
-        tokens,
-        step.on_device(context),
-        works,
-        sizes,
-        int(lengths.max()),
-        partials=allocate_scratch(9, 1, heads, kv_heads, 16, CPU),
-    )
+    chunks = [Chunk(row, row, start, length, 1, start) for row, start, length in step.chunks]
+    shape = shape_of(StepPlan(0, (), (), (), (), tuple(chunks), ()))
+    rows = DeviceRows(len(LENGTHS), max(LENGTHS), 16, CPU)
+    rows.tables[...] = context.tables[:, : rows.tables.shape[1]]
+    size = size_of(shape, sizes)
+    size = size.rounded() if is_padded else size
+    arrays = torch.from_numpy(pack(arrays_of(shape, size, sizes)))
+    partials = allocate_scratch(3 * size.tokens, 1, heads, kv_heads, 16, CPU)
+    compiled = step_in(arrays, size, sizes, rows, None, partials)
+    q = torch.cat([q, torch.randn((size.tokens - step.num_tokens, heads * 16), generator=rng)])
     out = torch.full_like(q, float("nan"))
     compiled.attend(out, q, context.pool, 1, PLAIN)
-    torch.testing.assert_close(out.double(), attended(q, context, step, PLAIN)[0], atol=3e-6, rtol=3e-6)
+    num = step.num_tokens
+    want = attended(q[:num], context, step, PLAIN)[0]
+    torch.testing.assert_close(out[:num].double(), want, atol=3e-6, rtol=3e-6)
+    assert bool(out[num:].isnan().all()), "padding was written"

@@ -14,8 +14,10 @@ import pytest
 import torch
 from tests.device.triton.steps import CPU
 
-from octavo.device.triton.linear import Tiling, linear, tiling_for
+from octavo.device.triton.elementwise import gated
+from octavo.device.triton.linear import Tiling, linear, linear_gated, tiling_for
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
+from octavo.device.weights import DeviceMatrix, taking_turns
 
 pytestmark = pytest.mark.full
 
@@ -125,7 +127,7 @@ def test_an_argmax_reads_no_rows_beyond_the_last(
 ) -> None:
     x, weight = torch.randn((3, 64), generator=rng), torch.randn((70, 64), generator=rng)
     scratch = allocate_argmax_scratch(3, 70, CPU)
-    out, best = torch.empty((3, 70)), torch.empty(3, dtype=torch.int32)
+    out, best = torch.empty((3, 70)), torch.empty(3, dtype=torch.int64)
     with addresses_read(monkeypatch) as read:
         logits(out, x, weight)
         argmax(best, x, weight, scratch)
@@ -153,6 +155,33 @@ def test_a_row_alone_has_the_bits_it_has_beside_others(tiling: Tiling, rng: torc
     for row in (0, 7, 19):
         linear(alone, x[row : row + 1], weight, tiling=tiling)
         assert torch.equal(alone[0], crowd[row])
+
+
+@pytest.mark.usefixtures("chained_dots")
+@pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16"])
+@pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gated_product_has_the_bits_of_two_products_and_a_gate(
+    has_bias: bool, tiling: Tiling, dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    x = torch.randn((20, 96), generator=rng).to(dtype)
+    gate, up = (torch.randn((71, 96), generator=rng).to(dtype) for _ in range(2))
+    biases = [torch.randn(71, generator=rng) if has_bias else None for _ in range(2)]
+    made = [torch.empty((20, 71), dtype=dtype) for _ in range(3)]
+    for weight, bias, out in zip((gate, up), biases, made, strict=False):
+        linear(out, x, weight, bias, tiling=tiling)
+    gated(made[2], made[0], made[1], "silu")
+    one, other = DeviceMatrix(gate), DeviceMatrix(up)
+    both = taking_turns(one, other)
+    bias = torch.stack(biases, 1).flatten() if has_bias else None
+    wide = torch.full((20, 80), 7, dtype=dtype)
+    linear_gated(wide[:, 4:75], x, both, "silu", bias, tiling)
+    assert torch.equal(wide[:, 4:75], made[2])
+    assert bool((wide[:, :4] == 7).all())
+    assert bool((wide[:, 75:] == 7).all())
+    assert torch.equal(one.data, gate)
+    assert torch.equal(other.data, up)
+    assert taking_turns(one, other).data_ptr() == both.data_ptr(), "the weights exist twice"
 
 
 def tiles(num_outputs: int, *rows: int) -> list[tuple[int, int]]:
@@ -191,7 +220,7 @@ def test_a_tiling_has_the_stages_that_fit_into_shared_memory() -> None:
 @pytest.mark.parametrize("soft_cap", [None, 3.0])
 def test_logits_and_their_argmax_agree(soft_cap: float | None, tiling: Tiling, rng: torch.Generator) -> None:
     x, weight = torch.randn((18, 72), generator=rng), torch.randn((300, 72), generator=rng)
-    out, best = torch.empty((18, 300)), torch.empty(18, dtype=torch.int32)
+    out, best = torch.empty((18, 300)), torch.empty(18, dtype=torch.int64)
     logits(out, x, weight, soft_cap, tiling)
     want = x.double() @ weight.double().T
     if soft_cap is not None:
@@ -214,13 +243,13 @@ def test_the_lowest_of_equals_is_found_and_no_number_has_no_argmax(tiling: Tilin
     x[5, 0] = -1  # all zeros but three: the first zero
     x[6, 0] = 3e38
     weight[8900, 0] = 1e30  # overflows for row 6, and is largest for row 0
-    best = torch.empty(7, dtype=torch.int32)
+    best = torch.empty(7, dtype=torch.int64)
     argmax(best, x, weight, allocate_argmax_scratch(7, 9000, CPU), None, tiling)
     assert best.tolist() == [8900, 18, -1, -1, 0, 0, -1]
 
 
 def test_nothing_but_minus_infinity_has_no_argmax() -> None:
     x, weight = torch.full((1, 16), 3e38), torch.full((40, 16), -3e38)
-    best = torch.empty(1, dtype=torch.int32)
+    best = torch.empty(1, dtype=torch.int64)
     argmax(best, x, weight, allocate_argmax_scratch(1, 40, CPU))
     assert best.tolist() == [-1]

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
-from octavo.device.triton.embedding import embed
+from octavo.device.triton.embedding import TokenPlaces, embed
 from octavo.device.triton.norms import layer_norm, rms_norm
 
 pytestmark = pytest.mark.full
@@ -95,10 +95,15 @@ def test_a_cap_is_as_precise_near_zero_as_elsewhere(rng: torch.Generator) -> Non
 @DTYPES
 def test_embeddings_are_rows_of_tables(dtype: torch.dtype, rng: torch.Generator) -> None:
     table, places = (torch.randn(shape, generator=rng).to(dtype) for shape in ((10, 1100), (7, 1100)))
-    tokens = torch.tensor([3, 9, 0, -1], dtype=torch.int32)
+    rows = torch.randint(0, 10, (3, 7), generator=rng, dtype=torch.int32)
     positions = torch.tensor([6, 0, 2, -1], dtype=torch.int32)
+    table_rows, chunks = (torch.tensor(x, dtype=torch.int32) for x in ([2, 0], [0, 1, 1, 0]))
     out = torch.empty((4, 1100), dtype=dtype)
-    embed(out, table, tokens)
-    assert torch.equal(out, table[tokens.clamp(0).long()])
-    embed(out, table, tokens, 33.0, places, positions)
-    close(out, 33 * table[tokens.clamp(0).long()].double() + places[positions.clamp(0).long()].double())
+    step = TokenPlaces(rows, table_rows, chunks, positions)
+    tokens = rows[[2, 0, 0], [6, 0, 2]].long()
+    embed(out, table, step)
+    assert torch.equal(out[:3], table[tokens])
+    assert not out[3].any(), "padding is not zeros"
+    embed(out, table, step, 33.0, places)
+    close(out[:3], 33 * table[tokens].double() + places[positions[:3].long()].double())
+    assert not out[3].any(), "padding is not zeros"

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from octavo.device.triton.launch import jit
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 _TANH_BY_SERIES = tl.constexpr(0.3)  # below it 1 - 2 / (exp(2x) + 1) would cancel
 _TO_INTEGER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: added to a double, it leaves no fraction bit
 _LEAST_NORMAL_E4M3 = tl.constexpr(0x3C800000)  # the bits of 2^-6 in float32

@@ -1,7 +1,8 @@
 """Paged attention on a device: prefill, decoding and mixed chunks, cut in two ways that give the same bits.
 
     attend_walking      one program for each (tile, kv head): enough of them in a prefill
-    attend_splitting    a fixed grid over (tile, partition) items, then a merge: for few rows of long contexts
+    attend_splitting    a fixed grid over (tile, partition) items; the program that ends a tile's last one
+                        merges them: for few rows of long contexts
 
 Where V may hold what is no number, tiles of several tokens are then looked at by a second walk, which ends at
 once where a result is finite; so the first one needs no registers for that.
@@ -20,13 +21,15 @@ from dataclasses import dataclass
 import torch
 
 from octavo.device.layout import DevicePool
-from octavo.device.triton.attention_kernels import merge_partitions, split_partitions, walk_partitions
+from octavo.device.triton.attention_kernels import split_partitions, walk_partitions
 from octavo.device.triton.attention_work import SUB_TILE_SIZE, AttentionStep, AttentionWork
 from octavo.device.triton.launch import TRITON_DTYPES, Argument, Constant, launch, padded
 from octavo.device.triton.linear import shared_bytes_of
 
+_REGISTERS_OF_CODES = 128  # of a thread that decodes: shared memory has room for four such programs, too
 _LEAST_ROWS = 16  # of a tensor core's product
 _LARGEST_HEAD = 256
+_MERGED_MAX, _MERGED_NUMBERS = 16, 4096  # partials, and numbers of these, that a merge loads at once
 _OTHER_SHARED_BYTES = 3 * 1024  # beside queries and sub-tiles
 
 
@@ -43,11 +46,12 @@ class AttentionForm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScratch:
-    """Partials of (tile, partition) items, float32, not divided."""
+    """Partials of (tile, partition) items, float32, not divided, and how many of a tile's are written."""
 
     largest: torch.Tensor  # (items, K, tokens per tile * H / K)
     total: torch.Tensor  # the same
     out: torch.Tensor  # (..., D)
+    num_written: torch.Tensor  # (items, K) int32: zeros between launches
 
 
 def allocate_scratch(
@@ -61,8 +65,9 @@ def allocate_scratch(
     """Room for the partials of `items_max` items."""
     shape = (items_max, num_kv_heads, tokens_per_tile * num_heads // num_kv_heads)
     largest, total = torch.empty((2, *shape), dtype=torch.float32, device=device)
+    out = torch.empty((*shape, head_size), dtype=torch.float32, device=device)
     return AttentionScratch(
-        largest, total, torch.empty((*shape, head_size), dtype=torch.float32, device=device)
+        largest, total, out, torch.zeros((items_max, num_kv_heads), dtype=torch.int32, device=device)
     )
 
 
@@ -97,34 +102,39 @@ def attend_splitting(
     num_programs: int,
     log_sum_exp: torch.Tensor | None = None,
 ) -> None:
-    """The same by `num_programs` programs for each kv head, and a merge. Overwrites `scratch`."""
+    """The same by `num_programs` programs for each kv head. Overwrites `scratch`, which no other launch uses
+    meanwhile."""
     sizes = _check(out, q, pool, form, log_sum_exp)
     rows = work.tokens_per_tile * sizes.group
     assert scratch.largest.shape[0] >= work.items_max
     assert scratch.out.shape[1:] == (sizes.num_kv_heads, rows, sizes.head_size)
-    partials = (scratch.largest, scratch.total, scratch.out)
+    partials = (scratch.largest, scratch.total, scratch.out, scratch.num_written)
     tiles = (work.tile_chunks, work.tile_rows, work.tile_ends, work.num_tiles)
     chunks = (step.table_rows, step.starts, step.offsets)
     tile = _tile_constants(sizes, work.tokens_per_tile)
-    compiled = _form_of(tile, q, pool)
+    compiled, merged = _form_of(tile, q, pool), padded(rows)
+    many = min(_MERGED_MAX, max(1, _MERGED_NUMBERS // (merged * padded(sizes.head_size, 16))))
     launch(
         split_partitions,
         (num_programs, sizes.num_kv_heads),
         [
-            *(*partials, q, *_memory(pool, layer), step.tables, *chunks, *tiles, form.slopes),
-            *(q.stride(0), *_strides(pool, layer), step.tables.stride(0)),
+            *(out, log_sum_exp, *partials, q, *_memory(pool, layer), step.tables, *chunks, *tiles),
+            *(
+                form.sinks,
+                form.slopes,
+                out.stride(0),
+                q.stride(0),
+                *_strides(pool, layer),
+                step.tables.stride(0),
+            ),
             *(form.scale, form.soft_cap, form.window),
         ],
-        {"SEARCH_STEPS": work.tiles_max.bit_length()} | tile | _held_constants(q, pool),
+        {"SEARCH_STEPS": work.tiles_max.bit_length(), "MERGED": merged, "MANY": many}
+        | tile
+        | _held_constants(q, pool),
         num_warps=compiled.num_warps,
         num_stages=compiled.num_stages,
-    )
-    launch(
-        merge_partitions,
-        (work.tiles_max, sizes.num_kv_heads, rows),
-        [out, log_sum_exp, *partials, *chunks, *tiles, form.sinks, out.stride(0)],
-        {name: value for name, value in tile.items() if name != "ROWS"},
-        num_warps=1,  # which holds all partials of a load in registers
+        registers_max=_REGISTERS_OF_CODES if pool.layout.has_scales and work.tokens_per_tile == 1 else None,
     )
     if _may_spoil(work, pool):
         _walk(out, q, pool, layer, step, work, form, log_sum_exp, is_careful=True)

@@ -1,4 +1,4 @@
-"""The three kernels of attention: partitions walked by one program, or split among programs, and their merge.
+"""The two kernels of attention: partitions walked by one program, or split among programs and merged.
 
 What they compute is in `attention_partition`; `attention` starts them.
 """
@@ -23,8 +23,7 @@ from octavo.device.triton.attention_partition import (
 )
 from octavo.device.triton.launch import jit, kernel
 
-_MANY = tl.constexpr(16)  # partials that a merge loads together
-_FEW = tl.constexpr(4)  # the same of the last ones
+_FEW = tl.constexpr(4)  # of the last partials a merge loads so many together
 
 
 @kernel()
@@ -100,9 +99,12 @@ def walk_partitions(
 
 @kernel()
 def split_partitions(
+    out: tl.tensor,
+    log_sum_exp: tl.tensor,
     partial_largest: tl.tensor,
     partial_total: tl.tensor,
     partial_out: tl.tensor,
+    num_written: tl.tensor,
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
@@ -115,7 +117,9 @@ def split_partitions(
     tile_rows: tl.tensor,
     tile_ends: tl.tensor,
     num_tiles: tl.tensor,
+    sinks: tl.tensor,
     slopes: tl.tensor,
+    out_stride: tl.tensor,
     q_stride: tl.tensor,
     block_stride: tl.tensor,
     scale_stride: tl.tensor,
@@ -132,8 +136,14 @@ def split_partitions(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
     CODES: tl.constexpr,
+    MERGED: tl.constexpr,
+    MANY: tl.constexpr,
 ) -> None:
-    """A fixed number of programs for each kv head, which take (tile, partition) items in turn."""
+    """A fixed number of programs for each kv head, which take (tile, partition) items in turn.
+
+    The one that ends a tile's last item merges the tile's partials in ascending order, whoever wrote them,
+    and leaves `num_written` (tiles, kv heads) as it was found: zero.
+    """
     kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     tiles = tl.load(num_tiles)
     num_items = tl.load(tile_ends + tiles - 1, mask=tiles > 0, other=0)
@@ -151,7 +161,8 @@ def split_partitions(
             q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
         )
         low, stop = loaded[2]
-        base = (low // PARTITION + item - _items_before(tile, tile_ends)) * PARTITION
+        first_item, last_item = _items_before(tile, tile_ends), tl.load(tile_ends + tile)
+        base = (low // PARTITION + item - first_item) * PARTITION
         none, part = _nothing(ROWS, BLOCK_D), empty_part(ROWS, BLOCK_D)
         for start in range(
             tl.maximum(base, low // BLOCK_N * BLOCK_N), tl.minimum(base + PARTITION, stop), BLOCK_N
@@ -162,49 +173,18 @@ def split_partitions(
         partial = _partial_rows(item, kv_head, num_kv_heads, TOKENS * GROUP) + row
         partials = (partial_largest, partial_total, partial_out)
         _write_partials(partials, partial, part, row // GROUP < num_tokens, HEAD_SIZE)
-
-
-@kernel()
-def merge_partitions(
-    out: tl.tensor,
-    log_sum_exp: tl.tensor,
-    partial_largest: tl.tensor,
-    partial_total: tl.tensor,
-    partial_out: tl.tensor,
-    table_rows: tl.tensor,
-    starts: tl.tensor,
-    offsets: tl.tensor,
-    tile_chunks: tl.tensor,
-    tile_rows: tl.tensor,
-    tile_ends: tl.tensor,
-    num_tiles: tl.tensor,
-    sinks: tl.tensor,
-    out_stride: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> None:
-    """One program for each (tile, kv head, row): the partials of its partitions in ascending order.
-
-    They are loaded several at a time, so that their latencies overlap, and folded one by one.
-    """
-    tile, kv_head, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    if tile >= tl.load(num_tiles):
-        return
-    _, begin, _, num_tokens = tile_place(tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS)
-    row = tl.program_id(2) + tl.arange(0, 1)
-    if tl.program_id(2) >= num_tokens * GROUP:
-        return
-    partials = (partial_largest, partial_total, partial_out)
-    first, stop = _items_before(tile, tile_ends), tl.load(tile_ends + tile)
-    many = first + (stop - first) // _MANY * _MANY
-    places = (kv_head, num_kv_heads, tl.program_id(2))
-    softmax = _nothing(1, BLOCK_D)
-    softmax = _merged(softmax, partials, first, many, places, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, _MANY)
-    softmax = _merged(softmax, partials, many, stop, places, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, _FEW)
-    place = (begin, num_tokens, kv_head, num_kv_heads)
-    write_rows(out, out_stride, log_sum_exp, row, place, softmax, sinks, HEAD_SIZE, GROUP)
+        # All threads have written before one of them counts; the count releases what they wrote, and acquires
+        # what other programs did.
+        tl.debug_barrier()
+        counter = num_written + tile * num_kv_heads + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last_item - first_item - 1:
+            tl.store(counter, 0)
+            items = (first_item, last_item)
+            softmax = _merged_tile(
+                partials, items, (kv_head, num_kv_heads), TOKENS * GROUP, HEAD_SIZE, BLOCK_D, MERGED, MANY
+            )
+            merged = tl.arange(0, MERGED)
+            write_rows(out, out_stride, log_sum_exp, merged, place, softmax, sinks, HEAD_SIZE, GROUP)
 
 
 @jit
@@ -222,33 +202,49 @@ def _write_partials(
 
 
 @jit
+def _merged_tile(
+    partials: tl.tensor,
+    items: tl.tensor,
+    heads: tl.tensor,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGED: tl.constexpr,
+    MANY: tl.constexpr,
+) -> tl.tensor:
+    """The softmax of a tile's rows, MERGED with padding: items[0] to items[1] in order, MANY at once as long
+    as there are so many."""
+    first, stop = items
+    many = first + (stop - first) // MANY * MANY
+    few: tl.constexpr = _FEW if MANY > _FEW else MANY
+    softmax = _merged(_nothing(MERGED, BLOCK_D), partials, first, many, heads, ROWS, HEAD_SIZE, MANY)
+    return _merged(softmax, partials, many, stop, heads, ROWS, HEAD_SIZE, few)
+
+
+@jit
 def _merged(
     softmax: tl.tensor,
     partials: tl.tensor,
     first: tl.tensor,
     stop: tl.tensor,
-    places: tl.tensor,
+    heads: tl.tensor,
     ROWS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> tl.tensor:
-    """The softmax of one row with items [first, stop) folded in, as many loaded at once.
-
-    `places`: the kv head, the number of kv heads, the row of the tile's ROWS.
-    """
+    """The softmax of a tile's ROWS rows with items [first, stop) folded in, as many loaded at once, so that
+    their latencies overlap. `heads`: the kv head, the number of kv heads."""
     largest, total, summed = softmax
     partial_largest, partial_total, partial_out = partials
-    kv_head, num_kv_heads, row = places
-    dim = tl.arange(0, BLOCK_D)
-    for base in tl.range(first, stop, AT_ONCE, num_stages=2):
+    row, dim = tl.arange(0, summed.shape[0])[None, :], tl.arange(0, summed.shape[1])[None, None, :]
+    for base in tl.range(first, stop, AT_ONCE, num_stages=1):
         item = base + tl.arange(0, AT_ONCE)
-        partial = _partial_rows(item, kv_head, num_kv_heads, ROWS) + row
-        there = item < stop  # beyond it nothing is seen: folded, that changes no bit
+        there = (item < stop)[:, None] & (row < ROWS)  # beyond, nothing is seen: folded, that changes no bit
+        partial = _partial_rows(item, heads[0], heads[1], ROWS)[:, None] + row
         largest_of = tl.load(partial_largest + partial, mask=there, other=float("-inf"))
         total_of = tl.load(partial_total + partial, mask=there, other=0.0)
-        at = partial_out + partial[:, None] * HEAD_SIZE + dim[None, :]
-        out_of = tl.load(at, mask=there[:, None] & (dim < HEAD_SIZE)[None, :], other=0.0)
+        at = partial_out + partial[:, :, None] * HEAD_SIZE + dim
+        out_of = tl.load(at, mask=there[:, :, None] & (dim < HEAD_SIZE), other=0.0)
         for index in tl.static_range(AT_ONCE):
             part_largest, part_total = _taken(largest_of, index), _taken(total_of, index)
             part_out = _taken(out_of, index)
@@ -337,12 +333,14 @@ def _nothing(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
 
 @jit
 def _taken(numbers: tl.tensor, INDEX: tl.constexpr) -> tl.tensor:
-    """(1, ...): one of several (M, ...), as its bits, so that the compiler drops the others."""
+    """One of several (M, ...), as its bits, so that the compiler drops the others."""
     bits = numbers.to(tl.int32, bitcast=True)
     is_it = tl.arange(0, numbers.shape[0]) == INDEX
-    if len(numbers.shape) == 2:
+    if len(numbers.shape) == 3:
+        is_it = is_it[:, None, None]
+    else:
         is_it = is_it[:, None]
-    return tl.sum(tl.where(is_it, bits, 0), 0, keep_dims=True).to(tl.float32, bitcast=True)
+    return tl.sum(tl.where(is_it, bits, 0), 0).to(tl.float32, bitcast=True)
 
 
 @jit

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from octavo.device.triton.arithmetic import activated, capped
+from octavo.device.triton.arithmetic import ACTIVATIONS, activated, capped
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, kernel, launch
 
 _BLOCK = 1024
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 
 
 def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:

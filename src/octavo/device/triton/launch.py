@@ -50,11 +50,18 @@ def launch(
     constants: Mapping[str, Constant],
     num_warps: int = 4,
     num_stages: int = 2,
+    registers_max: int | None = None,
 ) -> None:
-    """Start a kernel on torch's current stream; a grid without programs starts nothing."""
+    """Start a kernel on torch's current stream; a grid without programs starts nothing. `registers_max`: of a
+    thread, so that more programs run at once."""
     if 0 in grid:
         return
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False}
+    options = {
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "enable_fp_fusion": False,
+        "maxnreg": registers_max,
+    }
     cast(_Launchable, started)[grid](*arguments, **constants, **options)
 
 

@@ -11,7 +11,8 @@ into nor the number of inputs loaded at a time changes its bits, and tiles are f
     more        rows on M. Rows beyond the last are the first ones again: a mask, though full tiles need none,
                 cost 4 to 8 % of most products of 256 rows.
 
-Outputs beyond the last are zeros.
+Outputs beyond the last are zeros. A gate and what it gates are one product whose weights take turns (gate 0,
+up 0, gate 1, ...): each program has both numbers of its outputs, and writes what they come to.
 
 T rows, K inputs, N outputs.
 """
@@ -25,6 +26,7 @@ from functools import cache
 import torch
 import triton.language as tl
 
+from octavo.device.triton.arithmetic import ACTIVATIONS, activated
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, jit, kernel, launch
 
 _GROUP = tl.constexpr(
@@ -132,16 +134,44 @@ def linear(
 
     Rows of x, out and residual may be strided; out may be residual.
     """
+    assert out.shape == (x.shape[0], weight.shape[0])
+    assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
+    _multiply(out, x, weight, bias, residual, None, tiling)
+
+
+def linear_gated(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    activation: str,
+    bias: torch.Tensor | None = None,
+    tiling: Tiling | None = None,
+) -> None:
+    """out (T, N / 2) = activation(gate) * up, both rounded before, of products with weights (N, K) and biases
+    (N,) that take turns: gate 0, up 0, gate 1, ... It has the bits of two products and `elementwise.gated`.
+    """
+    assert out.shape == (x.shape[0], weight.shape[0] // 2)
+    assert activation in ACTIVATIONS
+    _multiply(out, x, weight, bias, None, activation, tiling)
+
+
+def _multiply(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    tiling: Tiling | None,
+) -> None:
     (num_rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert weight.shape[1] == num_inputs
     assert weight.is_contiguous()
     assert weight.dtype == x.dtype
-    assert out.shape == (num_rows, num_outputs)
     assert x.dtype in TRITON_DTYPES
     assert x.stride(1) == 1
     assert out.stride(1) == 1
     assert bias is None or bias.shape == (num_outputs,)
-    assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
     chosen = tiling_of(x, weight) if tiling is None else tiling
     row_tiles, output_tiles = chosen.num_tiles(num_rows, num_outputs)
     launch(
@@ -151,7 +181,7 @@ def linear(
             *(out, x, weight, bias, residual, num_rows, out.stride(0), x.stride(0)),
             0 if residual is None else residual.stride(0),
         ],
-        {"INPUTS": num_inputs, "NUM_OUTPUTS": num_outputs} | chosen.constants,
+        {"INPUTS": num_inputs, "NUM_OUTPUTS": num_outputs, "ACTIVATION": activation} | chosen.constants,
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
@@ -170,6 +200,7 @@ def multiply(
     residual_stride: tl.tensor,
     INPUTS: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -198,7 +229,22 @@ def multiply(
     if residual is not None:
         at = row.to(tl.int64) * residual_stride + output
         y += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    if ACTIVATION is not None:
+        gate, up = _pairs(y.to(out.dtype.element_ty).to(tl.float32), WEIGHTS_FIRST)
+        y = activated(gate, ACTIVATION) * up
+        row, output = indices(row_tile, output_tile, ROWS, OUTPUTS // 2, WEIGHTS_FIRST)
+        mask = (row < num_rows) & (output < NUM_OUTPUTS // 2)
     tl.store(out + row.to(tl.int64) * out_stride + output, y.to(out.dtype.element_ty), mask=mask)
+
+
+@jit
+def _pairs(y: tl.tensor, WEIGHTS_FIRST: tl.constexpr) -> tl.tensor:
+    """The outputs of a tile with even numbers, and those with odd ones."""
+    if WEIGHTS_FIRST:
+        pairs = tl.permute(tl.reshape(y, [y.shape[0] // 2, 2, y.shape[1]]), [0, 2, 1])
+    else:
+        pairs = tl.reshape(y, [y.shape[0], y.shape[1] // 2, 2])
+    return tl.split(pairs)
 
 
 @jit

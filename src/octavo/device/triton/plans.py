@@ -1,4 +1,4 @@
-"""A plan's changes written into the device's arrays: values at indices, as many as the device is told."""
+"""What a plan changes in the device's arrays before a step, and what a step's tokens change behind it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,87 @@ from octavo.device.triton.launch import kernel, launch
 _BLOCK = 256
 
 
-def scatter(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, count: torch.Tensor) -> None:
-    """target.view(-1)[indices[i]] = values[i] for i < count (1,) int32, which lies on the device.
+def write_plan(
+    state: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    place: torch.Tensor | None = None,
+    arrays: torch.Tensor | None = None,
+) -> None:
+    """state.view(-1)[indices[i]] = values[i] for indices and values (n,), and place = arrays (m,).
 
-    indices (n,) int32 must differ from one another: programs have no order. values (n,) of target's dtype.
+    All are int32, and contiguous; the indices must differ from one another: programs have no order.
     """
-    assert target.is_contiguous()
+    for vector in (state, indices, values, place, arrays):
+        assert vector is None or (vector.dtype == torch.int32 and vector.is_contiguous())
     assert indices.shape == values.shape
     assert indices.dim() == 1
-    assert indices.dtype == count.dtype == torch.int32
-    assert values.dtype == target.dtype
-    assert indices.is_contiguous()
-    assert values.is_contiguous()
+    assert (place is None) == (arrays is None)
+    assert place is None or arrays is None or place.shape == arrays.shape
+    num_values, num_ints = indices.shape[0], 0 if arrays is None else arrays.shape[0]
     launch(
-        scatter_values,
-        (-(-indices.shape[0] // _BLOCK),),
-        [target, indices, values, count],
+        write_changes,
+        (-(-max(num_values, num_ints) // _BLOCK),),
+        [state, indices, values, place, arrays, num_values, num_ints],
         {"BLOCK": _BLOCK},
     )
 
 
-@kernel()
-def scatter_values(
-    target: tl.tensor, indices: tl.tensor, values: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+def append_tokens(
+    tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, appended: torch.Tensor
 ) -> None:
-    """One program for each block of values."""
+    """tokens (R, context) int32 [rows, positions] = appended, all (S,) int64; not behind the context, and no
+    token below 0."""
+    assert tokens.is_contiguous()
+    assert tokens.dtype == torch.int32
+    for vector in (rows, positions, appended):
+        assert vector.shape == rows.shape
+        assert vector.dtype == torch.int64
+        assert vector.is_contiguous()
+    launch(
+        write_tokens,
+        (-(-rows.shape[0] // _BLOCK),),
+        [tokens, rows, positions, appended, rows.shape[0], tokens.shape[1]],
+        {"BLOCK": _BLOCK},
+    )
+
+
+@kernel("num_values", "num_ints")
+def write_changes(
+    state: tl.tensor,
+    indices: tl.tensor,
+    values: tl.tensor,
+    place: tl.tensor,
+    arrays: tl.tensor,
+    num_values: tl.tensor,
+    num_ints: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for each block of values, and of the arrays."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = entry < tl.load(count)
+    mask = entry < num_values
     index = tl.load(indices + entry, mask=mask, other=0)
-    tl.store(target + index, tl.load(values + entry, mask=mask, other=0), mask=mask)
+    tl.store(state + index, tl.load(values + entry, mask=mask, other=0), mask=mask)
+    if place is not None:
+        mask = entry < num_ints
+        tl.store(place + entry, tl.load(arrays + entry, mask=mask, other=0), mask=mask)
+
+
+@kernel("num_tokens")
+def write_tokens(
+    tokens: tl.tensor,
+    rows: tl.tensor,
+    positions: tl.tensor,
+    appended: tl.tensor,
+    num_tokens: tl.tensor,
+    context_length: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for each block of tokens."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < num_tokens
+    position = tl.load(positions + entry, mask=inside, other=0)
+    token = tl.load(appended + entry, mask=inside, other=-1)
+    row = tl.load(rows + entry, mask=inside, other=0)
+    kept = inside & (token >= 0) & (position < context_length)
+    tl.store(tokens + row * context_length + position, token.to(tl.int32), mask=kept)

@@ -68,12 +68,12 @@ def argmax(
     soft_cap: float | None = None,
     tiling: Tiling | None = None,
 ) -> None:
-    """out (R,) int32: the lowest index of each row's largest logit; -1 for a row that holds NaN or +inf, or
+    """out (R,) int64: the lowest index of each row's largest logit; -1 for a row that holds NaN or +inf, or
     nothing but -inf. Overwrites `scratch`."""
     chosen = _check(x, weight, tiling)
     num_rows, num_outputs = x.shape[0], weight.shape[0]
     assert out.shape == (num_rows,)
-    assert out.dtype == torch.int32
+    assert out.dtype == torch.int64
     row_tiles, output_tiles = chosen.num_tiles(num_rows, num_outputs)
     assert scratch.largest.shape[0] >= output_tiles
     assert scratch.largest.shape[1] >= num_rows
