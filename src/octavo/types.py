@@ -254,6 +254,14 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
+class StepWay(enum.Enum):
+    """How a step's kernels were started on a device."""
+
+    REPLAYED = "replayed"  # as one graph
+    LAUNCHED = "launched"  # one by one
+    FIRST = "first"  # its size had none before, or was captured: its time says nothing of other steps
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`. A
@@ -265,7 +273,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)  # nothing that they computed can be trusted
     dead_ends: Mapping[int, str] = field(default_factory=dict)  # whose clients forbid every token
-    seconds: float = 0.0  # how long the step took; 0: not measured
+    seconds: float = 0.0  # how long the step took; 0: not measured, or not typical
     batch_seconds: float = 0.0  # of it, for building the batch
     mask_seconds: float = 0.0  # of it, for telling which tokens grammars allow
     num_forced: int = 0  # of the samples, tokens that came along because grammars force them
@@ -273,6 +281,7 @@ class StepResult:
     # Embeddings (E float32, as the machine has them) of those that want one and whose prompt ends here: their
     # sample is a placeholder, which ends them and is told to no client.
     pooled: Mapping[int, bytes] = field(default_factory=dict)
+    way: StepWay | None = None  # None: not on a device
 
 
 @dataclass(frozen=True, slots=True)

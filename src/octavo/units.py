@@ -14,6 +14,14 @@ def blocks_for(num_positions: int, block_size: int) -> int:
     return -(-num_positions // block_size)
 
 
+def padded_positions(count: int) -> int:
+    """The positions that a device computes for a step of so many: 1, 2, 4, 8, 16, 24, ... 256, 320, ..."""
+    if count <= 8:
+        return 1 << (count - 1).bit_length()
+    unit = 8 if count <= 256 else 64
+    return -(-count // unit) * unit
+
+
 def parse_bytes(text: str, setting: str) -> int:
     """ "2GiB", "500 MB" or "1073741824" as bytes; anything else is a ConfigError that names the setting."""
     match = _SIZE.fullmatch(text)

@@ -36,10 +36,19 @@ def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_the_referenc
     # As on a device of many multiprocessors: decoding's attention is cut into partitions, and merged.
     monkeypatch.setattr(opening, "_PROCESSORS_OF_A_CPU", 64)
     splits = TinyCompiled(kv)
-    crowd = run(tiny_engine(splits, model=model, depth=1, step_tokens=14), asked())  # type: ignore[arg-type]
+    engine = tiny_engine(splits, model=model, depth=1, step_tokens=14)  # type: ignore[arg-type]
+    crowd = run(engine, asked())
     assert {key: answer.essence for key, answer in crowd.items()} == {
         key: answer.essence for key, answer in alone.items()
     }
+    for _ in range(3):
+        replayed = run(engine, asked())
+        assert {key: answer.essence for key, answer in replayed.items()} == {
+            key: answer.essence for key, answer in alone.items()
+        }
+    counted = engine._counters.device_steps
+    assert counted.keys() == {"first", "replayed"}
+    assert sum(counted.values()) == engine._counters.steps
     reference = run(tiny_engine(TinyTorch(kv)), asked())  # type: ignore[arg-type]
     assert {key: answer.tokens for key, answer in crowd.items()} == {
         key: answer.tokens for key, answer in reference.items()

@@ -13,6 +13,7 @@ import torch
 from tests.device.over_torch import CPU
 from tests.model import model_bench
 from tests.model.checkpoints import random_prompt
+from triton.runtime import interpreter
 
 from octavo.device import compiled_step, lowering
 from octavo.device.compiled import CompiledArithmetic
@@ -27,12 +28,12 @@ from octavo.kernels.recording import Mixed, Node, Record
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.params import SamplerParams
-from octavo.types import AdmittedRow, Chunk, StepPlan, TableWrite
+from octavo.types import AdmittedRow, Chunk, StepPlan, StepWay, TableWrite, TokenWrite
 
 pytestmark = pytest.mark.full
 
 BLOCK, BLOCKS, TOLERANCE = 16, 6, 2e-4
-PROMPT, DECODED = 11, 2
+PROMPT, DECODED = 11, 3
 # What no other has, in two layers: scaled queries, scaled branches and logits, no norm before a branch and
 # norms over all heads, parallel branches and partial rope.
 SHORT = ("ministral3", "granite", "olmo2", "gpt_neox")
@@ -53,12 +54,14 @@ class Machine:
         pool.data[...] = 0xFF  # NaN, also as a scale
         self.rows = DeviceRows(2, spec.context_length, BLOCK, CPU)
         self.arithmetic = CompiledArithmetic(model, pool, self.rows, 1)
+        self.ways: list[StepWay] = []
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         """(R, V) logits of the plan's chunks; the likeliest tokens are theirs."""
         self.arithmetic.prepare(shape_of(plan), self.rows.written_by(plan))
         hidden = self.arithmetic.hidden()
+        self.ways.append(self.arithmetic.way())
         logits = self.arithmetic.logits(hidden)
         assert torch.equal(self.arithmetic.likeliest(hidden), logits.argmax(-1))
         return logits
@@ -96,8 +99,7 @@ def test_prefill_and_replayed_decoding_give_transformers_logits(name: str, tmp_p
     machine = Machine(model)
     given = logits_of(machine, tokens, [PROMPT - 4, 4] + [1] * DECODED)
     np.testing.assert_allclose(given, expected, rtol=0, atol=TOLERANCE)
-    arithmetic = machine.arithmetic
-    assert (arithmetic.num_launched, arithmetic.num_replayed) == (3, 1), "decoding was not replayed"
+    assert machine.ways == [StepWay.FIRST] * 4 + [StepWay.REPLAYED], "decoding was not replayed"
 
 
 KERNELS = ("embed", "rms_norm", "linear", "linear_gated", "store_heads", "attend_walking", "attend_splitting")
@@ -125,6 +127,34 @@ def test_a_layer_is_eight_kernels(name: str, tmp_path: Path, monkeypatch: pytest
             )
     logits_of(machine, random_prompt(5), [5])
     assert launched == ["embed", *LAYER * model.spec.num_layers, "rms_norm"]
+
+
+@pytest.mark.parametrize("kind, more", [("greedy", 6), ("temperature", 8), ("filtered", 10)])
+def test_a_step_has_six_launches_beside_its_layers_and_few_more_where_it_samples(
+    kind: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = loaded("llama", tmp_path)
+    machine, launched = Machine(model), []
+    logits_of(machine, random_prompt(5), [5])
+    executed = interpreter.GridExecutor.__call__
+    monkeypatch.setattr(
+        interpreter.GridExecutor,
+        "__call__",
+        lambda self, *given, **named: (launched.append(self.fn.__name__), executed(self, *given, **named)),
+    )
+    arithmetic, row, position = machine.arithmetic, torch.tensor([1]), torch.tensor([6])
+    chunks, writes = (Chunk(7, 1, 5, 1, 1, 5),), (TokenWrite(1, 5, 9),)
+    plan = StepPlan(0, (), (), (), (), chunks, (), token_writes=writes)
+    with torch.inference_mode():
+        arithmetic.prepare(shape_of(plan), machine.rows.written_by(plan))
+        hidden = arithmetic.hidden()
+        if kind == "greedy":
+            tokens = arithmetic.likeliest(hidden)
+        else:
+            logits = arithmetic.logits(hidden)
+            tokens = arithmetic.sampler.draw(logits, row, position, is_filtered=kind == "filtered")
+        arithmetic.sampler.append(row, position, tokens)
+    assert len(launched) == 8 * model.spec.num_layers + more, launched
 
 
 def test_weights_that_are_read_together_exist_once(tmp_path: Path) -> None:

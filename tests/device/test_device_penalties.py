@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.device.penalties import adjust, is_adjusted_on_device
+from octavo.device.penalties import add_biases, is_adjusted_on_device, penalise
 from octavo.device.rows import DeviceRows, carry
 from octavo.params import SamplerParams
 from octavo.sampling.penalties import adjust as adjust_on_host
@@ -44,10 +44,9 @@ def test_they_are_the_hosts_bit_for_bit(seed: int) -> None:
     for row, params in enumerate(ASKED):
         adjust_on_host(wanted[row], params, None, histories[row], prompts[row], frozenset())
     found = torch.from_numpy(logits.copy())
-    each = torch.arange(len(ASKED))
     lengths = torch.tensor([history.size for history in histories])
-    history = rows.tokens[:, : int(lengths.max())][each]
-    adjust(found, rows.adjusting(each, 3), history, lengths)
+    penalise(found, rows.adjusted, rows.tokens[:, : int(lengths.max())].long(), lengths)
+    add_biases(found, rows.adjusted, 3)
     assert found.numpy().tobytes() == wanted.tobytes()
 
 

@@ -8,8 +8,8 @@ import torch
 from tests.simulator import lives
 from tests.simulator.lives import drive
 
-from octavo.device.reference import ReferenceArithmetic
 from octavo.device.rows import DeviceRows, carry
+from octavo.device.sampler import TorchSampler, params_of
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
 from octavo.params import SamplerParams
@@ -47,7 +47,7 @@ class WithDeviceRows(OracleExecutor):
             if admitted.params.beams is None:
                 tokens = torch.tensor([s.token for s in result.samples[admitted.seq_id]])
                 places = torch.arange(position, position + tokens.numel())
-                arithmetic_over(self.on_device).append(torch.full_like(tokens, row), places, tokens)
+                TorchSampler(self.on_device).append(torch.full_like(tokens, row), places, tokens)
         return result
 
     def _write(self, chunk) -> None:  # type: ignore[no-untyped-def]
@@ -80,11 +80,6 @@ def test_a_plan_that_forgets_a_write_is_noticed(monkeypatch: pytest.MonkeyPatch)
         drive_all(8)
 
 
-def arithmetic_over(rows: DeviceRows) -> ReferenceArithmetic:
-    """It has no model and no pool: none is needed to append."""
-    return ReferenceArithmetic(None, None, None, rows)  # type: ignore[arg-type]
-
-
 def drive_all(count: int) -> None:
     for seed in range(count):
         drive(seed, 0)
@@ -103,7 +98,7 @@ def rows_with(params: SamplerParams, seed: int) -> DeviceRows:
 def test_drawing_parameters_arrive_bit_for_bit(seed: int) -> None:
     params = SamplerParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40)
     rows = rows_with(params, seed)
-    drawn = rows.draw_params(torch.tensor([1]))
+    drawn = params_of(rows.drawn[1:])
     assert drawn.temperature.tolist() == np.float32([0.7]).tolist()
     assert (drawn.top_p.item(), drawn.min_p.item()) == (0.9, 0.05), "the host compares in float64"
     assert (drawn.top_k.item(), drawn.choice.item()) == (40, 2)
@@ -115,15 +110,15 @@ def test_a_fork_is_its_parent_but_for_the_choice_and_grows_alone() -> None:
     rows.fork(Fork(1, 0, 10, 1))
     assert rows.tokens[0].tolist() == rows.tokens[1].tolist()
     assert rows.tables[0].tolist() == rows.tables[1].tolist()
-    assert rows.draw_params(torch.tensor([0, 1])).choice.tolist() == [1, 2]
-    arithmetic_over(rows).append(torch.tensor([0]), torch.tensor([3]), torch.tensor([9]))
+    assert params_of(rows.drawn).choice.tolist() == [1, 2]
+    TorchSampler(rows).append(torch.tensor([0]), torch.tensor([3]), torch.tensor([9]))
     assert (rows.tokens[0, 3], rows.tokens[1, 3]) == (9, 0)
 
 
 def test_a_token_behind_the_context_and_one_that_is_none_are_not_appended() -> None:
     rows = rows_with(SamplerParams(), 5)
     before = rows.state.clone()
-    arithmetic_over(rows).append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
+    TorchSampler(rows).append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
     assert torch.equal(rows.state, before)
 
 

@@ -1,14 +1,16 @@
-"""What a plan moves inside the pool comes before what it moves out of it or into it."""
+"""What a plan moves inside the pool comes before what it moves out of it or into it; what a step took."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tests.tiny import CONTEXT, EOS, VOCAB, tiny_model
 
 from octavo.executor.forward import BlockMover, HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.kernels.native_ops import NativeOps
-from octavo.types import BlockCopy, Move, StepPlan, Transfer
+from octavo.params import SamplerParams
+from octavo.types import AdmittedRow, BlockCopy, Chunk, Move, StepPlan, StepWay, TableWrite, Transfer
 
 
 class Looking:
@@ -34,3 +36,19 @@ def test_a_block_that_has_moved_is_stored_as_what_it_is_now() -> None:
     runner.run(StepPlan(1, (), (), (), (BlockCopy(5, 2),), (), (), (store,), ((4, 8),)))
     assert (looking.seen[0] == 7).all()
     assert not forward.pool.data[5].any(), "the tail was not given back"
+
+
+@pytest.mark.parametrize("way", [None, *StepWay])
+def test_the_time_of_the_first_step_of_a_size_is_no_measurement(
+    way: StepWay | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = NativeOps("f32")
+    config, model = RunnerConfig(16, 2, CONTEXT, frozenset([EOS]), VOCAB), tiny_model(ops)
+    forward = HostForward(model, ops, kv_shape(model, 16), 8)
+    monkeypatch.setattr(forward, "way", lambda: way)
+    admitted = AdmittedRow(0, 7, (5, 6), 2, 9, SamplerParams(temperature=0.0), 0, 0)
+    plan = StepPlan(1, (), (admitted,), (TableWrite(0, 0, 3),), (), (Chunk(7, 0, 0, 2, 1, 1),), ())
+    result = Runner(forward, config).run(plan)
+    assert result.way is way
+    assert len(result.samples[7]) == 1
+    assert (result.seconds > 0) == (way is not StepWay.FIRST)

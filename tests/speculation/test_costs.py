@@ -7,6 +7,7 @@ import random
 import pytest
 
 from octavo.speculation.costs import StepCosts
+from octavo.units import padded_positions
 
 SIZES = range(1, 17)
 
@@ -47,6 +48,17 @@ def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
     curve = [costs.of(size) for size in range(1, 200)]
     assert curve == sorted(curve)
     assert 0.0 < curve[0] < curve[-1]
+
+
+def test_sizes_that_a_device_computes_alike_are_measured_as_one():
+    costs, r = StepCosts(padded_positions), random.Random(4)
+    for _ in range(400):
+        size = r.choice((26, 32, 33, 35, 39))
+        costs.observe(size, 0.002 if size <= 32 else 0.003)
+    assert costs.of(33) == costs.of(40) == pytest.approx(1.5 * costs.of(32), rel=0.05)
+    assert [size for size, _ in costs.table()] == [32, 40]
+    assert not costs.is_unknown(34)
+    assert costs.is_unknown(41)
 
 
 def test_the_first_step_sets_the_scale_and_leaves_the_shape():

@@ -39,13 +39,15 @@ class TorchBackend:
         host_memory: Callable[[], int],
         exactness: str = EXACT,
         notes: Sequence[tuple[str, str]] = (),
+        *,
+        pads_steps: bool = False,
     ) -> None:
         """`host_memory`: bytes that the host can spare; `notes`: what `octavo doctor` says of it."""
         self.torch_device = device
         self.device = words_of(device)
         self.weights = weights
         self.arithmetic_id = arithmetic_id
-        self.exactness, self.notes = exactness, notes
+        self.exactness, self.notes, self.pads_steps = exactness, notes, pads_steps
         self._new_arithmetic, self._host_memory = new_arithmetic, host_memory
 
     def memory_available(self) -> int:

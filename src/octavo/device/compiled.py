@@ -11,13 +11,15 @@ step is one small copy, one kernel that writes them there with the plan's change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.device.compiled_sampler import KernelSampler
 from octavo.device.compiled_step import (
     AttentionSizes,
     CompiledStep,
@@ -38,13 +40,14 @@ from octavo.device.triton.attention_work import PARTITION_SIZE
 from octavo.device.triton.blocks import copy_blocks, independent_runs
 from octavo.device.triton.elementwise import scale
 from octavo.device.triton.launch import padded
-from octavo.device.triton.plans import append_tokens, write_plan
+from octavo.device.triton.plans import write_plan
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.executor.batch import StepShape
 from octavo.kernels.recording import record_step
 from octavo.model.decoder import hidden_states
 from octavo.model.spec import Model
+from octavo.types import StepWay
 from octavo.units import blocks_for
 
 _REPLAYED_MAX = 1024  # tokens; steps of more are worth their launches
@@ -59,7 +62,7 @@ class _Sized:
     place: Tensor
     step: CompiledStep
     num_steps: int = 0
-    replay: Callable[[], Tensor] | None = None
+    replay: Replay | None = None
 
 
 class CompiledArithmetic:
@@ -74,7 +77,7 @@ class CompiledArithmetic:
         flash: FlashAttention | None = None,
     ) -> None:
         """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours."""
-        self.pool = pool
+        self.pool, self.sampler = pool, KernelSampler(rows)
         self._flash = flash
         self._rows, self._model = rows, model
         spec = model.spec
@@ -94,7 +97,7 @@ class CompiledArithmetic:
         self._partials = self._allocate_partials()
         self._memory = GraphMemory(pool.data.device)
         self._prepared: tuple[StepSize, _Sized, int]  # the next step; how many of its rows are wanted
-        self.num_replayed = self.num_launched = 0  # steps
+        self._way = StepWay.LAUNCHED  # of the step that ran last
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the step's arrays to their place."""
@@ -113,10 +116,6 @@ class CompiledArithmetic:
         write_plan(state, indices, values, None if is_there else sized.place, None if is_there else arrays)
         self._prepared = size, sized, shape.logit_rows.size
 
-    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """One kernel."""
-        append_tokens(self._rows.tokens, rows, positions, tokens)
-
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
         for first, last in independent_runs(sources, targets):
@@ -126,15 +125,22 @@ class CompiledArithmetic:
     def hidden(self) -> Tensor:
         """(R, E): the wanted rows of the step."""
         size, sized, num_wanted = self._prepared
-        if sized.replay is None and sized.num_steps:
+        if size not in self._sized:
+            self._way = StepWay.LAUNCHED
+            return self._program.run(sized.step)[:num_wanted]
+        self._way = StepWay.FIRST
+        if sized.replay is not None:
+            self._way = StepWay.LAUNCHED if sized.replay.has_failed else StepWay.REPLAYED
+        if sized.num_steps == 1:
             device = self.pool.data.device
             sized.replay = Replay(lambda: self._program.run(sized.step), device, self._memory, str(size))
         sized.num_steps += 1
-        if sized.replay is None:
-            self.num_launched += 1
-            return self._program.run(sized.step)[:num_wanted]
-        self.num_replayed += 1
-        return sized.replay()[:num_wanted]
+        started = sized.replay or partial(self._program.run, sized.step)
+        return started()[:num_wanted]
+
+    def way(self) -> StepWay:
+        """How its launches were started."""
+        return self._way
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V) float32, raw."""

@@ -42,6 +42,7 @@ from octavo.device.triton.embedding import TokenPlaces
 from octavo.device.triton.launch import padded
 from octavo.executor.batch import StepShape
 from octavo.kernels.contract import Ints
+from octavo.units import padded_positions
 
 PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
 _ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
@@ -80,9 +81,8 @@ class StepSize:
     tiles: int  # of longer chunks
 
     def rounded(self) -> StepSize:
-        """The next of few sizes: tokens 1, 2, 4, 8, 16, 24, ... 256, 320, ...; other counts powers of two."""
-        unit = 64 if self.tokens > 256 else 8
-        tokens = padded(self.tokens) if self.tokens <= 8 else -(-self.tokens // unit) * unit
+        """The next of few sizes: tokens as `padded_positions` says, other counts powers of two."""
+        tokens = padded_positions(self.tokens)
         if self.singles == self.tokens and self.logits == 0:
             return StepSize(tokens, tokens, 0, tokens, 0)
         others = (self.chunks, self.logits, self.singles, self.tiles)

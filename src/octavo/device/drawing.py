@@ -1,7 +1,7 @@
 """Rows of a step that are drawn from on the device, and what becomes of their tokens.
 
     greedy, no logprobs     the likeliest token alone; no logits are written
-    the others              logits, which penalties and bias adjust, then `sampler.draw`
+    the others              logits, which penalties and bias adjust, then a `RowSampler`
 
 A chunk with drafts is drawn from at each of its positions at once: noise depends on the position alone, so a
 token is what would have been drawn with the same tokens before it. Tokens behind the first wrong draft stand
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic
-from octavo.device.penalties import adjust
-from octavo.device.rows import DeviceRows, to_device
-from octavo.device.sampler import draw, greedy_tokens, has_filters, logprobs
+from octavo.device.rows import to_device
+from octavo.device.sampler import has_filters
 from octavo.executor.draws import Draw, Taken
 from octavo.params import SamplerParams
 from octavo.sampling.penalties import adjusts
@@ -39,7 +38,6 @@ class _DrawnPart:
 def begin_drawing(
     draws: Sequence[Draw],
     hidden: Tensor,
-    rows: DeviceRows,
     arithmetic: Arithmetic,
     stop_ids: frozenset[int],
 ) -> Callable[[Taken], None] | None:
@@ -47,7 +45,7 @@ def begin_drawing(
     waits for them and adds them to a `Taken`; None where there are no draws."""
     plain = [one for one in draws if _is_plain(one.params)]
     others = [one for one in draws if not _is_plain(one.params)]
-    parts = [_begin(kind, hidden, rows, arithmetic) for kind in (plain, others) if kind]
+    parts = [_begin(kind, hidden, arithmetic) for kind in (plain, others) if kind]
     if not parts:
         return None
     event = None
@@ -72,9 +70,7 @@ def _is_plain(params: SamplerParams) -> bool:
     return params.greedy and params.logprobs is None and not adjusts(params, 0)
 
 
-def _begin(
-    draws: Sequence[Draw], hidden: Tensor, on_device: DeviceRows, arithmetic: Arithmetic
-) -> _DrawnPart:
+def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _DrawnPart:
     places = [one.first + i for one in draws for i in range(one.count)]
     rows = [one.row for one in draws for _ in range(one.count)]
     positions = [one.position + i for one in draws for i in range(one.count)]
@@ -82,7 +78,7 @@ def _begin(
     is_all = places == list(range(hidden.shape[0]))
     chosen = hidden if is_all else hidden[place]
     tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
-    found = None
+    found, sampler = None, arithmetic.sampler
     if _is_plain(draws[0].params):
         tokens = arithmetic.likeliest(chosen)
     else:
@@ -90,17 +86,18 @@ def _begin(
         adjusted = logits
         if any(adjusts(one.params, 0) for one in draws):
             adjusted = logits.clone() if tops else logits  # logprobs are those of the raw ones
-            num_biases = max(len(one.params.logit_bias) for one in draws)
-            history = on_device.tokens[:, : max(positions)][row]
-            adjust(adjusted, on_device.adjusting(row, num_biases), history, position)
+            sampler.penalise(adjusted, row, position, max(positions))
+            most = max(len(one.params.logit_bias) for one in draws)
+            if most:
+                sampler.add_biases(adjusted, row, most)
         if all(one.params.greedy for one in draws):
-            tokens = greedy_tokens(adjusted)
+            tokens = sampler.draw_greedily(adjusted)
         else:
             is_filtered = any(has_filters(one.params) for one in draws)
-            tokens = draw(adjusted, on_device.draw_params(row), position, is_filtered=is_filtered)
+            tokens = sampler.draw(adjusted, row, position, is_filtered=is_filtered)
         if tops:
-            found = logprobs(logits, tokens, max(tops))
-    arithmetic.append(row, position, tokens)
+            found = sampler.logprobs(logits, tokens, max(tops))
+    sampler.append(row, position, tokens)
     if found is not None:
         own, ids, values = map(_to_host, found)
         found = own, ids, values

@@ -30,7 +30,7 @@ from octavo.executor.draws import Draw, Drawn, Taken
 from octavo.executor.forward import Forward
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Floats, Ints
-from octavo.types import Fork, StepPlan
+from octavo.types import Fork, StepPlan, StepWay
 
 log = logging.getLogger("octavo.device")
 
@@ -79,6 +79,10 @@ class DeviceForward(Forward):
         self._hidden = self._nothing
         self._hidden = self.arithmetic.hidden()
 
+    def way(self) -> StepWay | None:
+        """How its launches were started."""
+        return self.arithmetic.way()
+
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens of hidden rows. Waits for them, as the next two do."""
         tokens: Ints = self.arithmetic.likeliest(self._at(places)).to(torch.int32).cpu().numpy()
@@ -100,7 +104,7 @@ class DeviceForward(Forward):
         left: list[Draw] = []
         for one in draws:
             (own if is_drawn_on_device(one.params, one.has_guide) else left).append(one)
-        return Drawn(left, begin_drawing(own, self._hidden, self._rows, self.arithmetic, self._stop_ids))
+        return Drawn(left, begin_drawing(own, self._hidden, self.arithmetic, self._stop_ids))
 
     def append(self, draws: Sequence[Draw], taken: Taken) -> None:
         """What the host sampled stands in the device's rows, too; a later plan writes beams' tokens."""
@@ -110,7 +114,7 @@ class DeviceForward(Forward):
                 sampled = taken.samples.get(one.seq_id, ())
                 columns += [(one.row, one.position + i, token.token) for i, token in enumerate(sampled)]
         if columns:
-            self.arithmetic.append(*to_device([list(c) for c in zip(*columns, strict=True)], self._device))
+            self.arithmetic.sampler.append(*to_device(list(zip(*columns, strict=True)), self._device))
 
     def describe_trouble(self, error: Exception) -> str | None:
         """What failed on the device. Raises DeviceLost where it is no more."""

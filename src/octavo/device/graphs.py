@@ -30,6 +30,7 @@ class Replay:
         said."""
         self._body = body
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.has_failed = False
         if memory.stream is None:
             return
         before = torch.cuda.current_stream(device)
@@ -37,7 +38,7 @@ class Replay:
             self._result = self._captured(memory, before)
             log.info("captured: %s", label)
         except RuntimeError as error:
-            self._graph = None
+            self._graph, self.has_failed = None, True
             log.warning("%s is launched kernel by kernel, because its capture failed: %s", label, error)
         finally:
             torch.cuda.set_stream(before)

@@ -113,4 +113,5 @@ def compiled_backend(
         host_memory,
         exactness,
         [("attention", f"{chosen}; --attention flash is {other}")],
+        pads_steps=True,
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo.device.layout import LARGEST_CODE, DevicePool
 from octavo.device.rows import DeviceRows, Writes
+from octavo.device.sampler import TorchSampler
 from octavo.executor.batch import StepShape, batch_of
 from octavo.kernels.attention_reference import StoredContext
 from octavo.kernels.contract import Floats, Ints, KvShape
@@ -66,6 +67,7 @@ class ReferenceArithmetic:
 
     def __init__(self, model: Model, ops: ReferenceOps, pool: DevicePool, rows: DeviceRows) -> None:
         self.pool = pool
+        self.sampler = TorchSampler(rows)
         self._model, self._ops, self._rows = model, ops, rows
         self._shape: StepShape  # of the step that was prepared last
 
@@ -74,11 +76,6 @@ class ReferenceArithmetic:
         indices, values = writes.arrays()
         self._rows.state[torch.from_numpy(indices).long()] = torch.from_numpy(values)
         self._shape = shape
-
-    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """tokens stand at `positions` of rows."""
-        kept = (positions < self._rows.context_length) & (tokens >= 0)
-        self._rows.tokens[rows[kept], positions[kept]] = tokens[kept].to(torch.int32)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -90,6 +87,9 @@ class ReferenceArithmetic:
         rows = self._rows
         batch = batch_of(self._shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
         return torch.from_numpy(hidden_states(self._ops, self._model, TensorBlocks(self.pool), batch))
+
+    def way(self) -> None:
+        """Nothing is launched."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V) float32, raw."""

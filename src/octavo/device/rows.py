@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from octavo.device.packing import pack, padded_size, unpack
-from octavo.device.penalties import Adjusting
-from octavo.device.sampler import DrawParams
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Ints
 from octavo.params import LOGIT_BIAS_MAX
 from octavo.types import AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
-_ADJUSTED = 5  # bits of repetition, frequency, presence; tokens of the prompt; number of biases; then these
-_DRAWN = 9  # bits of temperature (1), top_p, min_p (2 each); top_k; seed, low and high; choice
+# The same of what adjusts a row's logits: bits of float32, integers; then biases' tokens, then their values.
+REPETITION, FREQUENCY, PRESENCE, NUM_PROMPT, NUM_BIASES, BIASES = range(6)
+# Places in what says how a row is drawn from: bits of float32 and float64 (two each), integers.
+TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, CHOICE = 0, 1, 3, 5, 6, 8
+_DRAWN = 9
 _STATE_MAX = 2**31 - 1
 
 
@@ -60,7 +61,7 @@ class DeviceRows:
     def __init__(self, max_rows: int, context_length: int, block_size: int, device: torch.device) -> None:
         """Raises ConfigError where the rows need more indices than 31 bits have."""
         rows, blocks = max_rows, blocks_for(context_length, block_size)
-        width = _ADJUSTED + 2 * LOGIT_BIAS_MAX
+        width = BIASES + 2 * LOGIT_BIAS_MAX
         sizes = [rows * context_length, rows * blocks, rows * _DRAWN, rows * width]
         if sum(sizes) > _STATE_MAX:
             raise ConfigError(
@@ -103,40 +104,8 @@ class DeviceRows:
         self.tokens[child] = self.tokens[parent]
         self.tables[child] = self.tables[parent]
         self.drawn[child] = self.drawn[parent]
-        self.drawn[child, _DRAWN - 1] = fork.choice
+        self.drawn[child, CHOICE] = fork.choice
         self.adjusted[child] = self.adjusted[parent]
-
-    def draw_params(self, rows: Tensor) -> DrawParams:
-        """Of these rows (S,) int64."""
-        drawn = self.drawn[rows]
-        bits = drawn[:, 1:5].clone(memory_format=torch.contiguous_format)  # aligned, as float64 must be
-        floats, wide = bits.view(torch.float64), drawn[:, 5:].to(torch.int64)
-        temperature = drawn[:, 0].clone().view(torch.float32)
-        return DrawParams(
-            temperature,
-            floats[:, 0],
-            floats[:, 1],
-            wide[:, 0],
-            wide[:, 1] & 0xFFFF_FFFF,
-            wide[:, 2] & 0xFFFF_FFFF,
-            wide[:, 3],
-        )
-
-    def adjusting(self, rows: Tensor, num_biases: int) -> Adjusting:
-        """Of these rows (S,) int64, with so many biases at most."""
-        biases_at = _ADJUSTED + LOGIT_BIAS_MAX
-        own = self.adjusted[rows]
-        floats = own.view(torch.float32)
-        whole = own[:, 3 : _ADJUSTED + num_biases].to(torch.int64)
-        return Adjusting(
-            floats[:, 0],
-            floats[:, 1],
-            floats[:, 2],
-            whole[:, 0],
-            whole[:, 1],
-            whole[:, 2:],
-            floats[:, biases_at : biases_at + num_biases],
-        )
 
     def _admit(self, writes: Writes, admitted: AdmittedRow) -> None:
         params, seed = admitted.params, admitted.seed & 0xFFFF_FFFF_FFFF_FFFF
@@ -153,7 +122,7 @@ class DeviceRows:
         whole = np.array([admitted.num_prompt, len(biases), *(token for token, _ in biases)], np.int32)
         writes.run(at, np.concatenate([np.array(penalties, np.float32).view(np.int32), whole]))
         values = np.array([value for _, value in biases], np.float32).view(np.int32)
-        writes.run(at + _ADJUSTED + LOGIT_BIAS_MAX, values)
+        writes.run(at + BIASES + LOGIT_BIAS_MAX, values)
 
 
 def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
@@ -166,7 +135,9 @@ def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
     return unpack(moved, sizes)
 
 
-def to_device(columns: list[list[int]], device: torch.device) -> Tensor:
-    """int64, a row for each column; the copy does not wait."""
-    host = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+def to_device(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """int64, one for each column of equal length, each at a multiple of 16 bytes; the copy does not wait."""
+    count = len(columns[0])
+    host = torch.zeros((len(columns), count + count % 2), dtype=torch.int64, pin_memory=device.type == "cuda")
+    host.numpy()[:, :count] = columns
+    return [column[:count] for column in host.to(device, non_blocking=True)]

@@ -1,4 +1,5 @@
-"""Sampling on the device: greedy, temperature, top-k, top-p, min-p and logprobs, without a look at the host.
+"""Sampling on a device, spelled out in torch: greedy, temperature, top-k, top-p, min-p and logprobs. On a GPU
+`compiled_sampler.py` does the same by kernels.
 
 What `sampling/sampler.py` does for rows without masks, beams or grammars, whose logits `penalties.py` has
 adjusted: the same noise, the same order of filters, ties to the lowest id. Sums of probabilities are sums
@@ -15,7 +16,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from octavo.device.penalties import is_adjusted_on_device
+from octavo.device.penalties import add_biases, is_adjusted_on_device, penalise
+from octavo.device.rows import CHOICE, SEED, TEMPERATURE, TOP_K, TOP_P, DeviceRows
 from octavo.params import SamplerParams
 from octavo.sampling.filters import filters
 
@@ -50,6 +52,54 @@ class DrawParams:
         return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
+class TorchSampler:
+    """A `RowSampler` over the device's rows."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self._rows = rows
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """tokens stand at `positions` of rows from now on."""
+        kept = (positions < self._rows.context_length) & (tokens >= 0)
+        self._rows.tokens[rows[kept], positions[kept]] = tokens[kept].to(torch.int32)
+
+    def penalise(self, logits: Tensor, rows: Tensor, positions: Tensor, longest: int) -> None:
+        """Change logits as these rows' penalties do."""
+        history = self._rows.tokens[:, :longest][rows].to(torch.int64)
+        penalise(logits, self._rows.adjusted[rows], history, positions)
+
+    def add_biases(self, logits: Tensor, rows: Tensor, most: int) -> None:
+        """Change logits as these rows' biases do."""
+        add_biases(logits, self._rows.adjusted[rows], most)
+
+    def draw_greedily(self, logits: Tensor) -> Tensor:
+        """The likeliest tokens."""
+        return greedy_tokens(logits)
+
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor, *, is_filtered: bool) -> Tensor:
+        """One token for each row."""
+        return draw(logits, params_of(self._rows.drawn[rows]), positions, is_filtered=is_filtered)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each row's token, and the likeliest."""
+        return logprobs(logits, tokens, top)
+
+
+def params_of(drawn: Tensor) -> DrawParams:
+    """From rows (S, 9) int32 as `DeviceRows` has them."""
+    bits = drawn[:, TOP_P:TOP_K].clone(memory_format=torch.contiguous_format)  # aligned, as float64 must be
+    floats, wide = bits.view(torch.float64), drawn.to(torch.int64)
+    return DrawParams(
+        drawn[:, TEMPERATURE].clone().view(torch.float32),
+        floats[:, 0],
+        floats[:, 1],
+        wide[:, TOP_K],
+        wide[:, SEED] & _LOW,
+        wide[:, SEED + 1] & _LOW,
+        wide[:, CHOICE],
+    )
+
+
 def is_drawn_on_device(params: SamplerParams, is_led: bool) -> bool:
     """Whether a row never needs anything of the host, from its first token on. It depends on the request
     alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
@@ -74,7 +124,7 @@ def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: 
     greedy = logits.argmax(dim=-1)
     scores = (logits - best) / params.temperature.clamp(min=_TEMPERATURE_MIN)[:, None]
     if is_filtered:
-        scores = _filtered(scores, params)
+        scores = torch.where(kept_by_sort(scores, params), scores, -torch.inf)
     noisy = scores + gumbel_noise(params, positions, logits.shape[1])
     tokens = torch.where(params.temperature == 0.0, greedy, noisy.argmax(dim=-1))
     return torch.where(torch.isfinite(best[:, 0]), tokens, -1)
@@ -89,20 +139,9 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's token its logprob (S,), and the `top` likeliest: their ids and logprobs (S, top),
     float32, the lowest id first among equals."""
-    if logits.device.type == "cuda":
-        from octavo.device.triton import cuts
-        from octavo.device.triton.likeliest import logprobs as find
-
-        if logits.shape[1] <= cuts.SIZE_MAX:
-            return find(logits, tokens, top)
-    return logprobs_by_sort(logits, tokens, top)
-
-
-def logprobs_by_sort(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`logprobs` on any device."""
     if logits.shape[0] > _ROWS_AT_ONCE:
         parts = zip(logits.split(_ROWS_AT_ONCE), tokens.split(_ROWS_AT_ONCE), strict=True)
-        own, ids, values = zip(*(logprobs_by_sort(rows, chosen, top) for rows, chosen in parts), strict=True)
+        own, ids, values = zip(*(logprobs(rows, chosen, top) for rows, chosen in parts), strict=True)
         return torch.cat(own), torch.cat(ids), torch.cat(values)
     best = logits.amax(dim=-1, keepdim=True)
     units = torch.round(exp((logits - best).to(torch.float64)) * 2.0**_UNIT_BITS).to(torch.int64)
@@ -117,13 +156,6 @@ def gumbel_noise(params: DrawParams, positions: Tensor, size: int) -> Tensor:
     """(S, V) float32: the host's own, bit for bit. Four tokens share a counter of Philox 4x32 with 10 rounds
     (Salmon et al. 2011); the noise is -log(-log(u)), u of 24 bits."""
     device = positions.device
-    if device.type == "cuda":  # one launch instead of a hundred
-        from octavo.device.triton.noise import gumbel_noise as write_noise
-
-        out = torch.empty((positions.shape[0], size), dtype=torch.float32, device=device)
-        keys = (params.choice, params.seed_low, params.seed_high)
-        write_noise(out, positions.to(torch.int64), *(key.contiguous() for key in keys))
-        return out
     counters = -(-size // 4)
     words = [
         torch.arange(counters, dtype=torch.int64, device=device)[None, :].expand(positions.shape[0], -1),
@@ -177,17 +209,6 @@ def logarithm(x: Tensor) -> Tensor:
         p = p * z + term
     tail = 2.0 * s * z * p + e * 1.9082149292705877e-10
     return e * 0.69314718036912382 + (2.0 * s + tail)
-
-
-def _filtered(scores: Tensor, params: DrawParams) -> Tensor:
-    """Scores (S, V), which may be overwritten, with minus infinity for what the filters cut."""
-    if scores.device.type == "cuda":
-        from octavo.device.triton import cuts
-
-        if scores.shape[1] <= cuts.SIZE_MAX:
-            cuts.cut_scores(scores, *(x.contiguous() for x in (params.top_k, params.top_p, params.min_p)))
-            return scores
-    return torch.where(kept_by_sort(scores, params), scores, -torch.inf)
 
 
 def kept_by_sort(scores: Tensor, params: DrawParams) -> Tensor:

@@ -13,6 +13,7 @@ from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation, Speculator
 from octavo.step.config import SchedulerConfig
+from octavo.units import padded_positions
 
 
 class TierSetup(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ class SchedulerSetup(msgspec.Struct, frozen=True):
     num_ready: int = 0  # blocks that have memory from the start
     speculate: Speculation = Speculation.OFF
     pressure: PressureConfig | None = None  # None: the pool keeps its memory
+    pads_steps: bool = False  # a device computes steps as the next of few sizes
 
     def new_scheduler(self, tier: TierSetup | None, speculator: Speculator | None) -> Scheduler:
         """One that has served nothing."""
@@ -50,7 +52,9 @@ class SchedulerSetup(msgspec.Struct, frozen=True):
 
     def new_speculator(self) -> Speculator | None:
         """One that has learned nothing; None: nothing is guessed."""
-        return None if self.speculate is Speculation.OFF else Speculator(self.speculate)
+        if self.speculate is Speculation.OFF:
+            return None
+        return Speculator(self.speculate, padded=padded_positions if self.pads_steps else None)
 
     def new_pressure(self) -> PressurePolicy | None:
         """The policy about the machine's memory."""

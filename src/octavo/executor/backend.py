@@ -43,6 +43,7 @@ class Backend(Protocol):
     arithmetic_id: str  # names what decides its bits: they are equal within one id
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
+    pads_steps: bool  # small steps are computed as the next of few sizes (`padded_positions`)
     exactness: str  # how far the contract holds, in words
     notes: Sequence[tuple[str, str]]  # what else `octavo doctor` says of it
 
@@ -70,6 +71,7 @@ class HostBackend:
     """The processor: native kernels, or their specification."""
 
     is_host = True
+    pads_steps = False
     device = "cpu"
     exactness = EXACT
     notes: Sequence[tuple[str, str]] = ()

@@ -21,7 +21,7 @@ from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops
 from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
-from octavo.types import Fork, StepPlan
+from octavo.types import Fork, StepPlan, StepWay
 
 
 class BlockMover(Protocol):
@@ -103,6 +103,10 @@ class Forward(Protocol):
     def describe_trouble(self, error: Exception) -> str | None:
         """Why the step's sequences fail, where the error is the device's and all others can go on; None: the
         error is a bug of ours."""
+        return None
+
+    def way(self) -> StepWay | None:
+        """How the step that ran last was started; None: not on a device."""
         return None
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:

@@ -27,7 +27,7 @@ from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.sampler import Sampler
-from octavo.types import SampledToken, StepPlan, StepResult
+from octavo.types import SampledToken, StepPlan, StepResult, StepWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class PendingStep:
     pooled: dict[int, bytes] = field(default_factory=dict)
     batch_seconds: float = 0.0
     mask_seconds: float = 0.0
+    way: StepWay | None = None
     trouble: str | None = None  # why its sequences fail
     _result: StepResult | None = None
 
@@ -134,12 +135,13 @@ class Runner:
             step.scored,
             poisoned,
             dead_ends,
-            seconds if plan.chunks else 0.0,
+            seconds if plan.chunks and step.way is not StepWay.FIRST else 0.0,
             step.batch_seconds,
             step.mask_seconds,
             taken.num_forced,
             taken.in_grammar,
             step.pooled,
+            step.way,
         )
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
@@ -176,6 +178,7 @@ class Runner:
         masked = self._sampler.mask_seconds
         with self._noting_trouble(step):
             self.forward.run()
+            step.way = self.forward.way()
             self._sample(step)
         step.mask_seconds = self._sampler.mask_seconds - masked
         return step

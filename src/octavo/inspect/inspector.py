@@ -96,6 +96,7 @@ class Inspector:
             step_seconds=counters.step_seconds,
             schedule_seconds=counters.schedule_seconds,
             mask_seconds=counters.mask_seconds,
+            device_steps=dict(counters.device_steps),
             forced_tokens=counters.forced_tokens,
             draft_tokens={} if speculator is None else dict(speculator.drafted),
             accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),

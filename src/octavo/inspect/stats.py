@@ -32,6 +32,7 @@ class EngineStats:
     step_seconds: float = 0.0  # total time inside steps
     schedule_seconds: float = 0.0  # of it, scheduling, building batches and committing
     mask_seconds: float = 0.0  # of it, telling which tokens grammars allow
+    device_steps: dict[str, int] = field(default_factory=dict)  # by how a device's kernels were started
     forced_tokens: int = 0  # of the output tokens, those that grammars forced: they cost no step
     grammars_compiled: int = 0
     grammar_seconds: float = 0.0  # total time for trying and compiling them
@@ -70,6 +71,7 @@ class EngineCounters:
     schedule_seconds: float = 0.0
     mask_seconds: float = 0.0
     forced_tokens: int = 0
+    device_steps: dict[str, int] = field(default_factory=dict)
 
     def record_step(self, result: StepResult, schedule_seconds: float) -> None:
         """A step was committed, whose scheduling took so long."""
@@ -77,6 +79,8 @@ class EngineCounters:
         self.schedule_seconds += schedule_seconds + result.batch_seconds
         self.mask_seconds += result.mask_seconds
         self.forced_tokens += result.num_forced
+        if result.way is not None:
+            self.device_steps[result.way.value] = self.device_steps.get(result.way.value, 0) + 1
 
     def record_update(self, update: Update) -> None:
         """A client learns this."""

@@ -259,7 +259,7 @@ def _engine_over(
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
-    setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config)
+    setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config, backend.pads_steps)
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
 
     def new_scheduler() -> Scheduler:

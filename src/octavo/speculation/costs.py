@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _FIRST_SIZES, _FIRST_COSTS = (1, 4, 16, 64), (1.0, 1.2, 3.5, 13.0)
@@ -36,7 +36,9 @@ class _Measured:
 class StepCosts:
     """The curve. `observe` is told steps without prompts; an unmeasured one (0 seconds) teaches nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, padded: Callable[[int], int] | None = None) -> None:
+        """`padded`: the positions that a device computes for a step of so many."""
+        self._padded = padded
         self._measured: dict[int, _Measured] = {}
         self._sizes: list[int] = []  # that were measured, ascending
         self._scale: float | None = None
@@ -45,15 +47,16 @@ class StepCosts:
 
     def is_stale(self, num_positions: int) -> bool:
         """True where no step of that size was measured for long, though others were."""
-        measured = self._measured.get(_rounded(num_positions))
+        measured = self._measured.get(self._size_of(num_positions))
         return self._num_steps - (0 if measured is None else measured.seen_at) > _FRESH_STEPS
 
     def is_unknown(self, num_positions: int) -> bool:
         """True where no step of that size was measured at all, or lately."""
-        return _rounded(num_positions) not in self._measured or self.is_stale(num_positions)
+        return self._size_of(num_positions) not in self._measured or self.is_stale(num_positions)
 
     def of(self, num_positions: int) -> float:
         """Of a step of one position or more, relative to others of this curve. O(log sizes)."""
+        num_positions = self._computed(num_positions)
         sizes = self._sizes
         place = bisect.bisect_left(sizes, num_positions)
         if 0 < place < len(sizes):
@@ -74,7 +77,7 @@ class StepCosts:
         """A step of so many positions took so long."""
         if seconds <= 0.0 or num_positions < 1:
             return
-        size, expected = _rounded(num_positions), self.of(num_positions)
+        size, expected = self._size_of(num_positions), self.of(num_positions)
         if self._scale is None:
             self._scale = seconds / expected
         ratio = seconds / (self._scale * expected)
@@ -114,6 +117,14 @@ class StepCosts:
     def table(self) -> list[tuple[int, float]]:
         """Sizes that were measured and what their steps cost, in seconds."""
         return [] if self._scale is None else [(size, self._scale * self.of(size)) for size in self._sizes]
+
+    def _computed(self, num_positions: int) -> int:
+        """With what pads the step."""
+        return num_positions if self._padded is None else self._padded(num_positions)
+
+    def _size_of(self, num_positions: int) -> int:
+        """Under which such a step is measured."""
+        return _rounded(self._computed(num_positions))
 
     def _corrected(self, num_positions: int, nearest: int) -> float:
         """The first shape, as it was wrong at a size that was measured."""

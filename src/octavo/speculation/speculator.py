@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,10 +45,16 @@ class Drafting:
 class Speculator:
     """Learns from what came of guesses, and from what steps cost. It knows no block and no row."""
 
-    def __init__(self, mode: Speculation, new_drafter: NewDrafter = SuffixAutomaton) -> None:
+    def __init__(
+        self,
+        mode: Speculation,
+        new_drafter: NewDrafter = SuffixAutomaton,
+        padded: Callable[[int], int] | None = None,
+    ) -> None:
+        """`padded`: see `StepCosts`."""
         assert mode is not Speculation.OFF
         self.mode = mode
-        self.costs = StepCosts()
+        self.costs = StepCosts(padded)
         self._acceptance = Acceptance()
         self._new_drafter = new_drafter
         self.drafted: dict[str, int] = {}  # guesses that were computed, by kind of drafter

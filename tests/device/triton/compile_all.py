@@ -19,13 +19,13 @@ from octavo.device.layout import DevicePool, allocate_pool
 from octavo.device.triton import attention as launching
 from octavo.device.triton import (
     blocks,
-    cuts,
+    draws,
     elementwise,
     embedding,
     likeliest,
     linear,
-    noise,
     norms,
+    penalties,
     plans,
     store,
     vocabulary,
@@ -107,15 +107,23 @@ def of_rows() -> None:
     embedding.embed(x, halves(100, 4096), step, 2.0, x)
 
 
-def of_noise() -> None:
-    keys = [torch.zeros(4, dtype=torch.int64) for _ in range(4)]
-    noise.gumbel_noise(torch.empty((4, 5000)), *keys)
+def of_draws() -> None:
+    drawn, whole = torch.zeros((4, 9), dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    draws.draw_greedily(torch.zeros(4, 9008))
+    draws.draw(torch.zeros(4, 9008), drawn, whole, whole, is_filtered=False)
 
 
 def of_cuts() -> None:
-    whole, part = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
-    cuts.cut_scores(torch.zeros(4, 9008), whole, part, part)
+    drawn, whole = torch.zeros((4, 9), dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    draws.draw(torch.zeros(4, 9008), drawn, whole, whole, is_filtered=True)
     likeliest.logprobs(torch.zeros(4, 9008), whole, 20)
+
+
+def of_penalties() -> None:
+    adjusted, tokens = torch.zeros((4, 605), dtype=torch.int32), torch.zeros((4, 64), dtype=torch.int32)
+    whole = torch.zeros(4, dtype=torch.int64)
+    penalties.penalise(torch.zeros(4, 9008), adjusted, tokens, whole, whole, 64)
+    penalties.add_biases(torch.zeros(4, 9008), adjusted, whole, 3)
 
 
 def of_moves() -> None:
@@ -155,7 +163,8 @@ def cases() -> dict[str, Callable[[], None]]:
         "rows": of_rows,
         "erf": lambda: elementwise.activate(halves(4, 64), halves(4, 64), "gelu"),
         "moves": of_moves,
-        "noise": of_noise,
+        "draws": of_draws,
+        "penalties": of_penalties,
         "cuts": of_cuts,
     }
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton.language as tl
+from tests.device.triton.steps import CPU
 
-from octavo.device.sampler import DrawParams, exp, kept_by_sort, logprobs_by_sort
+from octavo.device import sampler
+from octavo.device.rows import DeviceRows
+from octavo.device.sampler import exp, kept_by_sort, params_of
 from octavo.device.triton import cuts
+from octavo.device.triton.launch import kernel, launch
 from octavo.device.triton.likeliest import logprobs
+from octavo.params import SamplerParams
+from octavo.types import AdmittedRow, StepPlan
 
 pytestmark = pytest.mark.full
 
@@ -16,17 +23,24 @@ FILTERS = [(0, 1.0, 0.0), (1, 1.0, 0.0), (50, 0.9, 0.0), (0, 0.9, 0.0), (3000, 0
 FILTERS += [(0, 1.0, 0.05), (0, 0.999999, 0.0), (0, 1e-9, 0.0), (10**6, 1.0, 1.0), (40, 0.95, 1e-12)]
 
 
-def cut(scores: torch.Tensor, filters: list[tuple[int, float, float]]) -> torch.Tensor:
-    top_k, top_p, min_p = (torch.tensor(column) for column in zip(*filters, strict=True))
-    out = scores.clone()
-    cuts.cut_scores(out, top_k, top_p.double(), min_p.double())
-    return out
+def drawn_of(filters: list[tuple[int, float, float]]) -> torch.Tensor:
+    """A temperature of 0.7, and one row for each of these."""
+    rows = DeviceRows(len(filters), 16, 16, CPU)
+    asked = [SamplerParams(temperature=0.7, top_k=k, top_p=p, min_p=m) for k, p, m in filters]
+    admitted = [AdmittedRow(row, row, (1,), 1, 2, params, 3, 0) for row, params in enumerate(asked)]
+    indices, values = rows.written_by(StepPlan(1, (), tuple(admitted), (), (), (), ())).arrays()
+    rows.state[torch.from_numpy(indices).long()] = torch.from_numpy(values)
+    return rows.drawn
 
 
-def sorted_cut(scores: torch.Tensor, filters: list[tuple[int, float, float]]) -> torch.Tensor:
-    top_k, top_p, min_p = (torch.tensor(column) for column in zip(*filters, strict=True))
-    none = torch.zeros(len(filters), dtype=torch.int64)
-    params = DrawParams(none.float(), top_p.double(), min_p.double(), top_k, none, none, none)
+def cut(logits: torch.Tensor, filters: list[tuple[int, float, float]]) -> torch.Tensor:
+    largest = torch.stack([part.amax(-1) for part in logits.split(1024, -1)], 1)
+    return cuts.cut_scores(logits, largest, drawn_of(filters), torch.arange(len(filters)))
+
+
+def sorted_cut(logits: torch.Tensor, filters: list[tuple[int, float, float]]) -> torch.Tensor:
+    params = params_of(drawn_of(filters))
+    scores = (logits - logits.amax(-1, keepdim=True)) / params.temperature[:, None]
     return torch.where(kept_by_sort(scores, params), scores, -torch.inf)
 
 
@@ -41,23 +55,28 @@ def of_kind(kind: str, rows: int, size: int) -> torch.Tensor:
         logits = logits * 30
     elif kind == "masked":
         logits[:, ::3] = -torch.inf
-    scores = logits - logits.amax(dim=-1, keepdim=True)
-    return scores / 0.7
+    return logits
 
 
 @pytest.mark.parametrize("kind", ["smooth", "ties", "flat", "steep", "masked"])
 @pytest.mark.parametrize("size", [5, 1000, 9001])
 def test_they_keep_what_a_sort_keeps(kind: str, size: int) -> None:
-    scores = of_kind(kind, len(FILTERS), size)
-    assert cut(scores, FILTERS).numpy().tobytes() == sorted_cut(scores, FILTERS).numpy().tobytes()
+    logits = of_kind(kind, len(FILTERS), size)
+    assert cut(logits, FILTERS).numpy().tobytes() == sorted_cut(logits, FILTERS).numpy().tobytes()
+
+
+@kernel()
+def write_units(out, scores, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, BLOCK)
+    lower, upper = cuts.units_of(tl.load(scores + place))
+    tl.store(out + place, (upper.to(tl.int64) << 20) + lower)
 
 
 def test_chances_are_those_of_torch_bit_for_bit() -> None:
-    scores = torch.cat([-torch.logspace(-9, 3, 4000), torch.tensor([0.0, -0.0, -110.0, -torch.inf])])[None]
-    units = torch.empty((2, scores.shape[1]), dtype=torch.int32)
-    cuts.launch(cuts.write_units, (1, 1), [units, scores, scores.shape[1]], {"BLOCK": 4096})
-    wanted = torch.round(exp(scores[0].double()) * 2.0**40).to(torch.int64)
-    assert torch.equal(units[0] + (units[1].to(torch.int64) << 20), wanted)
+    scores = torch.cat([-torch.logspace(-9, 3, 4092), torch.tensor([0.0, -0.0, -110.0, -torch.inf])])
+    units = torch.empty(4096, dtype=torch.int64)
+    launch(write_units, (1,), [units, scores], {"BLOCK": 4096})
+    assert torch.equal(units, torch.round(exp(scores.double()) * 2.0**40).to(torch.int64))
 
 
 def test_a_row_of_no_numbers_ends() -> None:
@@ -72,7 +91,7 @@ def test_the_likeliest_are_those_of_a_sort(kind: str, top: int) -> None:
     logits[2, 1::2] = -0.0
     tokens = torch.tensor([5, -1, 5002])
     for found, wanted in zip(
-        logprobs(logits, tokens, top), logprobs_by_sort(logits, tokens, top), strict=True
+        logprobs(logits, tokens, top), sampler.logprobs(logits, tokens, top), strict=True
     ):
         assert found.dtype == wanted.dtype
         assert found.numpy().tobytes() == wanted.numpy().tobytes()

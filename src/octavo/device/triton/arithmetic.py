@@ -79,6 +79,13 @@ def exponential(x: tl.tensor) -> tl.tensor:
 
 
 @jit
+def double_at(at: tl.tensor) -> tl.tensor:
+    """The double whose halves lie there as two int32, the low one first."""
+    low, high = tl.load(at).to(tl.int64) & 0xFFFFFFFF, tl.load(at + 1).to(tl.int64)
+    return ((high << 32) | low).to(tl.float64, bitcast=True)
+
+
+@jit
 def e4m3_code(x: tl.tensor) -> tl.tensor:
     """The nearest fp8 e4m3 as its byte, ties to even; |x| must round to at most 448.
 

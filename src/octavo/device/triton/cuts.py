@@ -18,8 +18,9 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from octavo.device.triton.arithmetic import exponential, nearest_integer
-from octavo.device.triton.launch import jit, kernel, launch
+from octavo.device.rows import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from octavo.device.triton.arithmetic import double_at, exponential, nearest_integer
+from octavo.device.triton.launch import jit, kernel, launch, padded
 
 SIZE_MAX = 1 << 20  # of a vocabulary
 LISTED_MAX = 1024  # undecided tokens that a list holds
@@ -31,53 +32,93 @@ _ID_BITS = tl.constexpr(20)
 LAST_ID = tl.constexpr(SIZE_MAX - 1)
 LAST_KEY = tl.constexpr((0xFF800001 << 20) - 1)  # of minus infinity and the highest id
 TWO_TO_40 = tl.constexpr(float(2**40))
+_INFINITY = tl.constexpr(float("inf"))
+_TEMPERATURE_MIN = tl.constexpr(1e-5)  # as in sampling/sampler.py
+_TEMPERATURE, _TOP_P = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_P)
+_MIN_P, _TOP_K = tl.constexpr(MIN_P), tl.constexpr(TOP_K)
 
 
-def cut_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> None:
-    """Make impossible in scores (S, V) float32, of which the largest of a row is 0, what top-k, then top-p,
-    then min-p cut. top_k (S,) int64, 0: all; top_p and min_p (S,) float64."""
-    num_rows, size = scores.shape
-    assert scores.is_contiguous()
-    assert scores.dtype == torch.float32
+def cut_scores(
+    logits: torch.Tensor, largest: torch.Tensor, drawn: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """The scores (S, V) float32 of logits (S, V), with -inf for what top-k, then top-p, then min-p cut.
+
+    largest (S, parts) float32: of each part of a row; rows (S,) int64 of `drawn` (R, 9) int32 say how to cut.
+    """
+    (num_rows, size), device = logits.shape, logits.device
+    num_parts = largest.shape[1]
+    assert logits.is_contiguous()
     assert size <= SIZE_MAX
-    for vector, dtype in ((top_k, torch.int64), (top_p, torch.float64), (min_p, torch.float64)):
-        assert vector.shape == (num_rows,)
-        assert vector.dtype == dtype
-        assert vector.is_contiguous()
-    units = torch.empty((num_rows, 2, size), dtype=torch.int32, device=scores.device)
-    launch(write_units, (num_rows, -(-size // _FEW)), [units, scores, size], {"BLOCK": _FEW})
-    lists = torch.empty((num_rows, 2, LISTED_MAX), dtype=torch.int64, device=scores.device)
-    listed = torch.zeros((num_rows, 2), dtype=torch.int32, device=scores.device)
+    scores = torch.empty_like(logits)
+    units = torch.empty((num_rows, 2, size), dtype=torch.int32, device=device)
+    lists = torch.empty((num_rows, 2, LISTED_MAX), dtype=torch.int64, device=device)
+    listed = torch.empty((num_rows, 2), dtype=torch.int32, device=device)
+    where = (drawn, rows, drawn.stride(0), size)
+    launch(
+        write_scores,
+        (num_rows, -(-size // _FEW)),
+        [scores, units, listed, logits, largest, *where, num_parts],
+        {"BLOCK": _FEW, "PARTS": padded(num_parts)},
+    )
     launch(
         cut_rows,
         (num_rows,),
-        [scores, units, lists, listed, top_k, top_p, min_p, size],
+        [scores, units, lists, listed, *where],
         {"BLOCK": _BLOCK, "LISTED": LISTED_MAX},
         num_warps=16,
     )
+    return scores
 
 
-@kernel()
-def write_units(units: tl.tensor, scores: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Each token's chance in units of 2^-40: the low 20 bits, then the others. One program for each row and
-    block."""
+@kernel("drawn_stride", "num_parts")
+def write_scores(
+    scores: tl.tensor,
+    units: tl.tensor,
+    listed: tl.tensor,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    drawn: tl.tensor,
+    rows: tl.tensor,
+    drawn_stride: tl.tensor,
+    size: tl.tensor,
+    num_parts: tl.tensor,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:
+    """Each token's score, and its chance in units of 2^-40: the low 20 bits, then the others. One program for
+    each row and block; the first of a row empties its lists."""
     row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    score = tl.load(scores + row * size + token, mask=token < size, other=0.0)
-    chance = nearest_integer(exponential(score.to(tl.float64)) * TWO_TO_40).to(tl.int64)
+    inside = token < size
+    if tl.program_id(1) == 0:
+        tl.store(listed + 2 * row, 0)
+        tl.store(listed + 2 * row + 1, 0)
+    best = row_largest(largest + row * num_parts, num_parts, PARTS)
+    temperature = temperature_of(drawn + tl.load(rows + row) * drawn_stride)
+    logit = tl.load(logits + row * size + token, mask=inside, other=0.0)
+    score = tl.div_rn(logit - best, temperature + tl.zeros_like(logit))
+    tl.store(scores + row * size + token, score, mask=inside)
+    lower, upper = units_of(score)
     at = units + row * 2 * size + token
-    tl.store(at, (chance & 0xFFFFF).to(tl.int32), mask=token < size)
-    tl.store(at + size, (chance >> 20).to(tl.int32), mask=token < size)
+    tl.store(at, lower, mask=inside)
+    tl.store(at + size, upper, mask=inside)
 
 
-@kernel()
+@jit
+def units_of(score: tl.tensor) -> tl.tensor:
+    """Chances in units of 2^-40: the low 20 bits, then the others."""
+    chance = nearest_integer(exponential(score.to(tl.float64)) * TWO_TO_40).to(tl.int64)
+    return (chance & 0xFFFFF).to(tl.int32), (chance >> 20).to(tl.int32)
+
+
+@kernel("drawn_stride")
 def cut_rows(
     scores: tl.tensor,
     units: tl.tensor,
     lists: tl.tensor,
     listed: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
+    drawn: tl.tensor,
+    rows: tl.tensor,
+    drawn_stride: tl.tensor,
     size: tl.tensor,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
@@ -85,7 +126,9 @@ def cut_rows(
     """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     memory = (scores + row * size, units + row * 2 * size, lists + row * 2 * LISTED, listed + 2 * row, size)
-    count, nucleus, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    asked = drawn + tl.load(rows + row) * drawn_stride
+    count = tl.load(asked + _TOP_K).to(tl.int64)
+    nucleus, least = double_at(asked + _TOP_P), double_at(asked + _MIN_P)
     best = nucleus.to(tl.float32) * 0.0
     cut, kept = size.to(tl.int64) * 0 + LAST_KEY, size.to(tl.int64)
     if (count > 0) & (count < size):
@@ -97,10 +140,24 @@ def cut_rows(
         cut = cut_of(memory, best, cut, kept, target, BLOCK, LISTED, BY_COUNT=False)
     if least > 0.0:
         cut = tl.minimum(cut, _last_likely(least))
-    for start in range(0, size, BLOCK):
-        key, _, _ = tokens_of(memory, start, BLOCK, BY_COUNT=True)
-        token = start + tl.arange(0, BLOCK)
-        tl.store(scores + row * size + token, float("-inf"), mask=(key > cut) & (token < size))
+    if cut < LAST_KEY:
+        for start in range(0, size, BLOCK):
+            key, _, _ = tokens_of(memory, start, BLOCK, BY_COUNT=True)
+            token = start + tl.arange(0, BLOCK)
+            tl.store(scores + row * size + token, float("-inf"), mask=(key > cut) & (token < size))
+
+
+@jit
+def temperature_of(asked: tl.tensor) -> tl.tensor:
+    """What scores are divided by."""
+    return tl.maximum(tl.load(asked + _TEMPERATURE).to(tl.float32, bitcast=True), _TEMPERATURE_MIN)
+
+
+@jit
+def row_largest(parts: tl.tensor, num_parts: tl.tensor, PARTS: tl.constexpr) -> tl.tensor:
+    """The largest of a row's parts."""
+    part = tl.arange(0, PARTS)
+    return tl.max(tl.load(parts + part, mask=part < num_parts, other=-_INFINITY), 0)
 
 
 @jit

@@ -33,12 +33,12 @@ def logprobs(
     parts = -(-size // _BLOCK)
     best = logits.amax(dim=-1)
     totals = torch.empty((num_rows, parts), dtype=torch.int64, device=device)
-    launch(add_chances, (num_rows, parts), [totals, logits, best, size], {"BLOCK": _BLOCK})
     own = torch.empty(num_rows, dtype=torch.float32, device=device)
     values = torch.empty((num_rows, top), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, top), dtype=torch.int64, device=device)
     lists = torch.empty((num_rows, 2, LISTED_MAX), dtype=torch.int64, device=device)
-    listed = torch.zeros((num_rows, 2), dtype=torch.int32, device=device)
+    listed = torch.empty((num_rows, 2), dtype=torch.int32, device=device)
+    launch(add_chances, (num_rows, parts), [totals, listed, logits, best, size], {"BLOCK": _BLOCK})
     launch(
         find_likeliest,
         (num_rows,),
@@ -51,11 +51,20 @@ def logprobs(
 
 @kernel()
 def add_chances(
-    totals: tl.tensor, logits: tl.tensor, best: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr
+    totals: tl.tensor,
+    listed: tl.tensor,
+    logits: tl.tensor,
+    best: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
 ) -> None:
-    """The sum of each block's chances in units of 2^-40. One program for each row and block."""
+    """The sum of each block's chances in units of 2^-40. One program for each row and block; the first of a
+    row empties its lists."""
     row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits + row * size + token, mask=token < size, other=float("-inf"))
+    if tl.program_id(1) == 0:
+        tl.store(listed + 2 * row, 0)
+        tl.store(listed + 2 * row + 1, 0)
     chance = exponential((logit - tl.load(best + row)).to(tl.float64))
     units = nearest_integer(chance * TWO_TO_40).to(tl.int64)
     tl.store(totals + row * tl.num_programs(1) + tl.program_id(1), tl.sum(units, 0))

@@ -1,4 +1,4 @@
-"""Gumbel noise of one step in one kernel: the bits of `device/sampler.py`, which spells them out in torch.
+"""Gumbel noise within a kernel: the bits of `device/sampler.py`, which spells them out in torch.
 
 Four tokens share a counter of Philox 4x32 with ten rounds (Salmon et al. 2011); the key is the seed, the
 counter (token / 4, position, choice, 0); the noise is -log(-log(u)), u of 24 bits, in float64 and op by op.
@@ -6,57 +6,23 @@ counter (token / 4, position, choice, 0); the noise is -log(-log(u)), u of 24 bi
 
 from __future__ import annotations
 
-import torch
 import triton.language as tl
 
-from octavo.device.triton.launch import jit, kernel, launch
+from octavo.device.triton.launch import jit
 
-_COUNTERS = 256  # of a program
 _FIRST_FACTOR, _SECOND_FACTOR = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _FIRST_STEP, _SECOND_STEP = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 
 
-def gumbel_noise(
-    out: torch.Tensor,
-    positions: torch.Tensor,
-    choices: torch.Tensor,
-    seeds_low: torch.Tensor,
-    seeds_high: torch.Tensor,
-) -> None:
-    """out (S, V) float32; the others (S,) int64, of which the low 32 bits count."""
-    assert out.is_contiguous()
-    assert out.dtype == torch.float32
-    for vector in (positions, choices, seeds_low, seeds_high):
-        assert vector.shape == (out.shape[0],)
-        assert vector.dtype == torch.int64
-        assert vector.is_contiguous()
-    launch(
-        write_noise,
-        (out.shape[0], -(-out.shape[1] // (4 * _COUNTERS))),
-        [out, positions, choices, seeds_low, seeds_high, out.shape[1]],
-        {"COUNTERS": _COUNTERS},
-    )
-
-
-@kernel("size")
-def write_noise(
-    out: tl.tensor,
-    positions: tl.tensor,
-    choices: tl.tensor,
-    seeds_low: tl.tensor,
-    seeds_high: tl.tensor,
-    size: tl.tensor,
-    COUNTERS: tl.constexpr,
-) -> None:
-    """One program for each row and block of counters."""
-    row = tl.program_id(0).to(tl.int64)
-    counter = tl.program_id(1) * COUNTERS + tl.arange(0, COUNTERS)
-    word_0 = counter.to(tl.uint32)
-    word_1 = tl.zeros([COUNTERS], tl.uint32) + tl.load(positions + row).to(tl.uint32)
-    word_2 = tl.zeros([COUNTERS], tl.uint32) + tl.load(choices + row).to(tl.uint32)
-    word_3 = tl.zeros([COUNTERS], tl.uint32)
-    key_0 = tl.load(seeds_low + row).to(tl.uint32)
-    key_1 = tl.load(seeds_high + row).to(tl.uint32)
+@jit
+def noise_words(
+    counter: tl.tensor, position: tl.tensor, choice: tl.tensor, seed_low: tl.tensor, seed_high: tl.tensor
+) -> tl.tensor:
+    """Four words of 32 bits for each counter (N,), of tokens 4 * counter and the next three. Of the others,
+    integers, the low 32 bits count."""
+    word_0, word_3 = counter.to(tl.uint32), tl.zeros(counter.shape, tl.uint32)
+    word_1, word_2 = word_3 + position.to(tl.uint32), word_3 + choice.to(tl.uint32)
+    key_0, key_1 = seed_low.to(tl.uint32), seed_high.to(tl.uint32)
     for _ in tl.static_range(10):
         first = word_0.to(tl.uint64) * _FIRST_FACTOR
         second = word_2.to(tl.uint64) * _SECOND_FACTOR
@@ -66,11 +32,7 @@ def write_noise(
         word_3 = first.to(tl.uint32)
         key_0 = (key_0.to(tl.uint64) + _FIRST_STEP).to(tl.uint32)
         key_1 = (key_1.to(tl.uint64) + _SECOND_STEP).to(tl.uint32)
-    at = out + row * size + 4 * counter
-    tl.store(at, noise_of(word_0), mask=4 * counter < size)
-    tl.store(at + 1, noise_of(word_1), mask=4 * counter + 1 < size)
-    tl.store(at + 2, noise_of(word_2), mask=4 * counter + 2 < size)
-    tl.store(at + 3, noise_of(word_3), mask=4 * counter + 3 < size)
+    return word_0, word_1, word_2, word_3
 
 
 @jit
