@@ -100,8 +100,8 @@ def compiled_backend(
         return CompiledArithmetic(model, pool, rows, count, flash)
 
     exactness = (
-        "built to keep the exactness contract (an H200 kept it in bf16, and not in int8): bench/cuda/bits.py "
-        "and exactness.py check this device (docs/gpu.md)"
+        "built to keep the exactness contract (an H100 kept it in bf16, fp16, int8 and fp8, before kernels "
+        "last changed): bench/cuda/bits.py and exactness.py check this device (docs/gpu.md)"
     )
     chosen = "flash (torch's)" if is_flash else "triton (Octavo's)"
     other = "usable" if obstacle is None else f"not usable: {obstacle}"

@@ -77,9 +77,7 @@ def walk_partitions(
         at, mask = rows_at(row, place, out_stride, BLOCK_D, HEAD_SIZE, GROUP)
         if all_finite(tl.load(out + at, mask=mask, other=0.0)):
             return
-    slope = slopes
-    if slopes is not None:
-        slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
+    slope = _slopes_of(slopes, kv_head, row, GROUP)
     memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
     loaded = loaded_tile(
         q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
@@ -153,38 +151,64 @@ def split_partitions(
             tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS
         )
         row, place = tl.arange(0, ROWS), (begin, num_tokens, kv_head, num_kv_heads)
-        slope = slopes
-        if slopes is not None:
-            slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
+        slope = _slopes_of(slopes, kv_head, row, GROUP)
         memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
         loaded = loaded_tile(
             q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
         )
-        low, stop = loaded[2]
-        first_item, last_item = _items_before(tile, tile_ends), tl.load(tile_ends + tile)
-        base = (low // PARTITION + item - first_item) * PARTITION
-        none, part = _nothing(ROWS, BLOCK_D), empty_part(ROWS, BLOCK_D)
-        for start in range(
-            tl.maximum(base, low // BLOCK_N * BLOCK_N), tl.minimum(base + PARTITION, stop), BLOCK_N
-        ):
-            _, part = add_sub_tile(
-                none, part, start, loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES
-            )
+        items = (_items_before(tile, tile_ends), tl.load(tile_ends + tile))
+        part = _part_at(item - items[0], loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES)
         partial = _partial_rows(item, kv_head, num_kv_heads, TOKENS * GROUP) + row
         partials = (partial_largest, partial_total, partial_out)
         _write_partials(partials, partial, part, row // GROUP < num_tokens, HEAD_SIZE)
-        # All threads have written before one of them counts; the count releases what they wrote, and acquires
-        # what other programs did.
-        tl.debug_barrier()
-        counter = num_written + tile * num_kv_heads + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last_item - first_item - 1:
-            tl.store(counter, 0)
-            items = (first_item, last_item)
-            softmax = _merged_tile(
-                partials, items, (kv_head, num_kv_heads), TOKENS * GROUP, HEAD_SIZE, BLOCK_D, MERGED, MANY
-            )
-            merged = tl.arange(0, MERGED)
+        if _is_last(num_written + tile * num_kv_heads + kv_head, items):
+            heads, merged = (kv_head, num_kv_heads), tl.arange(0, MERGED)
+            softmax = _merged_tile(partials, items, heads, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, MERGED, MANY)
             write_rows(out, out_stride, log_sum_exp, merged, place, softmax, sinks, HEAD_SIZE, GROUP)
+
+
+@jit
+def _slopes_of(slopes: tl.tensor, kv_head: tl.tensor, row: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """ALiBi's slopes of rows (M,); None where there are none."""
+    if slopes is not None:
+        slopes = tl.load(slopes + kv_head * GROUP + row % GROUP)
+    return slopes
+
+
+@jit
+def _part_at(
+    place: tl.tensor,
+    tile: tl.tensor,
+    scales: tl.tensor,
+    soft_cap: tl.tensor,
+    slope: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,
+) -> tl.tensor:
+    """The partition at `place` among those that a tile sees."""
+    low, stop = tile[2]
+    base = (low // PARTITION + place) * PARTITION
+    first = tl.maximum(base, low // BLOCK_N * BLOCK_N)
+    none = _nothing(tile[0].shape[0], tile[0].shape[1])
+    part = empty_part(tile[0].shape[0], tile[0].shape[1])
+    for start in range(first, tl.minimum(base + PARTITION, stop), BLOCK_N):
+        _, part = add_sub_tile(none, part, start, tile, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES)
+    return part
+
+
+@jit
+def _is_last(counter: tl.tensor, items: tl.tensor) -> tl.tensor:
+    """Count one more item of a tile as written; whether it was the last one. Then the counter is zero again.
+
+    All threads have written before one of them counts; the count releases what they wrote, and acquires what
+    other programs did.
+    """
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == items[1] - items[0] - 1
+    if is_last:
+        tl.store(counter, 0)
+    return is_last
 
 
 @jit
