@@ -26,10 +26,10 @@ from octavo.device.triton.attention_work import SUB_TILE_SIZE, AttentionStep, At
 from octavo.device.triton.launch import TRITON_DTYPES, Argument, Constant, launch, padded
 from octavo.device.triton.linear import shared_bytes_of
 
-_REGISTERS_OF_CODES = 128  # of a thread that decodes: shared memory has room for four such programs, too
+_REGISTERS_OF_CODES = 168  # of a thread that decodes: three such programs fit a multiprocessor
 _LEAST_ROWS = 16  # of a tensor core's product
 _LARGEST_HEAD = 256
-_MERGED_MAX, _MERGED_NUMBERS = 16, 4096  # partials, and numbers of these, that a merge loads at once
+_MERGED_MAX, _MERGED_NUMBERS = 16, 2048  # partials, and numbers of these, that a merge loads at once
 _OTHER_SHARED_BYTES = 3 * 1024  # beside queries and sub-tiles
 
 

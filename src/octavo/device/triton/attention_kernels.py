@@ -77,7 +77,9 @@ def walk_partitions(
         at, mask = rows_at(row, place, out_stride, BLOCK_D, HEAD_SIZE, GROUP)
         if all_finite(tl.load(out + at, mask=mask, other=0.0)):
             return
-    slope = _slopes_of(slopes, kv_head, row, GROUP)
+    slope = slopes
+    if slopes is not None:
+        slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
     memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
     loaded = loaded_tile(
         q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
@@ -139,8 +141,7 @@ def split_partitions(
 ) -> None:
     """A fixed number of programs for each kv head, which take (tile, partition) items in turn.
 
-    The one that ends a tile's last item merges the tile's partials in ascending order, whoever wrote them,
-    and leaves `num_written` (tiles, kv heads) as it was found: zero.
+    The one that ends a tile's last item merges the tile's partials in ascending order, whoever wrote them.
     """
     kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     tiles = tl.load(num_tiles)
@@ -151,28 +152,21 @@ def split_partitions(
             tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS
         )
         row, place = tl.arange(0, ROWS), (begin, num_tokens, kv_head, num_kv_heads)
-        slope = _slopes_of(slopes, kv_head, row, GROUP)
+        slope = slopes
+        if slopes is not None:
+            slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
         memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
         loaded = loaded_tile(
             q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
         )
         items = (_items_before(tile, tile_ends), tl.load(tile_ends + tile))
         part = _part_at(item - items[0], loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES)
-        partial = _partial_rows(item, kv_head, num_kv_heads, TOKENS * GROUP) + row
         partials = (partial_largest, partial_total, partial_out)
-        _write_partials(partials, partial, part, row // GROUP < num_tokens, HEAD_SIZE)
+        _write_partials(partials, item, place, part, TOKENS * GROUP, HEAD_SIZE, GROUP)
         if _is_last(num_written + tile * num_kv_heads + kv_head, items):
-            heads, merged = (kv_head, num_kv_heads), tl.arange(0, MERGED)
-            softmax = _merged_tile(partials, items, heads, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, MERGED, MANY)
+            merged = tl.arange(0, MERGED)
+            softmax = _merged_tile(partials, items, place, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, MERGED, MANY)
             write_rows(out, out_stride, log_sum_exp, merged, place, softmax, sinks, HEAD_SIZE, GROUP)
-
-
-@jit
-def _slopes_of(slopes: tl.tensor, kv_head: tl.tensor, row: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
-    """ALiBi's slopes of rows (M,); None where there are none."""
-    if slopes is not None:
-        slopes = tl.load(slopes + kv_head * GROUP + row % GROUP)
-    return slopes
 
 
 @jit
@@ -213,11 +207,19 @@ def _is_last(counter: tl.tensor, items: tl.tensor) -> tl.tensor:
 
 @jit
 def _write_partials(
-    partials: tl.tensor, partial: tl.tensor, part: tl.tensor, real: tl.tensor, HEAD_SIZE: tl.constexpr
+    partials: tl.tensor,
+    item: tl.tensor,
+    place: tl.tensor,
+    part: tl.tensor,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """Write the real rows (M,) of a partition to places `partial` (M,) of the partials."""
+    """Write the real rows of a partition, of ROWS without padding, as the item's partials."""
     partial_largest, partial_total, partial_out = partials
     largest, total, out = softmax_of(part, CAREFUL=False)
+    row = tl.arange(0, largest.shape[0])
+    partial, real = _partial_rows(item, place[2], place[3], ROWS) + row, row // GROUP < place[1]
     tl.store(partial_largest + partial, largest, mask=real)
     tl.store(partial_total + partial, total, mask=real)
     dim = tl.arange(0, out.shape[1])
@@ -229,7 +231,7 @@ def _write_partials(
 def _merged_tile(
     partials: tl.tensor,
     items: tl.tensor,
-    heads: tl.tensor,
+    place: tl.tensor,
     ROWS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -239,6 +241,7 @@ def _merged_tile(
     """The softmax of a tile's rows, MERGED with padding: items[0] to items[1] in order, MANY at once as long
     as there are so many."""
     first, stop = items
+    heads = (place[2], place[3])
     many = first + (stop - first) // MANY * MANY
     few: tl.constexpr = _FEW if MANY > _FEW else MANY
     softmax = _merged(_nothing(MERGED, BLOCK_D), partials, first, many, heads, ROWS, HEAD_SIZE, MANY)
