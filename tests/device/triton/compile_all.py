@@ -1,6 +1,9 @@
 """A program: compiles every kernel for one kind of device as bfloat16 models launch it, and prints JSON.
 
 python -m tests.device.triton.compile_all 90   # for sm_90: JSON, a list of `Compiled`
+
+With another Triton, as GPU machines have it: pip install --no-deps --target FOLDER triton==3.6.0, and
+PYTHONPATH=FOLDER:. before the command.
 """
 
 from __future__ import annotations
