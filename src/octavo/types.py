@@ -17,6 +17,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
 
@@ -96,8 +98,7 @@ class Request:
     cache_salt: str = ""  # prefix blocks are shared with the tenant's requests of the same salt alone
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """A token, the logprob of it under the raw logits, and (if asked) the likeliest (token, logprob)
     pairs, likeliest first; a row of a beam search tells its candidates so."""
 
@@ -193,8 +194,7 @@ class TransferDone:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions [start, start + length) are computed and their K and V
     stored.
 
@@ -300,8 +300,7 @@ class Phases:
     first_token: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What a request cost, known when its last sequence ends and, so far, at every update."""
 
     num_prompt: int
@@ -312,11 +311,19 @@ class Usage:
     block_seconds: float = 0.0  # blocks held, over time
     num_drafted: int = 0  # tokens that were guessed and computed
     num_accepted: int = 0  # of them, those that were right: output tokens without a step of their own
-    phases: Phases | None = field(default=None, compare=False)  # None: told by no scheduler
+    phases: Phases | None = None  # None: told by no scheduler; it makes no difference to `==`
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Usage) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return msgspec.structs.astuple(self)[:-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, gc=False):
     """What one client must learn about one choice. Exactly one update per choice has `finish` set."""
 
     request_id: int

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
+import msgspec
 from tests.simulator.lives import Simulation
 
 from octavo.types import Update
@@ -68,6 +69,8 @@ class WitnessedLife(Simulation):
         """The same as JSON knows it."""
         if dataclasses.is_dataclass(value):
             return [self._plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        if isinstance(value, msgspec.Struct):
+            return [self._plain(field) for field in msgspec.structs.astuple(value)]
         if isinstance(value, enum.Enum):
             return value.value
         if isinstance(value, bytes):

@@ -8,7 +8,9 @@ dropped, and when all choices have ended the request can be cancelled in the eng
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.sampling.grammars import CompiledGrammar

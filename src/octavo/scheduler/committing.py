@@ -33,9 +33,10 @@ class Committer:
         ended = result.failures.keys() | result.dead_ends.keys()
         updates: list[Update] = []
         for flight in flights:
-            flight.sequence.pending -= flight.num_samples
-            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in ended:
-                updates += self._commit_flight(flight, result)
+            sequence = flight.sequence
+            sequence.pending -= flight.num_samples
+            if sequence.state is not State.FINISHED and sequence.seq_id not in ended:
+                self._commit_flight(flight, result, updates)
         # Last, so that no sibling publishes under a name that was just taken away.
         failed = [
             flight.sequence
@@ -48,17 +49,17 @@ class Committer:
             updates += self._beams.settle(group for group in groups.values() if not is_over(group))
         return updates
 
-    def _commit_flight(self, flight: InFlightChunk, result: StepResult) -> list[Update]:
-        """One sequence's share of a commit."""
+    def _commit_flight(self, flight: InFlightChunk, result: StepResult, updates: list[Update]) -> None:
+        """One sequence's share of a commit; appends what clients learn."""
         sequence = flight.sequence
-        if flight.num_samples:
+        if flight.num_samples and sequence.phases.first_token is None:
             sequence.note_token(self._context.now)
         if sequence.group is not None:
             if flight.is_current:  # else it will be computed again, with the same candidates
                 self._publish(sequence, flight.stop)
                 if flight.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
-            return []
+            return
         samples: tuple[SampledToken, ...] = ()
         computed = flight.stop
         if flight.num_samples:
@@ -73,14 +74,16 @@ class Committer:
             sequence.chain.extend(sequence.tokens)
         if flight.is_current:
             self._publish(sequence, computed)
-        updates = self._update(sequence, samples, result)
+        prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
+        if samples or prompt_logprobs:
+            updates.append(self._update(sequence, samples, prompt_logprobs, result))
         if (
-            sequence.choice in sequence.unwanted
+            sequence.unwanted
+            and sequence.choice in sequence.unwanted
             and not sequence.forks_left
             and sequence.state is not State.FINISHED
         ):
             updates += self._finisher.end(sequence, FinishReason.CANCELLED)
-        return updates
 
     def _taken(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
         """The new tokens, up to one that ends the sequence: drafts, or what a grammar forces, may go on."""
@@ -106,12 +109,13 @@ class Committer:
             self._live.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
 
     def _update(
-        self, sequence: Sequence, samples: tuple[SampledToken, ...], result: StepResult
-    ) -> list[Update]:
+        self,
+        sequence: Sequence,
+        samples: tuple[SampledToken, ...],
+        prompt_logprobs: tuple[SampledToken, ...],
+        result: StepResult,
+    ) -> Update:
         """What the client learns of this commit; closes the sequence when its last token is here."""
-        prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
-        if not samples and not prompt_logprobs:
-            return []
         finish, stop_token = (
             sequence.finish_reason(self._context.config.stop_ids) if samples else (None, None)
         )
@@ -125,16 +129,14 @@ class Committer:
         embedding = result.pooled.get(sequence.seq_id, b"")
         if embedding:  # its sample stands for nothing
             samples, stop_token = (), None
-        return [
-            Update(
-                request_id,
-                sequence.choice,
-                samples,
-                usage,
-                finish,
-                stop_token,
-                error,
-                prompt_logprobs,
-                embedding,
-            )
-        ]
+        return Update(
+            request_id,
+            sequence.choice,
+            samples,
+            usage,
+            finish,
+            stop_token,
+            error,
+            prompt_logprobs,
+            embedding,
+        )

@@ -100,17 +100,17 @@ class VirtualTokenCounter:
 
     def count(self, sequence: Sequence, stop: int) -> None:
         """Positions up to `stop` of a running sequence are computed."""
-        first = sequence.num_served
+        first, tenant = sequence.num_served, sequence.request.tenant
         if stop <= first:
             return
-        self.withdraw(sequence)
-        sequence.num_served = stop
-        self.admit(sequence)
         outputs = stop - first
         if first < sequence.num_prompt:
+            self.withdraw(sequence)
+            sequence.num_served = stop
+            self.admit(sequence)
             outputs = max(0, stop - sequence.num_prompt)
+        sequence.num_served = stop
         cost = stop - first + (OUTPUT_COST - 1) * outputs
-        tenant = sequence.request.tenant
         self.served[tenant] += cost
         self._counter[tenant] += cost / self._weight(tenant)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from octavo.scheduler.sequence import Sequence
 
 
-@dataclass(slots=True)  # freezing would double its cost
-class InFlightChunk:
+class InFlightChunk(msgspec.Struct):
     """One sequence's stake in a plan that is not committed yet."""
 
     sequence: Sequence

@@ -93,15 +93,11 @@ class Planner:
         if grant == 0:
             return
         start, stop = sequence.num_planned, sequence.num_planned + grant
-        num_samples = int(stop == sequence.known)
+        num_samples = 1 if stop == len(sequence.tokens) + sequence.pending else 0
         logits_from = stop - num_samples
-        if sequence.wants_mean:
-            logits_from = start
-        elif sequence.wants_prompt_logprobs:
-            logits_from = min(max(start, sequence.prompt_logprobs_done), logits_from)
-            sequence.prompt_logprobs_done = max(
-                sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)
-            )
+        params = sequence.request.params
+        if params.pooling is not None or params.prompt_logprobs is not None:
+            logits_from = self._logits_from(sequence, start, stop, logits_from)
         self._context.plan.chunks.append(
             Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from)
         )
@@ -111,6 +107,16 @@ class Planner:
         flights.append(InFlightChunk(sequence, sequence.preemptions, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
             self._live.fork(sequence, flights)
+
+    def _logits_from(self, sequence: Sequence, start: int, stop: int, sampled_from: int) -> int:
+        """The first of positions [start, stop) whose logits are wanted; those that are sampled from are."""
+        if sequence.wants_mean:
+            return start
+        if not sequence.wants_prompt_logprobs:
+            return sampled_from
+        done = sequence.prompt_logprobs_done
+        sequence.prompt_logprobs_done = max(done, min(stop, sequence.num_prompt - 1))
+        return min(max(start, done), sampled_from)
 
     def _reserve(self, sequence: Sequence, grant: int) -> int:
         """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""

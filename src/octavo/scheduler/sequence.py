@@ -283,20 +283,22 @@ class Sequence:
 
     def count_blocks(self, now: float) -> None:
         """Its table changed, or its usage is asked for."""
-        guessed = 0 if self.drafts is None else self.drafts.blocks_guessed
-        self.block_use.count(0 if self.table is None else len(self.table.blocks) - guessed, now)
+        num_blocks = 0 if self.table is None else len(self.table.blocks)
+        if self.drafts is not None and num_blocks:
+            num_blocks -= self.drafts.blocks_guessed
+        self.block_use.count(num_blocks, now)
 
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
         self.count_blocks(now)
-        drafting = self.drafting
+        drafting, use = self.drafting, self.block_use
         return Usage(
             self.num_prompt,
             self.num_output,
             self.num_cached,
             self.preemptions,
-            self.block_use.peak,
-            self.block_use.block_seconds,
+            use.peak,
+            use.block_seconds,
             0 if drafting is None else drafting.num_drafted,
             0 if drafting is None else drafting.num_accepted,
             self.phases,

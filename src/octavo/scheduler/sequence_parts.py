@@ -53,4 +53,5 @@ class BlockUse:
         self.block_seconds += self._num_blocks * (now - self._counted_at)
         self._counted_at = now
         self._num_blocks = num_blocks
-        self.peak = max(self.peak, num_blocks)
+        if num_blocks > self.peak:
+            self.peak = num_blocks

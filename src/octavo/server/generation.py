@@ -14,6 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from octavo.conversations.turns import Turn
@@ -320,7 +321,7 @@ def _without_output(delta: Delta) -> Delta:
         delta,
         text="",
         tokens=(),
-        usage=replace(delta.usage, num_output=0),
+        usage=msgspec.structs.replace(delta.usage, num_output=0),
         finish=FinishReason.LENGTH if ended else delta.finish,
         stop=None,
     )
