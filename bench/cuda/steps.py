@@ -95,7 +95,8 @@ def replays(probe: Probe, llm: LLM, shape: Shape, rate: float) -> None:
     arithmetic = forward_of(llm).arithmetic
     assert isinstance(arithmetic, CompiledArithmetic)
     num_bytes = shape.weights_read * probe.dtypes[0].itemsize
-    replayed = {size.tokens: each.replay for size, each in arithmetic._sized.items() if not size.tiles}
+    kept = arithmetic._steps._kept
+    replayed = {size.tokens: each.replay for size, each in kept.items() if size.is_decoding}
     for size, replay in sorted(replayed.items()):
         if replay is None or size & (size - 1):
             continue

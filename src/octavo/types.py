@@ -259,6 +259,7 @@ class StepWay(enum.Enum):
 
     REPLAYED = "replayed"  # as one graph
     LAUNCHED = "launched"  # one by one
+    WARMING = "warming"  # the same, until steps of its size are captured: later ones are faster
     FIRST = "first"  # its size had none before, or was captured: its time says nothing of other steps
 
 

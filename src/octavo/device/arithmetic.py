@@ -3,7 +3,7 @@ reference's ops in `reference.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -47,6 +47,13 @@ class Arithmetic(Protocol):
     @property
     def sampler(self) -> RowSampler:
         """Over the same rows."""
+
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Make ready what steps of up to so many tokens will need, before the first. Raises what a device
+        raises where it has too little memory."""
+
+    def warm_more(self) -> bool:
+        """One more piece of it, that is needed less often; False: nothing is left."""
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the next step's arrays to the device; a shape may have no chunks."""

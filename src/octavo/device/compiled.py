@@ -1,46 +1,24 @@
-"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and usual steps replayed.
-
-    up to 1,024 tokens      padded to the next of few sizes: launched the first time, captured the second,
-                            replayed from then on
-    more                    launches, one after the other
-
-A size counts tokens, chunks, those of one token, the tiles of longer ones and the wanted logits. So decoding,
-guessed tokens and prompts' chunks among them are replayed alike. The arrays of a size have fixed places: a
-step is one small copy, one kernel that writes them there with the plan's changes, and a replay.
-"""
+"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and usual steps replayed
+(`sized_steps.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.device.compiled_sampler import KernelSampler
-from octavo.device.compiled_step import (
-    AttentionSizes,
-    CompiledStep,
-    StepSize,
-    arrays_of,
-    num_ints_of,
-    size_of,
-    step_in,
-)
+from octavo.device.compiled_step import AttentionSizes
 from octavo.device.flash import FlashAttention
-from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
-from octavo.device.packing import pack
 from octavo.device.rows import DeviceRows, Writes, carry
-from octavo.device.triton.attention import AttentionScratch, allocate_scratch
+from octavo.device.sized_steps import SizedSteps
 from octavo.device.triton.attention_work import PARTITION_SIZE
 from octavo.device.triton.blocks import copy_blocks, independent_runs
 from octavo.device.triton.elementwise import scale
-from octavo.device.triton.launch import padded
-from octavo.device.triton.plans import write_plan
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.executor.batch import StepShape
@@ -50,19 +28,8 @@ from octavo.model.spec import Model
 from octavo.types import StepWay
 from octavo.units import blocks_for
 
-_REPLAYED_MAX = 1024  # tokens; steps of more are worth their launches
-_KEPT_SIZES = 128  # whose places and captures are kept
 _ARGMAX_ROWS = 256  # at once
-
-
-@dataclass(slots=True)
-class _Sized:
-    """Steps of one size: the place of their arrays, their launches, and how these are started."""
-
-    place: Tensor
-    step: CompiledStep
-    num_steps: int = 0
-    replay: Replay | None = None
+_WARM_SIZES = 8  # before the first request; the others while nothing else is to do
 
 
 class CompiledArithmetic:
@@ -78,11 +45,10 @@ class CompiledArithmetic:
     ) -> None:
         """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours."""
         self.pool, self.sampler = pool, KernelSampler(rows)
-        self._flash = flash
-        self._rows, self._model = rows, model
+        self._model, self._context_length = model, rows.context_length
         spec = model.spec
         windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
-        self._sizes = AttentionSizes(
+        sizes = AttentionSizes(
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_size,
@@ -90,31 +56,31 @@ class CompiledArithmetic:
             blocks_for(rows.context_length, PARTITION_SIZE),
             num_processors,
         )
-        self._program = record(model, pool)
+        self._steps = SizedSteps(record(model, pool), sizes, rows, flash)
         self._output = own_matrix(model.weights.output).data
         self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, spec.vocab_size, pool.data.device)
-        self._sized: dict[StepSize, _Sized] = {}  # that which was used last is the last one
-        self._partials = self._allocate_partials()
-        self._memory = GraphMemory(pool.data.device)
-        self._prepared: tuple[StepSize, _Sized, int]  # the next step; how many of its rows are wanted
-        self._way = StepWay.LAUNCHED  # of the step that ran last
+
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Try the largest step, capture the likeliest sizes of decoding, and compile what samples."""
+        progress(f"trying a step of {step_tokens:,} tokens")
+        self._steps.try_largest(step_tokens)
+        sizes = list(self._steps.decoding_sizes())[:_WARM_SIZES]
+        for number, size in enumerate(sizes, 1):
+            progress(f"capturing decoding of {size.tokens:,} ({number} of {len(sizes)})")
+            hidden = self._steps.warm(size)
+            self.likeliest(hidden)
+            self._try_sampling(self.logits(hidden))
+
+    def warm_more(self) -> bool:
+        """Capture one more size of decoding; False: there is none left."""
+        size = next((size for size in self._steps.decoding_sizes() if not self._steps.is_warm(size)), None)
+        if size is not None:
+            self._steps.warm(size)
+        return size is not None
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the step's arrays to their place."""
-        device, state = self.pool.data.device, self._rows.state
-        if not shape.starts.size:
-            indices, values = carry(writes.arrays(), device)
-            write_plan(state, indices, values)
-            return
-        size = size_of(shape, self._sizes)
-        is_replayed = size.tokens <= _REPLAYED_MAX
-        size = size.rounded() if is_replayed else size
-        packed = pack(arrays_of(shape, size, self._sizes))
-        indices, values, arrays = carry([*writes.arrays(), packed], device)
-        sized = self._kept(size) if is_replayed else _Sized(arrays, self._step_in(arrays, size))
-        is_there = sized.place is arrays
-        write_plan(state, indices, values, None if is_there else sized.place, None if is_there else arrays)
-        self._prepared = size, sized, shape.logit_rows.size
+        self._steps.prepare(shape, writes)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -124,23 +90,11 @@ class CompiledArithmetic:
 
     def hidden(self) -> Tensor:
         """(R, E): the wanted rows of the step."""
-        size, sized, num_wanted = self._prepared
-        if size not in self._sized:
-            self._way = StepWay.LAUNCHED
-            return self._program.run(sized.step)[:num_wanted]
-        self._way = StepWay.FIRST
-        if sized.replay is not None:
-            self._way = StepWay.LAUNCHED if sized.replay.has_failed else StepWay.REPLAYED
-        if sized.num_steps == 1:
-            device = self.pool.data.device
-            sized.replay = Replay(lambda: self._program.run(sized.step), device, self._memory, str(size))
-        sized.num_steps += 1
-        started = sized.replay or partial(self._program.run, sized.step)
-        return started()[:num_wanted]
+        return self._steps.run()
 
     def way(self) -> StepWay:
         """How its launches were started."""
-        return self._way
+        return self._steps.way
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V) float32, raw."""
@@ -165,29 +119,18 @@ class CompiledArithmetic:
         scale(out, hidden, factor)
         return out
 
-    def _allocate_partials(self) -> AttentionScratch | None:
-        """For the largest list that is split: graphs hold on to it, so it never moves."""
-        sizes = self._sizes
-        largest = min(padded(self._rows.max_rows), sizes.split_max)
-        if not largest:
-            return None
-        items, device = largest * sizes.partitions_max, self.pool.data.device
-        return allocate_scratch(items, 1, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, device)
-
-    def _step_in(self, arrays: Tensor, size: StepSize) -> CompiledStep:
-        return step_in(arrays, size, self._sizes, self._rows, self._flash, self._partials)
-
-    def _kept(self, size: StepSize) -> _Sized:
-        """What there is for the size; what was not used for longest goes."""
-        sized = self._sized.pop(size, None)
-        if sized is None:
-            device = self.pool.data.device
-            place = torch.zeros(num_ints_of(size, self._sizes), dtype=torch.int32, device=device)
-            sized = _Sized(place, self._step_in(place, size))
-        if len(self._sized) == _KEPT_SIZES:
-            del self._sized[next(iter(self._sized))]
-        self._sized[size] = sized
-        return sized
+    def _try_sampling(self, logits: Tensor) -> None:
+        """Every kernel that samples, over rows of which none changes."""
+        count, device = logits.shape[0], logits.device
+        rows = torch.zeros(count, dtype=torch.int64, device=device)
+        positions = torch.full_like(rows, self._context_length)
+        self.sampler.penalise(logits, rows, torch.zeros_like(rows), 1)
+        self.sampler.add_biases(logits, rows, 1)
+        tokens = self.sampler.draw_greedily(logits)
+        for is_filtered in (False, True):
+            tokens = self.sampler.draw(logits, rows, positions, is_filtered=is_filtered)
+        self.sampler.logprobs(logits, tokens, 1)
+        self.sampler.append(rows, positions, tokens)
 
 
 def record(model: Model, pool: DevicePool) -> Program:

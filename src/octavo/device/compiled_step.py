@@ -24,7 +24,7 @@ from torch import Tensor
 
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
-from octavo.device.packing import padded_size, unpack
+from octavo.device.packing import unpack
 from octavo.device.rows import DeviceRows
 from octavo.device.triton.attention import (
     AttentionForm,
@@ -80,10 +80,15 @@ class StepSize:
     singles: int  # chunks of one token
     tiles: int  # of longer chunks
 
+    @property
+    def is_decoding(self) -> bool:
+        """Every token is a chunk whose logits are wanted."""
+        return self.singles == self.tokens and self.logits == 0
+
     def rounded(self) -> StepSize:
         """The next of few sizes: tokens as `padded_positions` says, other counts powers of two."""
         tokens = padded_positions(self.tokens)
-        if self.singles == self.tokens and self.logits == 0:
+        if self.is_decoding:
             return StepSize(tokens, tokens, 0, tokens, 0)
         others = (self.chunks, self.logits, self.singles, self.tiles)
         return StepSize(tokens, *(padded(count) if count else 0 for count in others))
@@ -189,13 +194,6 @@ def step_in(
         flash,
         partials,
     )
-
-
-def num_ints_of(size: StepSize, sizes: AttentionSizes) -> int:
-    """Of the packed arrays."""
-    empty = np.empty(0, np.int32)
-    nothing = StepShape(empty, empty, np.zeros(1, np.int32), empty, empty, empty)
-    return sum(padded_size(array.size) for array in arrays_of(nothing, size, sizes))
 
 
 def _forms_of(size: StepSize, sizes: AttentionSizes) -> list[WorkForm]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +44,9 @@ def begin_drawing(
 ) -> Callable[[Taken], None] | None:
     """Draw from the step's hidden rows (R, E) and start the tokens on their way to the host. Returns what
     waits for them and adds them to a `Taken`; None where there are no draws."""
-    plain = [one for one in draws if _is_plain(one.params)]
-    others = [one for one in draws if not _is_plain(one.params)]
+    plain, others = list[Draw](), list[Draw]()
+    for one in draws:
+        (plain if _is_plain(one.params) else others).append(one)
     parts = [_begin(kind, hidden, arithmetic) for kind in (plain, others) if kind]
     if not parts:
         return None
@@ -59,8 +61,11 @@ def begin_drawing(
         for part in parts:
             sampled, first = _sampled(part), 0
             for one in part.draws:
-                _take(one, sampled[first : first + one.count], stop_ids, taken)
-                first += one.count
+                if one.drafts or sampled[first].token < 0:
+                    _take(one, sampled[first : first + one.count], stop_ids, taken)
+                else:
+                    taken.samples[one.seq_id] = (sampled[first],)
+                first += 1 + len(one.drafts)
 
     return collect
 
@@ -71,11 +76,13 @@ def _is_plain(params: SamplerParams) -> bool:
 
 
 def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _DrawnPart:
-    places = [one.first + i for one in draws for i in range(one.count)]
-    rows = [one.row for one in draws for _ in range(one.count)]
-    positions = [one.position + i for one in draws for i in range(one.count)]
-    place, row, position = to_device([places, rows, positions], hidden.device)
-    is_all = places == list(range(hidden.shape[0]))
+    columns = np.array([(one.first, one.row, one.position, one.count) for one in draws], np.int64).T
+    counts = columns[3]
+    places, rows, positions = np.repeat(columns[:3], counts, axis=1)
+    later = np.arange(places.size) - np.repeat(np.cumsum(counts) - counts, counts)  # behind its draw's first
+    places, positions = places + later, positions + later
+    place, row, position = to_device((places, rows, positions), hidden.device)
+    is_all = np.array_equal(places, np.arange(hidden.shape[0]))
     chosen = hidden if is_all else hidden[place]
     tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
     found, sampler = None, arithmetic.sampler
@@ -86,7 +93,7 @@ def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _Dr
         adjusted = logits
         if any(adjusts(one.params, 0) for one in draws):
             adjusted = logits.clone() if tops else logits  # logprobs are those of the raw ones
-            sampler.penalise(adjusted, row, position, max(positions))
+            sampler.penalise(adjusted, row, position, int(positions.max()))
             most = max(len(one.params.logit_bias) for one in draws)
             if most:
                 sampler.add_biases(adjusted, row, most)

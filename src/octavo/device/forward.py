@@ -12,7 +12,7 @@ logits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,6 +25,7 @@ from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, to_device
 from octavo.device.sampler import is_drawn_on_device
 from octavo.device.trouble import describe_trouble, is_trouble
+from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
 from octavo.executor.draws import Draw, Drawn, Taken
 from octavo.executor.forward import Forward
@@ -52,6 +53,22 @@ class DeviceForward(Forward):
         """This thread's launches are the device's, and no gradients are kept."""
         with current(self._device), torch.inference_mode():
             yield
+
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Compile and capture before the first request. Raises ConfigError where memory is short."""
+        try:
+            with self.active():
+                self.arithmetic.warm(step_tokens, progress)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"a step of {step_tokens:,} tokens (step_tokens) does not fit beside weights and KV memory: "
+                f"{describe_trouble(error, self._device)}"
+            ) from None
+
+    def warm_more(self) -> bool:
+        """Capture one more size."""
+        with self.active():
+            return self.arithmetic.warm_more()
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Bring the rows up to the plan, and carry the step's arrays over."""

@@ -6,7 +6,7 @@ the same memory. Codes and 16-bit numbers of the pool are read as float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +70,13 @@ class ReferenceArithmetic:
         self.sampler = TorchSampler(rows)
         self._model, self._ops, self._rows = model, ops, rows
         self._shape: StepShape  # of the step that was prepared last
+
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Nothing is compiled."""
+
+    def warm_more(self) -> bool:
+        """Nothing is left."""
+        return False
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows; the step's arrays are the host's."""

@@ -135,7 +135,7 @@ def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
     return unpack(moved, sizes)
 
 
-def to_device(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+def to_device(columns: Sequence[Ints | Sequence[int]], device: torch.device) -> list[Tensor]:
     """int64, one for each column of equal length, each at a multiple of 16 bytes; the copy does not wait."""
     count = len(columns[0])
     host = torch.zeros((len(columns), count + count % 2), dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -41,7 +41,10 @@ class Engine:
         inbox: Inbox | None = None,
         watch: MemoryWatch | None = None,
         recorder: Recorder | None = None,
+        warm_more: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`warm_more` does a piece of work for later steps, while there is nothing else to do; False: nothing
+        is left."""
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
         self.executor = executor
@@ -51,6 +54,7 @@ class Engine:
         self._reset_executor = reset_executor
         self._watch = watch
         self._recorder = recorder
+        self.warm_more = warm_more
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover

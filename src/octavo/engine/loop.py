@@ -78,7 +78,8 @@ class EngineLoop:
         while True:
             if engine.idle and not self._stopping:
                 engine.before_sleep()
-                engine.inbox.wait(engine.seconds_to_next_event())
+                if not engine.warm_more():
+                    engine.inbox.wait(engine.seconds_to_next_event())
             if self._stopping:
                 return
             try:

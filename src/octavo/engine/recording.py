@@ -29,7 +29,7 @@ from octavo.engine.codec import AnyCommand
 from octavo.engine.port import Command, ReplyT, names_tenant
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
-from octavo.types import SampledToken, StepPlan, StepResult
+from octavo.types import SampledToken, StepPlan, StepResult, StepWay
 
 log = logging.getLogger("octavo.recording")
 
@@ -68,6 +68,7 @@ class ResultRows(msgspec.Struct, frozen=True, array_like=True):
     dead_ends: dict[int, str]
     in_grammar: list[int]
     seconds: float
+    way: StepWay | None = None
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -151,6 +152,7 @@ def rows_of_result(result: StepResult) -> ResultRows:
         {**result.dead_ends},
         sorted(result.in_grammar),
         result.seconds,
+        result.way,
     )
 
 
@@ -164,6 +166,7 @@ def result_of_rows(rows: ResultRows) -> StepResult:
         dead_ends=rows.dead_ends,
         seconds=rows.seconds,
         in_grammar=frozenset(rows.in_grammar),
+        way=rows.way,
     )
 
 

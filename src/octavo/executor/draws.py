@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.executor.rows import Rows
 from octavo.params import SamplerParams
 from octavo.sampling.sampler import SampleFailure
 from octavo.types import SampledToken, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """A row, and the hidden rows `first`, first + 1, ... that its tokens come from; the first token will
     stand at `position`."""
 

@@ -66,6 +66,15 @@ class Forward(Protocol):
         """Open while a plan is started."""
         return nullcontext()
 
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Make ready what steps of up to so many tokens will need, before the first. Raises ConfigError where
+        the memory does not suffice."""
+        return
+
+    def warm_more(self) -> bool:
+        """One more piece of it, that is needed less often; False: nothing is left."""
+        return False
+
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Make the step's arrays; `rows` are the host's, as the plan leaves them. Nothing is computed yet."""
 

@@ -148,6 +148,15 @@ class Runner:
         """Until the memory that was asked for at once is there, or so long; whether it is."""
         return self.forward.wait_ready(timeout_s)
 
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """Make ready what steps of up to so many tokens will need. Raises ConfigError where memory is
+        short."""
+        self.forward.warm(step_tokens, progress)
+
+    def warm_more(self) -> bool:
+        """One more piece of it, that is needed less often; False: nothing is left."""
+        return self.forward.warm_more()
+
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
         trusted again because no name survives, neither here nor below; no transfer is left that could still

@@ -72,7 +72,7 @@ from octavo.step.events import Event, EventKind, EventRing
 from octavo.step.headroom import Headroom
 from octavo.step.prefill_budget import PrefillBudget
 from octavo.step.timers import Due, Timers
-from octavo.types import FinishReason, Request, StepPlan, StepResult, Update
+from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
 
 
 class Scheduler:
@@ -339,7 +339,8 @@ class Scheduler:
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
-        if self._drafts is not None and num_continuing == plan.num_tokens:
+        is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster
+        if self._drafts is not None and num_continuing == plan.num_tokens and is_typical:
             self._drafts.observe(num_continuing, result.seconds)
         return self._committer.commit(flights, result)
 

@@ -129,6 +129,7 @@ def start_engine(
         # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
         threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
         started.runner.wait_ready(READY_WAIT_S)
+        started.runner.warm(options.step_tokens, progress)
         client = client_of(started, options)
         undo.pop_all()
     return client
@@ -276,7 +277,17 @@ def _engine_over(
     recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
-    engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder)
+    engine = Engine(
+        new_scheduler,
+        executor,
+        runner.reset,
+        overlap,
+        clock,
+        inbox,
+        watch,
+        recorder,
+        runner.warm_more,
+    )
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))

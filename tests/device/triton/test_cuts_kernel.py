@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton.language as tl
 from tests.device.triton.steps import CPU
+from tests.device.triton.test_product_kernels import addresses_of, addresses_read
 
 from octavo.device import sampler
 from octavo.device.rows import DeviceRows
@@ -81,6 +82,18 @@ def test_chances_are_those_of_torch_bit_for_bit() -> None:
 
 def test_a_row_of_no_numbers_ends() -> None:
     cut(torch.full((1, 3000), torch.nan), [(50, 0.9, 0.1)])
+
+
+def test_the_likeliest_of_no_numbers_are_looked_for_within_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, tokens, empty = torch.full((4, 3000), torch.nan), torch.tensor([-1, -1]), torch.empty
+    memory.view(torch.int32).fill_(-1)  # NaN with a sign, which no cut keeps
+    logits, beyond = memory[:2], addresses_of(memory[2:])
+    logits[1] = torch.randn(3000, generator=torch.Generator().manual_seed(3))
+    with monkeypatch.context() as patch, addresses_read(patch) as read:
+        patch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how).fill_(7000))
+        _, ids, _ = logprobs(logits, tokens, 5)
+    assert not set(read) & beyond
+    assert torch.equal(ids[1], logits[1].topk(5).indices)
 
 
 @pytest.mark.parametrize("top", [0, 1, 5, 20])

@@ -108,9 +108,10 @@ def find_likeliest(
             tl.store(lists + place, key, mask=(key <= cut) & (place < top))
         tl.debug_barrier()
         place = tl.arange(0, TOP)
-        key = tl.load(lists + place, mask=place < top, other=LAST_KEY + 1, volatile=True)
+        there = place < tl.minimum(tl.load(listed, volatile=True), top)  # of NaN none is listed
+        key = tl.load(lists + place, mask=there, other=LAST_KEY + 1, volatile=True)
         rank = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
         token = key & LAST_ID
-        value = tl.load(logits + token, mask=place < top, other=0.0) - normaliser
-        tl.store(ids + row * top + rank, token, mask=place < top)
-        tl.store(values + row * top + rank, value, mask=place < top)
+        value = tl.load(logits + token, mask=there, other=0.0) - normaliser
+        tl.store(ids + row * top + rank, token, mask=there)
+        tl.store(values + row * top + rank, value, mask=there)

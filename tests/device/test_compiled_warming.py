@@ -1,0 +1,87 @@
+"""Before the first request the largest step is tried and decoding is captured; no token or block changes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.device.over_torch import CPU, TinyCompiled
+from tests.tiny import request, run, tiny_engine, tiny_model
+
+from octavo.device import compiled, sized_steps
+from octavo.device.compiled_step import StepSize
+from octavo.errors import ConfigError
+from octavo.executor.runner import Runner
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def engine() -> Any:
+    ops = TinyCompiled()
+    return tiny_engine(ops, model=tiny_model(ops), rows=20)  # type: ignore[arg-type]
+
+
+def runner_of(engine: Any) -> Runner:
+    runner: Runner = engine.executor._runner
+    return runner
+
+
+def steps_of(engine: Any) -> sized_steps.SizedSteps:
+    steps: sized_steps.SizedSteps = runner_of(engine).forward.arithmetic._steps  # type: ignore[attr-defined]
+    return steps
+
+
+def test_likely_sizes_come_first_and_the_others_follow_one_by_one(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_WARM_SIZES", 4)
+    steps, said = steps_of(engine), list[str]()
+    sizes = [size.tokens for size in steps.decoding_sizes()]
+    assert sizes == [1, 2, 4, 8, 16, 24]
+    pool = runner_of(engine).forward.pool.data  # type: ignore[attr-defined]
+    rows = steps._rows.state
+    before = pool.clone(), rows.clone()
+    runner_of(engine).warm(48, said.append)
+    assert said[0] == "trying a step of 48 tokens"
+    assert said[1:] == [f"capturing decoding of {n} ({i} of 4)" for i, n in enumerate((1, 2, 4, 8), 1)]
+    warm = [size.tokens for size in steps.decoding_sizes() if steps.is_warm(size)]
+    assert warm == [1, 2, 4, 8]
+    assert [runner_of(engine).warm_more() for _ in range(3)] == [True, True, False]
+    assert all(steps.is_warm(size) for size in steps.decoding_sizes())
+    assert torch.equal(pool, before[0])
+    assert torch.equal(rows, before[1])
+
+
+def test_answers_are_the_same_and_decoding_is_replayed_from_its_first_step(engine: Any) -> None:
+    ops = TinyCompiled()
+    wanted = run(tiny_engine(ops, model=tiny_model(ops)), [request(1, (5, 6, 7), 4)])  # type: ignore[arg-type]
+    runner_of(engine).warm(32, lambda text: None)
+    found = run(engine, [request(1, (5, 6, 7), 4)])
+    assert found[1, 0].essence == wanted[1, 0].essence
+    assert engine._counters.device_steps == {"first": 1, "replayed": 3}
+
+
+def test_a_size_of_prompts_is_launched_before_it_is_captured(engine: Any) -> None:
+    steps, size = steps_of(engine), StepSize(16, 2, 2, 1, 1)
+    ways = []
+    for _ in range(19):
+        steps._started(size, steps._of(size))
+        ways.append(steps.way.value)
+    assert ways == ["first", *["warming"] * 15, "first", "replayed", "replayed"]
+
+
+def test_a_step_that_does_not_fit_ends_the_start_in_words(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(num_tokens: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(steps_of(engine), "try_largest", fail)
+    with pytest.raises(
+        ConfigError, match=r"a step of 4,096 tokens \(step_tokens\) does not fit .* --step-tokens"
+    ):
+        runner_of(engine).warm(4096, logging.info)
+    assert steps_of(engine)._device == CPU
