@@ -55,6 +55,29 @@ def test_likely_sizes_come_first_and_the_others_follow_one_by_one(
     assert torch.equal(rows, before[1])
 
 
+def test_a_capture_ahead_that_fails_is_the_last_and_costs_no_request(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(size: StepSize) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(steps_of(engine), "warm", fail)
+    assert not runner_of(engine).warm_more()
+    assert "no more steps are captured ahead" in caplog.text
+    monkeypatch.undo()
+    assert not runner_of(engine).warm_more()
+    assert len(run(engine, [request(1, (5, 6, 7), 4)])[1, 0].tokens) == 4
+
+
+def test_the_size_that_was_used_longest_ago_makes_room(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sized_steps, "_KEPT_SIZES", 2)
+    steps = steps_of(engine)
+    one, two, three = (StepSize(count, count, 0, count, 0) for count in (1, 2, 4))
+    for size in (one, two, one, three):
+        steps.warm(size)
+    assert list(steps._kept) == [one, three]
+
+
 def test_answers_are_the_same_and_decoding_is_replayed_from_its_first_step(engine: Any) -> None:
     ops = TinyCompiled()
     wanted = run(tiny_engine(ops, model=tiny_model(ops)), [request(1, (5, 6, 7), 4)])  # type: ignore[arg-type]

@@ -45,6 +45,7 @@ class DeviceForward(Forward):
         self.blocks = DeviceBlocks(self.pool)
         self._device = self.pool.data.device
         self._rows, self._stop_ids = rows, stop_ids
+        self._is_warm = False  # nothing is left to capture ahead
         self._nothing = torch.empty(0, device=self._device)
         self._hidden = self._nothing  # (R, E) of the step that ran last
 
@@ -66,9 +67,17 @@ class DeviceForward(Forward):
             ) from None
 
     def warm_more(self) -> bool:
-        """Capture one more size."""
-        with self.active():
-            return self.arithmetic.warm_more()
+        """Capture one more size. Where that fails, the others are captured when they are used."""
+        try:
+            with self.active():
+                self._is_warm = self._is_warm or not self.arithmetic.warm_more()
+        except Exception as error:
+            trouble = self.describe_trouble(error)
+            if trouble is None:
+                raise
+            log.warning("no more steps are captured ahead: %s", trouble)
+            self._is_warm = True
+        return not self._is_warm
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Bring the rows up to the plan, and carry the step's arrays over."""

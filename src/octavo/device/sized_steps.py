@@ -111,11 +111,11 @@ class SizedSteps:
         return size in self._kept and self._kept[size].replay is not None
 
     def warm(self, size: StepSize) -> Tensor:
-        """Run steps of a size of decoding that hold no token, until they are captured: (size, E)."""
+        """Run steps of a size that hold no token, until they are captured, and a replay: (size, E)."""
         sized = self._of(size)
         while sized.replay is None:
-            made = self._started(size, sized)
-        return made
+            self._started(size, sized)
+        return self._started(size, sized)
 
     def try_largest(self, num_tokens: int) -> None:
         """Run a prompt's step of so many tokens that holds none: what it needs of memory is there."""
@@ -147,6 +147,8 @@ class SizedSteps:
             place = self._empty_arrays(size)
             sized = _Sized(place, self._step_in(place, size))
         if len(self._kept) == _KEPT_SIZES:
+            if self._device.type == "cuda":  # its graph may be running
+                torch.cuda.current_stream(self._device).synchronize()
             del self._kept[next(iter(self._kept))]
         self._kept[size] = sized
         return sized

@@ -278,15 +278,7 @@ def _engine_over(
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
     engine = Engine(
-        new_scheduler,
-        executor,
-        runner.reset,
-        overlap,
-        clock,
-        inbox,
-        watch,
-        recorder,
-        runner.warm_more,
+        new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner.warm_more
     )
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
