@@ -48,7 +48,7 @@ def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_the_referenc
             key: answer.essence for key, answer in alone.items()
         }
     counted = engine._counters.device_steps
-    assert counted.keys() == {"first", "replayed"}
+    assert counted.keys() == {"first", "warming", "replayed"}
     assert sum(counted.values()) == engine._counters.steps
     reference = run(tiny_engine(TinyTorch(kv)), asked())  # type: ignore[arg-type]
     assert {key: answer.tokens for key, answer in crowd.items()} == {

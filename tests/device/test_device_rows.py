@@ -32,7 +32,7 @@ class WithDeviceRows(OracleExecutor):
     def run(self, plan: StepPlan) -> StepResult:
         shape = shape_of(plan)
         indices, values = carry(self.on_device.written_by(plan).arrays(), CPU)
-        assert len(set(indices.tolist())) == indices.numel(), "a scatter has no order"
+        assert len(set(indices.tolist())) == indices.numel(), "writes have no order"
         self.on_device.state[indices.long()] = values
         self._chunks = iter(zip(shape.offsets[:-1], shape.offsets[1:], strict=True))
         table_rows = shape.table_rows[shape.token_chunks]

@@ -29,6 +29,7 @@ from octavo.types import StepWay
 from octavo.units import blocks_for
 
 _ARGMAX_ROWS = 256  # at once
+_TOPS = (1, 3, 5, 9, 17)  # likeliest tokens: a kernel is compiled for each
 _WARM_SIZES = 8  # before the first request; the others while nothing else is to do
 
 
@@ -55,21 +56,25 @@ class CompiledArithmetic:
             tuple(windows),
             blocks_for(rows.context_length, PARTITION_SIZE),
             num_processors,
+            rows.max_rows,
         )
         self._steps = SizedSteps(record(model, pool), sizes, rows, flash)
         self._output = own_matrix(model.weights.output).data
         self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, spec.vocab_size, pool.data.device)
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """Try the largest step, capture the likeliest sizes of decoding, and compile what samples."""
-        progress(f"trying a step of {step_tokens:,} tokens")
-        self._steps.try_largest(step_tokens)
+        """Capture the likeliest sizes of decoding, compile what samples, and then try the largest step: what
+        captures keep of memory is gone by then."""
         sizes = list(self._steps.decoding_sizes())[:_WARM_SIZES]
         for number, size in enumerate(sizes, 1):
             progress(f"capturing decoding of {size.tokens:,} ({number} of {len(sizes)})")
             hidden = self._steps.warm(size)
             self.likeliest(hidden)
-            self._try_sampling(self.logits(hidden))
+            logits = self.logits(hidden)
+            if number in (1, len(sizes)):
+                self._try_sampling(logits)
+        progress(f"trying a step of {step_tokens:,} tokens")
+        self._steps.try_largest(step_tokens)
 
     def warm_more(self) -> bool:
         """Capture one more size of decoding; False: there is none left."""
@@ -129,7 +134,8 @@ class CompiledArithmetic:
         tokens = self.sampler.draw_greedily(logits)
         for is_filtered in (False, True):
             tokens = self.sampler.draw(logits, rows, positions, is_filtered=is_filtered)
-        self.sampler.logprobs(logits, tokens, 1)
+        for top in _TOPS:
+            self.sampler.logprobs(logits, tokens, top)
         self.sampler.append(rows, positions, tokens)
 
 

@@ -45,6 +45,7 @@ from octavo.kernels.contract import Ints
 from octavo.units import padded_positions
 
 PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
+_TOKENS_OF_OTHERS = 32  # steps that are no decoding have a multiple of these
 _ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
 
 
@@ -58,6 +59,7 @@ class AttentionSizes:
     windows: tuple[int | None, ...]  # each once
     partitions_max: int  # of the longest context
     num_processors: int  # multiprocessors of the device
+    max_rows: int  # chunks of a step
 
     @property
     def split_max(self) -> int:
@@ -77,8 +79,8 @@ class StepSize:
     tokens: int
     chunks: int
     logits: int  # tokens whose logits are wanted; 0: all, in order
-    singles: int  # chunks of one token
-    tiles: int  # of longer chunks
+    singles: int  # chunks of one token that their list has room for; 0: it has none
+    tiles: int  # the same of tiles of longer chunks
 
     @property
     def is_decoding(self) -> bool:
@@ -86,12 +88,15 @@ class StepSize:
         return self.singles == self.tokens and self.logits == 0
 
     def rounded(self) -> StepSize:
-        """The next of few sizes: tokens as `padded_positions` says, other counts powers of two."""
-        tokens = padded_positions(self.tokens)
+        """The next of few sizes: of decoding as `padded_positions` says. Others are of many kinds, so theirs
+        are coarser: multiples of 32 tokens, lists of one length, a power of two, as are wanted logits."""
         if self.is_decoding:
+            tokens = padded_positions(self.tokens)
             return StepSize(tokens, tokens, 0, tokens, 0)
-        others = (self.chunks, self.logits, self.singles, self.tiles)
-        return StepSize(tokens, *(padded(count) if count else 0 for count in others))
+        tokens = max(padded_positions(self.tokens), -(-self.tokens // _TOKENS_OF_OTHERS) * _TOKENS_OF_OTHERS)
+        listed = padded(max(self.singles, self.tiles))
+        singles, tiles = (listed if count else 0 for count in (self.singles, self.tiles))
+        return StepSize(tokens, tokens, padded(self.logits) if self.logits else 0, singles, tiles)
 
 
 def size_of(shape: StepShape, sizes: AttentionSizes) -> StepSize:
@@ -100,7 +105,7 @@ def size_of(shape: StepShape, sizes: AttentionSizes) -> StepSize:
     is_single = lengths == 1
     tiles = int((-(-lengths[~is_single] // sizes.tokens_per_tile)).sum())
     tokens, logits = shape.positions.size, shape.logit_rows.size
-    wanted = 0 if logits == tokens else logits
+    wanted = 0 if logits == tokens else max(1, logits)
     return StepSize(tokens, shape.starts.size, wanted, int(is_single.sum()), tiles)
 
 
@@ -201,7 +206,7 @@ def _forms_of(size: StepSize, sizes: AttentionSizes) -> list[WorkForm]:
     forms = []
     for window in sizes.windows:
         if size.singles:
-            items = size.singles * sizes.partitions_max
+            items = min(size.singles, padded(sizes.max_rows)) * sizes.partitions_max
             is_split = size.singles <= sizes.split_max
             forms.append(WorkForm(window, True, 1, size.singles, items, is_split))
         if size.tiles:

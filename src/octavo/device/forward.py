@@ -56,15 +56,17 @@ class DeviceForward(Forward):
             yield
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """Compile and capture before the first request. Raises ConfigError where memory is short."""
+        """Compile and capture before the first request. Raises ConfigError where the device cannot."""
         try:
             with self.active():
                 self.arithmetic.warm(step_tokens, progress)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if (trouble := self.describe_trouble(error)) is None:
+                raise
             raise ConfigError(
-                f"a step of {step_tokens:,} tokens (step_tokens) does not fit beside weights and KV memory: "
-                f"{describe_trouble(error, self._device)}"
-            ) from None
+                f"steps of up to {step_tokens:,} tokens (step_tokens) cannot run beside weights and KV "
+                f"memory: {trouble}"
+            ) from error
 
     def warm_more(self) -> bool:
         """Capture one more size. Where that fails, the others are captured when they are used."""

@@ -1,6 +1,6 @@
 """Rows on the device: tokens, block tables, drawing parameters of running sequences. Plans alone change them.
 
-One array of int32 holds all of it, so that whatever a plan changes is one scatter into one array:
+One array of int32 holds all of it, so that one kernel writes whatever a plan changes:
 
     state   | tokens (R, context) | tables (R, W) | drawn (R, 9) | adjusted (R, 5 + 2B) |
 

@@ -1,8 +1,9 @@
 """Steps by size: launched at first, captured when a size comes back, replayed from then on.
 
-    up to 1,024 tokens      padded to the next of few sizes. Decoding is captured the second time; other
-                            sizes, of which there are many, the 17th: a capture costs as much as many launches
-    more                    launched, one kernel after the other
+    up to 1,024 tokens      launched at first, one kernel after the other. Decoding is captured the second
+                            time, other sizes, of which there are more, the 17th: a capture costs as much as
+                            many launches. From then on steps are padded to the size, and replayed
+    more                    launched
 
 A size counts tokens, chunks, those of one token, the tiles of longer ones and the wanted logits. So decoding,
 guessed tokens and prompts' chunks among them are replayed alike. The arrays of a size have fixed places: a
@@ -44,18 +45,18 @@ from octavo.units import padded_positions
 
 _REPLAYED_MAX = 1024  # tokens; steps of more are worth their launches
 _KEPT_SIZES = 128  # whose places and captures are kept
-_LAUNCHED_FIRST = 16  # steps of a size that is no decoding, before it is captured
+_COUNTED_SIZES = 4096  # that are not captured
+_LAUNCHED_FIRST = 16  # steps of a size that is no decoding, before it is captured; of decoding one
 _EMPTY = np.empty(0, np.int32)
 _NO_CHUNKS = StepShape(_EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, _EMPTY, _EMPTY)
 
 
 @dataclass(slots=True)
 class _Sized:
-    """Steps of one size: the place of their arrays, their launches, and how these are started."""
+    """Steps of one size: the place of their arrays, their launches, and the capture of these."""
 
     place: Tensor
     step: CompiledStep
-    num_steps: int = 0
     replay: Replay | None = None
 
 
@@ -70,7 +71,9 @@ class SizedSteps:
         self._device = rows.state.device
         self._memory = GraphMemory(self._device)
         self._partials = self._allocate_partials()
-        self._kept: dict[StepSize, _Sized] = {}  # that which was used last is the last one
+        self._kept: dict[StepSize, _Sized] = {}  # captured; that which was used last is the last one
+        self._num_launched: dict[StepSize, int] = {}  # steps of sizes that are not captured
+        self._tried: set[int] = set()  # tokens of steps that have run, padded: their kernels are compiled
         self._prepared: tuple[StepSize, _Sized, int]  # the next step; how many of its rows are wanted
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
@@ -80,42 +83,52 @@ class SizedSteps:
             indices, values = carry(writes.arrays(), device)
             write_plan(state, indices, values)
             return
-        size = size_of(shape, self._sizes)
-        is_kept = size.tokens <= _REPLAYED_MAX
-        size = size.rounded() if is_kept else size
+        size, own = size_of(shape, self._sizes), True
+        if self._is_captured(size):
+            size, own = size.rounded(), False
         packed = pack(arrays_of(shape, size, self._sizes))
         indices, values, arrays = carry([*writes.arrays(), packed], device)
-        if is_kept:
-            sized = self._of(size)
-            write_plan(state, indices, values, sized.place, arrays)
-        else:
+        if own:
             sized = _Sized(arrays, self._step_in(arrays, size))
             write_plan(state, indices, values)
+        else:
+            sized = self._keep(size, packed.size)
+            write_plan(state, indices, values, sized.place, arrays)
         self._prepared = size, sized, shape.logit_rows.size
 
     def run(self) -> Tensor:
-        """(R, E): the wanted rows of the step that was prepared last."""
+        """(R, E): the wanted rows of the step that was prepared last. Its size may be captured behind it."""
         size, sized, num_wanted = self._prepared
-        return self._started(size, sized)[:num_wanted]
+        self.way = self._way_of(size, sized)
+        if sized.replay is not None:
+            return sized.replay()[:num_wanted]
+        made = self._program.run(sized.step)
+        if self._kept.get(size) is sized:
+            self._capture(size, sized)
+        return made[:num_wanted]
 
     def decoding_sizes(self) -> Iterator[StepSize]:
-        """All sizes of decoding, the likeliest first."""
+        """All sizes of decoding, the likeliest first, and the largest before all."""
         counts = {padded_positions(count) for count in range(1, self._rows.max_rows + 1)}
-        counts = {count for count in counts if count <= _REPLAYED_MAX}
-        powers = [count for count in sorted(counts) if count & (count - 1) == 0 or count == max(counts)]
-        for count in dict.fromkeys([*powers, *sorted(counts)]):
+        ascending = sorted(count for count in counts if count <= _REPLAYED_MAX)
+        powers = [count for count in ascending if count & (count - 1) == 0]
+        for count in dict.fromkeys([ascending[-1], *powers, *ascending]):
             yield StepSize(count, count, 0, count, 0)
 
     def is_warm(self, size: StepSize) -> bool:
         """Whether its steps are replayed."""
-        return size in self._kept and self._kept[size].replay is not None
+        return size in self._kept
 
     def warm(self, size: StepSize) -> Tensor:
-        """Run steps of a size that hold no token, until they are captured, and a replay: (size, E)."""
-        sized = self._of(size)
-        while sized.replay is None:
-            self._started(size, sized)
-        return self._started(size, sized)
+        """Capture a size, and replay a step of it that holds no token: (size, E)."""
+        empty = self._empty_arrays(size)
+        sized = self._keep(size, empty.numel())
+        sized.place.copy_(empty)  # what an earlier step left there would be computed again, and stored
+        if sized.replay is None:
+            self._program.run(sized.step)
+            self._capture(size, sized)
+        assert sized.replay is not None
+        return sized.replay()
 
     def try_largest(self, num_tokens: int) -> None:
         """Run a prompt's step of so many tokens that holds none: what it needs of memory is there."""
@@ -124,34 +137,44 @@ class SizedSteps:
         place = self._empty_arrays(size)
         self._program.run(self._step_in(place, size))
 
-    def _started(self, size: StepSize, sized: _Sized) -> Tensor:
-        if size not in self._kept:
-            self.way = StepWay.LAUNCHED
-            return self._program.run(sized.step)
-        launched_first = 1 if size.is_decoding else _LAUNCHED_FIRST
-        if sized.replay is not None:
-            self.way = StepWay.LAUNCHED if sized.replay.has_failed else StepWay.REPLAYED
-        else:
-            is_new = sized.num_steps in (0, launched_first)
-            self.way = StepWay.FIRST if is_new else StepWay.WARMING
-        if sized.num_steps == launched_first:
-            body = partial(self._program.run, sized.step)
-            sized.replay = Replay(body, self._device, self._memory, str(size))
-        sized.num_steps += 1
-        return self._program.run(sized.step) if sized.replay is None else sized.replay()
+    def _is_captured(self, size: StepSize) -> bool:
+        """Whether a step is padded to the next size: that is captured, or will be behind this step."""
+        if size.tokens > _REPLAYED_MAX:
+            return False
+        size = size.rounded()
+        if size in self._kept:
+            return True
+        count = self._num_launched.get(size, 0)
+        if len(self._num_launched) == _COUNTED_SIZES:
+            self._num_launched.clear()
+        self._num_launched[size] = count + 1
+        return count >= (1 if size.is_decoding else _LAUNCHED_FIRST)
 
-    def _of(self, size: StepSize) -> _Sized:
+    def _way_of(self, size: StepSize, sized: _Sized) -> StepWay:
+        if sized.replay is not None:
+            return StepWay.LAUNCHED if sized.replay.has_failed else StepWay.REPLAYED
+        tokens = padded_positions(size.tokens)
+        is_new = tokens not in self._tried  # kernels may have to be compiled for so many rows
+        self._tried.add(tokens)
+        if size.tokens > _REPLAYED_MAX:
+            return StepWay.LAUNCHED
+        return StepWay.FIRST if is_new or self._kept.get(size) is sized else StepWay.WARMING
+
+    def _keep(self, size: StepSize, num_ints: int) -> _Sized:
         """What there is for the size; what was not used for longest goes."""
         sized = self._kept.pop(size, None)
         if sized is None:
-            place = self._empty_arrays(size)
+            place = torch.empty(num_ints, dtype=torch.int32, device=self._device)
             sized = _Sized(place, self._step_in(place, size))
-        if len(self._kept) == _KEPT_SIZES:
-            if self._device.type == "cuda":  # its graph may be running
-                torch.cuda.current_stream(self._device).synchronize()
-            del self._kept[next(iter(self._kept))]
+            self._num_launched.pop(size, None)
+            if len(self._kept) == _KEPT_SIZES:
+                del self._kept[next(iter(self._kept))]
         self._kept[size] = sized
         return sized
+
+    def _capture(self, size: StepSize, sized: _Sized) -> None:
+        body = partial(self._program.run, sized.step)
+        sized.replay = Replay(body, self._device, self._memory, str(size))
 
     def _empty_arrays(self, size: StepSize) -> Tensor:
         """Of a step without tokens."""
@@ -163,7 +186,7 @@ class SizedSteps:
     def _allocate_partials(self) -> AttentionScratch | None:
         """For the largest list that is split: graphs hold on to it, so it never moves."""
         sizes = self._sizes
-        largest = min(padded(self._rows.max_rows), sizes.split_max)
+        largest = min(padded(sizes.max_rows), sizes.split_max)
         if not largest:
             return None
         items = largest * sizes.partitions_max

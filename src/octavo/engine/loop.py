@@ -78,7 +78,7 @@ class EngineLoop:
         while True:
             if engine.idle and not self._stopping:
                 engine.before_sleep()
-                if not engine.warm_more():
+                if engine.has_work or not engine.warm_more():
                     engine.inbox.wait(engine.seconds_to_next_event())
             if self._stopping:
                 return

@@ -24,26 +24,9 @@ class StepShape:
     logit_rows: Ints  # (R,)
 
     @property
-    def arrays(self) -> tuple[Ints, ...]:
-        """In the order of the fields."""
-        return (
-            self.table_rows,
-            self.starts,
-            self.offsets,
-            self.token_chunks,
-            self.positions,
-            self.logit_rows,
-        )
-
-    @property
     def lengths(self) -> Ints:
         """(C,)."""
         return np.diff(self.offsets)
-
-    @property
-    def is_decoding(self) -> bool:
-        """Every chunk is one token, whose logits are wanted."""
-        return self.token_chunks.size == self.starts.size == self.logit_rows.size
 
 
 def shape_of(plan: StepPlan) -> StepShape:

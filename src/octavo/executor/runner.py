@@ -123,10 +123,12 @@ class Runner:
         now = time.perf_counter()
         seconds = now - max(step.started, self._finished)
         self._finished = now
+        if step.way is StepWay.FIRST:
+            seconds = 0.0
         if step.trouble is not None:
             failed = {chunk.seq_id: step.trouble for chunk in plan.chunks}
             failed |= {fork.child_seq_id: step.trouble for fork in plan.forks}
-            return StepResult(plan.step_id, {}, {}, failed, seconds=seconds)
+            return StepResult(plan.step_id, {}, {}, failed, seconds=seconds, way=step.way)
         poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}
         return StepResult(
@@ -135,7 +137,7 @@ class Runner:
             step.scored,
             poisoned,
             dead_ends,
-            seconds if plan.chunks and step.way is not StepWay.FIRST else 0.0,
+            seconds if plan.chunks else 0.0,
             step.batch_seconds,
             step.mask_seconds,
             taken.num_forced,

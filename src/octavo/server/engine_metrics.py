@@ -147,7 +147,10 @@ class EngineCollector(Collector):
         device.add_metric([self._model_name, stats.device], 1)
         yield device
         yield self._by(
-            "octavo_device_steps", "Steps on a device, by how kernels were started", "way", stats.device_steps
+            "octavo_device_steps",
+            "Steps on a device: replayed, launched, warming (launched, later replayed), first (of their size)",
+            "way",
+            stats.device_steps,
         )
         yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
         yield self._by(

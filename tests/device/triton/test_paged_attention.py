@@ -268,7 +268,7 @@ def test_the_lists_of_a_step_cover_every_token_whatever_a_tile_holds(
 ) -> None:
     context = make_context(LENGTHS, kv_heads, 16, 16, "f32", rng)
     q = torch.randn((step.num_tokens, heads * 16), generator=rng)
-    sizes = AttentionSizes(heads, kv_heads, 16, (None,), 3, num_processors=1)
+    sizes = AttentionSizes(heads, kv_heads, 16, (None,), 3, num_processors=1, max_rows=len(LENGTHS))
     chunks = [Chunk(row, row, start, length, 1, start) for row, start, length in step.chunks]
     shape = shape_of(StepPlan(0, (), (), (), (), tuple(chunks), ()))
     rows = DeviceRows(len(LENGTHS), max(LENGTHS), 16, CPU)

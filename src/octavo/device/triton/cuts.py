@@ -271,7 +271,7 @@ def _cut_of_list(
     LISTED: tl.constexpr,
     BY_COUNT: tl.constexpr,
 ) -> tl.tensor:
-    """`_cut` where at most LISTED tokens are between the bounds."""
+    """`cut_of` where at most LISTED tokens are between the bounds."""
     _, _, lists, listed, size = memory
     own = listed + 1 if BY_COUNT else listed
     for start in range(0, size, BLOCK):

@@ -29,9 +29,8 @@ import triton.language as tl
 from octavo.device.triton.arithmetic import ACTIVATIONS, activated
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, jit, kernel, launch
 
-_GROUP = tl.constexpr(
-    8
-)  # neighbouring programs share this many tiles of rows, so that L2 holds their weights
+# Neighbouring programs share so many tiles of rows, so that L2 holds their weights.
+_GROUP = tl.constexpr(8)
 
 
 @dataclass(frozen=True, slots=True)
