@@ -148,7 +148,7 @@ class EngineCollector(Collector):
         yield device
         yield self._by(
             "octavo_device_steps",
-            "Steps on a device: replayed, launched, warming (launched, later replayed), first (of their size)",
+            "Steps on a device: replayed, launched, warming (later replayed), first of a size",
             "way",
             stats.device_steps,
         )
