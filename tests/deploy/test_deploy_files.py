@@ -35,6 +35,7 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 QUERIES += [note["expr"] for note in BOARD["annotations"]["list"]]
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes/octavo.yaml").read_text()))
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
+ON_GPU = yaml.safe_load((DEPLOY / "kubernetes/gpu.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 UNIT = (DEPLOY / "systemd/octavo.service").read_text()
 
@@ -51,6 +52,7 @@ def told_names():
         grammar_refusals={"other": 1},
         draft_tokens={"ngram": 1},
         accepted_draft_tokens={"ngram": 1},
+        device_steps={"replayed": 1},
     )
     metrics = Metrics("m")
     metrics.count_answer("/v1/models", 200)
@@ -104,6 +106,7 @@ def test_no_metric_of_octavos_is_left_without_a_panel_or_a_reason():
     left = {name for name in families if name not in shown}
     assert left == {
         "octavo_block_size_tokens",
+        "octavo_device_steps",  # none on a processor
         "octavo_drafter_bytes",
         "octavo_grammar_bytes",
         "octavo_engine_requests_finished",  # choices are shown
@@ -153,8 +156,10 @@ def test_every_option_that_is_given_exists():
     _, pod = container()
     [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     start = re.search(r"^ExecStart=(.*)$", UNIT.replace("\\\n", " "), re.MULTILINE).group(1)
+    [on_gpu] = ON_GPU["spec"]["template"]["spec"]["containers"]
     for words in (
         pod["args"],
+        on_gpu["args"],
         COMPOSE["services"]["octavo"]["command"],
         json.loads(command),
         shlex.split(start)[1:],
@@ -164,6 +169,22 @@ def test_every_option_that_is_given_exists():
         assert given <= serve_options()
         assert option(words, "--host") == "0.0.0.0"
         assert option(words, "--api-key-file")  # else it would not start
+
+
+def test_a_gpu_changes_the_deployment_and_nothing_that_probes_and_volumes_count_on():
+    _, pod = container()
+    [on_gpu] = ON_GPU["spec"]["template"]["spec"]["containers"]
+    assert on_gpu["name"] == pod["name"]
+    assert on_gpu.keys() <= {"name", "image", "args", "env", "resources"}
+    for name in ("--host", "--port", "--api-key-file", "--disk-cache", "--drain-timeout"):
+        assert option(on_gpu["args"], name) == option(pod["args"], name)
+    assert (
+        on_gpu["resources"]["requests"]["nvidia.com/gpu"] == on_gpu["resources"]["limits"]["nvidia.com/gpu"]
+    )
+    [folder] = [one["value"] for one in on_gpu["env"] if one["name"] == "TRITON_CACHE_DIR"]
+    assert any(folder.startswith(mount["mountPath"]) for mount in pod["volumeMounts"])
+    assert "ARG EXTRAS" in DOCKERFILE
+    assert "TRITON_CACHE_DIR=/var/cache/octavo/" in DOCKERFILE
 
 
 def test_a_probe_asks_an_open_route_at_the_port_that_is_served():
