@@ -1,4 +1,7 @@
-"""Every route does what /openapi.json says of it, whatever it is sent: schemathesis makes the requests."""
+"""Every route does what /openapi.json says of it, whatever it is sent: schemathesis makes the requests.
+
+All but one: /v1/kv/watch is a stream that does not end, and would hold each request for its timeout and more.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ def test_no_request_gets_a_5xx_or_a_status_that_is_not_described(tmp_path: Path)
         pytest.skip("schemathesis is not installed: make test-attack installs it")
     command = str(tool) if tool.exists() else "schemathesis"
     options = ["--max-examples", "25", "--max-time", "120", "--request-timeout", "20", "--no-color"]
+    options += ["--exclude-path", "/v1/kv/watch"]
     # A short context, because many of its requests leave max_tokens out.
     with serving(tmp_path, "--context-length", "256", "--log-level", "warning") as house:
         told = subprocess.run(

@@ -21,7 +21,7 @@ from torch import Tensor
 from octavo.device.compiled_step import CompiledStep
 from octavo.device.layout import DevicePool
 from octavo.device.triton.attention import AttentionForm
-from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
+from octavo.device.triton.elementwise import activate, scale, soft_cap
 from octavo.device.triton.embedding import embed
 from octavo.device.triton.linear import linear, linear_gated
 from octavo.device.triton.norms import layer_norm, rms_norm
@@ -118,7 +118,7 @@ class _Lowering:
             if isinstance(node, Stored):
                 for heads in (node.k, node.v, attended[node.layer].q):
                     self._fused.update(_heads_of(heads).nodes)
-            elif isinstance(node, Gated) and _are_twins(node.gate, node.up):
+            elif isinstance(node, Gated):
                 self._fused.update((node.gate, node.up))
             elif isinstance(node, Sum) and _is_embedding(node):
                 self._fused.update(_parts_of_embedding(node)[1:])
@@ -230,15 +230,9 @@ class _Lowering:
 
     def _gate(self, node: Gated) -> None:
         gate, up, activation = node.gate, node.up, node.activation
-        if not _are_twins(gate, up):
-            self._launch(
-                lambda values, step: gated(_like(values, node, gate), values[gate], values[up], activation),
-                gate,
-                up,
-            )
-            return
         assert isinstance(gate, Product)
         assert isinstance(up, Product)
+        assert gate.x is up.x, "a gate and what it gates read one input"
         matrices, x = [own_matrix(product.weight) for product in (gate, up)], gate.x
         weight, width = taking_turns(*matrices), matrices[0].shape[0]
         biases = biases_of([gate.bias, up.bias], matrices)
@@ -308,10 +302,6 @@ def _transform_of(q: _Heads, k: _Heads, head_size: int) -> HeadTransform:
         None if k.rope is None else own(k.rope.cos),
         None if k.rope is None else own(k.rope.sin),
     )
-
-
-def _are_twins(gate: Node, up: Node) -> bool:
-    return isinstance(gate, Product) and isinstance(up, Product) and gate.x is up.x
 
 
 def _is_embedding(node: Node) -> bool:
