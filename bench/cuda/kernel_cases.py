@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.triton import blocks, elementwise, embedding, linear, norms, plans, vocabulary
-from octavo.device.weights import DeviceMatrix, taking_turns
+from octavo.device.weights import DeviceMatrix, interleaved
 
 ROUNDING = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number
 
@@ -128,7 +128,7 @@ def rows(new: Numbers, tiny: bool) -> Iterator[Case]:
         ) -> tuple[Tensor, Tensor]:
             x, out = new(19, 200), new(19, 550)
             gate, up = (DeviceMatrix(new(550, 200)) for _ in range(2))
-            linear.linear_gated(out, x, taking_turns(gate, up), name)
+            linear.linear_gated(out, x, interleaved(gate, up), name)
             halves = [(x.double() @ each.data.double().T).to(out.dtype).double() for each in (gate, up)]
             return out, function(halves[0]) * halves[1]
 

@@ -7,6 +7,7 @@
     replay      the captured step and its argmax alone, by events: aim 0.85 of the floor at batch 1
     engine      tokens per second through the engine in this process, overlap 1
     gap         device time without work in each step of 32, from torch's profiler: aim 50 us
+    kernels     where the device's time goes in those steps: us a step of each kernel, the largest first
     sampled     other ways to draw, beside greedy tokens
     peer        transformers' continuous batching on the same card
 
@@ -16,6 +17,7 @@ Each shape takes three to six minutes.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +37,7 @@ from octavo.params import SamplerParams
 
 SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}
 CONTEXT = 2048
+_KERNELS_SHOWN = 24
 
 
 def workload(count: int, tiny: bool) -> Workload:
@@ -77,7 +80,7 @@ def sampled(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
         "greedy": SamplerParams(temperature=0.0, **common),
         "temperature": SamplerParams(temperature=1.0, **common),
         "logprobs": SamplerParams(temperature=0.0, logprobs=5, **common),
-        "penalties, by the host": SamplerParams(temperature=0.0, repetition_penalty=1.1, **common),
+        "penalties": SamplerParams(temperature=0.0, repetition_penalty=1.1, **common),
     }
     for kind, params in list(kinds.items())[: 1 if probe.tiny else None]:
         if not probe.has_time(f"sampled {kind}", 0 if probe.tiny else 20):
@@ -133,17 +136,19 @@ def host_gap(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
             for _ in range(num_steps):
                 llm.step()
             probe.wait()
-        spans = sorted(
-            (event.time_range.start, event.time_range.end)
-            for event in profiler.events()
-            if event.device_type == DeviceType.CUDA
-        )
+        events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+        spans = sorted((event.time_range.start, event.time_range.end) for event in events)
     except Exception as error:  # noqa: BLE001 - a machine may forbid it
         probe.emit("gap", shape=shape.name, in_flight=count, error=repr(error)[:300])
         return
     finally:
         while llm.num_unfinished:
             llm.step()
+    times = Counter[str]()
+    for event in events:
+        times[event.name] += event.time_range.end - event.time_range.start
+    by_name = {name: time / num_steps for name, time in times.most_common(_KERNELS_SHOWN)}
+    probe.emit("kernels", shape=shape.name, in_flight=count, steps=num_steps, us_per_step=by_name)
     gaps, end = [], spans[0][1] if spans else 0.0
     for start, stop in spans:
         if start > end:

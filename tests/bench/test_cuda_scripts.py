@@ -72,6 +72,7 @@ KEYS = {
         "engine": {"in_flight", "output_tokens_per_s", "of_floor"},
         "sampled": {"at_once", "kind", "output_tokens_per_s"},
         "gap": {"steps", "idle_us_per_step"},
+        "kernels": {"steps", "us_per_step"},
         "replay": {"batch", "step_ms", "floor_ms", "of_floor"},
         "transformers": {"at_once"},
     },

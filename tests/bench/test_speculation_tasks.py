@@ -96,7 +96,7 @@ def test_all_reports_are_read_with_one_schema() -> None:
     assert ships["minItems"] == ships["maxItems"] == prompts[0].text.count(", master ")
 
 
-def test_modes_take_turns_in_every_round() -> None:
+def test_modes_are_interleaved_in_every_round() -> None:
     scenario = Scenario(tasks=("chat",), concurrencies=(1, 2))
     first = [[cell.mode for cell in cells_of(scenario, number)][:3] for number in range(4)]
     assert first == [

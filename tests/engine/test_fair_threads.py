@@ -40,7 +40,7 @@ def busy():
     threads.close()
 
 
-def test_waiting_tenants_take_turns_and_each_ones_own_order_is_kept(busy):
+def test_waiting_tenants_are_interleaved_and_each_ones_own_order_is_kept(busy):
     threads, gate = busy
     futures = [
         threads.submit(name[0], lambda name=name: gate.done.append(name))

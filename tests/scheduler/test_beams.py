@@ -206,7 +206,7 @@ def test_a_group_is_preempted_as_one_and_comes_back_to_the_same_answer() -> None
         assert turned.updates[0].usage.preemptions == 1
 
 
-def test_two_groups_that_do_not_fit_together_take_turns() -> None:
+def test_two_groups_that_do_not_fit_together_are_interleaved() -> None:
     one = search(1, 40, 8, BeamParams(4), n=2)
     other = search(2, 40, 8, BeamParams(4), n=2, priority=5)
     turned = Turned(blocks=blocks_needed(one, 4))

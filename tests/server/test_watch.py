@@ -340,7 +340,7 @@ def served():
 
 
 @asynccontextmanager
-async def taking_turns(served):
+async def interleaved(served):
     """Glimpses come between steps."""
     step_for_each_glimpse(served)
     try:
@@ -361,7 +361,7 @@ def state_of(reader):
 def test_a_real_engines_pool_is_seen_as_it_fills_and_empties(served):
     async def scenario():
         app = create_app(served.llm, ServerSettings())
-        async with watching(app) as [viewer], taking_turns(served):
+        async with watching(app) as [viewer], interleaved(served):
             assert (len(viewer.reader.cells), viewer.reader.holdings) == (200, {})
             stream = await served.llm.submit(request_for(PROMPT, PARAMS))
             reader = await viewer.until(lambda one: one.reader.holdings and one.reader.cells.any())
@@ -382,7 +382,7 @@ def test_a_tenant_sees_its_own_blocks_and_not_one_of_anothers(served, roster):
     async def scenario():
         await roster.begin(served.llm.control)
         app = create_app(served.llm, ServerSettings(roster=roster))
-        async with watching(app, ALICE, BOB, BOSS) as [alice, bob, boss], taking_turns(served):
+        async with watching(app, ALICE, BOB, BOSS) as [alice, bob, boss], interleaved(served):
             before = bob.reader.parts | {"now": 0}
             await served.llm.submit(request_for(PROMPT, PARAMS, tenant="alice"))
             for viewer in (alice, boss):

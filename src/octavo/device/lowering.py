@@ -2,7 +2,7 @@
 
     q, k, v products of one input                 one product over stacked weights
     norms of q and k, rope, K and V to slots      one store; norms over all heads go before it
-    gate, up and their product                    one product, whose weights take turns
+    gate, up and their product                    one product, with interleaved weights
     a sum and the norm of it                      one norm, which writes the sum in place
     embedding, its scale, learned positions       one gather
 
@@ -26,7 +26,7 @@ from octavo.device.triton.embedding import embed
 from octavo.device.triton.linear import linear, linear_gated
 from octavo.device.triton.norms import layer_norm, rms_norm
 from octavo.device.triton.store import HeadTransform, store_heads
-from octavo.device.weights import biases_of, own, own_matrix, stacked, taking_turns
+from octavo.device.weights import biases_of, interleaved, own, own_matrix, stacked
 from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import AttentionSpec, Vector
 from octavo.kernels.recording import (
@@ -234,7 +234,7 @@ class _Lowering:
         assert isinstance(up, Product)
         assert gate.x is up.x, "a gate and what it gates read one input"
         matrices, x = [own_matrix(product.weight) for product in (gate, up)], gate.x
-        weight, width = taking_turns(*matrices), matrices[0].shape[0]
+        weight, width = interleaved(*matrices), matrices[0].shape[0]
         biases = biases_of([gate.bias, up.bias], matrices)
         bias = None if biases is None else torch.stack(biases, 1).flatten()
 

@@ -19,8 +19,8 @@ _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 @dataclass(eq=False, slots=True)
 class DeviceMatrix:
-    """A matrix (outputs, inputs). `data` may become a view of several that are
-    read together (`stacked`, `taking_turns`)."""
+    """A matrix (outputs, inputs). `data` may become a view of several that are read together (`stacked`,
+    `interleaved`)."""
 
     data: Tensor = field(repr=False)
 
@@ -94,19 +94,19 @@ def _neighbours(matrices: Sequence[DeviceMatrix]) -> Tensor | None:
     return first.as_strided((rows, first.shape[1]), first.stride())
 
 
-def taking_turns(first: DeviceMatrix, second: DeviceMatrix) -> Tensor:
+def interleaved(first: DeviceMatrix, second: DeviceMatrix) -> Tensor:
     """Row 0 of the first, row 0 of the second, row 1 of the first, ... in one tensor, of which they become
     views."""
     rows, inputs = first.shape
     assert second.shape == (rows, inputs)
-    if _take_turns(first, second):
+    if _are_interleaved(first, second):
         return first.data.as_strided((2 * rows, inputs), (inputs, 1))
     whole = torch.stack([first.data, second.data], 1).flatten(0, 1)
     first.data, second.data = whole[0::2], whole[1::2]
     return whole
 
 
-def _take_turns(first: DeviceMatrix, second: DeviceMatrix) -> bool:
+def _are_interleaved(first: DeviceMatrix, second: DeviceMatrix) -> bool:
     """Whether they are views of one tensor already."""
     (_, inputs), one, other = first.shape, first.data, second.data
     is_shared = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -336,11 +336,12 @@ class Scheduler:
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         self.context.now = now
+        num_tokens = plan.num_tokens
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
-        self.context.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
+        self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
         is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster
-        if self._drafts is not None and num_continuing == plan.num_tokens and is_typical:
+        if self._drafts is not None and num_continuing == num_tokens and is_typical:
             self._drafts.observe(num_continuing, result.seconds)
         return self._committer.commit(flights, result)
 

@@ -17,7 +17,7 @@ from tests.device.triton.steps import CPU
 from octavo.device.triton.elementwise import gated
 from octavo.device.triton.linear import Tiling, linear, linear_gated, tiling_for
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
-from octavo.device.weights import DeviceMatrix, taking_turns
+from octavo.device.weights import DeviceMatrix, interleaved
 
 pytestmark = pytest.mark.full
 
@@ -172,7 +172,7 @@ def test_a_gated_product_has_the_bits_of_two_products_and_a_gate(
         linear(out, x, weight, bias, tiling=tiling)
     gated(made[2], made[0], made[1], "silu")
     one, other = DeviceMatrix(gate), DeviceMatrix(up)
-    both = taking_turns(one, other)
+    both = interleaved(one, other)
     bias = torch.stack(biases, 1).flatten() if has_bias else None
     wide = torch.full((20, 80), 7, dtype=dtype)
     linear_gated(wide[:, 4:75], x, both, "silu", bias, tiling)
@@ -181,7 +181,7 @@ def test_a_gated_product_has_the_bits_of_two_products_and_a_gate(
     assert bool((wide[:, 75:] == 7).all())
     assert torch.equal(one.data, gate)
     assert torch.equal(other.data, up)
-    assert taking_turns(one, other).data_ptr() == both.data_ptr(), "the weights exist twice"
+    assert interleaved(one, other).data_ptr() == both.data_ptr(), "the weights exist twice"
 
 
 def tiles(num_outputs: int, *rows: int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ into nor the number of inputs loaded at a time changes its bits, and tiles are f
     more        rows on M. Rows beyond the last are the first ones again: a mask, though full tiles need none,
                 cost 4 to 8 % of most products of 256 rows.
 
-Outputs beyond the last are zeros. A gate and what it gates are one product whose weights take turns (gate 0,
+Outputs beyond the last are zeros. A gate and what it gates are one product with interleaved weights (gate 0,
 up 0, gate 1, ...): each program has both numbers of its outputs, and writes what they come to.
 
 T rows, K inputs, N outputs.
@@ -147,7 +147,7 @@ def linear_gated(
     tiling: Tiling | None = None,
 ) -> None:
     """out (T, N / 2) = activation(gate) * up, both rounded before, of products with weights (N, K) and biases
-    (N,) that take turns: gate 0, up 0, gate 1, ... It has the bits of two products and `elementwise.gated`.
+    (N,) that are interleaved: gate 0, up 0, gate 1, ... The bits of two products and a gate.
     """
     assert out.shape == (x.shape[0], weight.shape[0] // 2)
     assert activation in ACTIVATIONS
