@@ -207,7 +207,7 @@ def sessions(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBack
             disk_size_bytes=2**22 if probe.tiny else 8 * 2**30,
         )
         started = start(loaded, backend, options)
-        llm = EngineClient(started.engine, loaded.tokenizer, started.facts, 16, started.sessions)
+        llm = EngineClient.over(started.engine, loaded.tokenizer, started.facts, 16, started.sessions)
         try:
             asyncio.run(asyncio.wait_for(session(probe, shape, llm), 240))
         except Exception as error:  # noqa: BLE001 - told

@@ -325,7 +325,7 @@ def test_shutting_down_ends_what_is_open(make_async_llm: Callable[..., AsyncLLM]
     permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     def let_the_step_end() -> None:
-        wait_until(lambda: llm._client.submitter._loop._stopping)
+        wait_until(lambda: llm._client.submitter.host._loop._stopping)
         permits.release()
 
     async def shut() -> None:

@@ -107,7 +107,7 @@ def open_chat(
     attach(engine, sessions)
     facts = replace(FACTS, context_length=512)
     support = SessionSupport(sessions, 60.0, sync)
-    llm = EngineClient(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]
     return Chat(llm, engine, store, [])
 
 

@@ -139,7 +139,7 @@ def serve_tiny(*, max_queue: int = 1000, **options: object) -> Served:
     engine = tiny_engine(NativeOps(), **options)  # type: ignore[arg-type]
     turnstile = Turnstile(engine.executor)
     engine.executor = turnstile
-    llm = EngineClient(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
     return Served(llm, engine, turnstile)
 
 

@@ -249,7 +249,7 @@ def test_closing_ends_open_streams_with_an_error(served: Served) -> None:
         await until(lambda: len(served.turnstile.plans) == 4)
         unread = await sent(served, request_for(prompt_of(2), greedy(4)))
         closing = asyncio.create_task(asyncio.to_thread(served.llm.close))
-        await until(lambda: served.llm.submitter._loop._stopping)
+        await until(lambda: served.llm.submitter.host._loop._stopping)
         permits.release()
         for one in await read(running, 2):
             assert one.finishes == [FinishReason.ERROR]

@@ -128,7 +128,7 @@ async def mixed_load(llm: EngineClient, count: int, seed: int) -> int:
 def record(path: Path, count: int = 96, seed: int = 1, **options: object) -> int:
     """A recording of a mixed load."""
     engine = recorded_engine(path, **options)  # type: ignore[arg-type]
-    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
     try:
         return asyncio.run(mixed_load(llm, count, seed))
     finally:
@@ -179,7 +179,7 @@ def test_what_broke_in_production_is_replayed_up_to_its_recovery_and_behind_it(t
     path = tmp_path / "recording"
     engine = recorded_engine(path)
     gate = engine.executor = Turnstile(engine.executor)
-    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
         await read(await llm.submit(request_for(prompt_of(1), greedy(9))))
@@ -214,7 +214,7 @@ def test_a_recording_is_bounded_and_ends_with_a_whole_entry(
 def test_an_engine_that_sleeps_has_written_all_that_it_did(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     engine = recorded_engine(path)
-    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
         await read(await llm.submit(request_for(prompt_of(1), greedy(9))))
@@ -290,7 +290,7 @@ def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
     with mock.patch.object(
         recorder, "_file", mock.Mock(write=mock.Mock(side_effect=OSError(28, "No space")))
     ):
-        llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+        llm = EngineClient.over(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
         try:
             assert asyncio.run(mixed_load(llm, 12, 3)) > 3
         finally:
@@ -302,7 +302,7 @@ def test_what_has_no_encoding_ends_the_recording_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = recorded_engine(tmp_path / "recording")
-    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
 
     async def work() -> None:
         stream = await llm.submit(request_for(prompt_of(1), greedy(3), cache_salt="\ud800"))

@@ -399,7 +399,7 @@ def test_of_many_sessions_those_at_work_are_listed_then_those_that_were_used_las
                 clock.now += 0.1
                 ids.append((await sessions.create("", 60.0)).session_id)
             await sessions.create("somebody", 60.0)
-            store.begin_turn(store.find("", ids[0]), turn := object())
+            store.begin_turn(store.find("", ids[0]), turn := "turn")
             store.use(ids[0])
             clock.now += 0.1
             store.say(ids[7], [1, 2, 3])

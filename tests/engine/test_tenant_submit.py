@@ -191,7 +191,7 @@ def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
         waiting = submit(served, 2, 4)
         await until(lambda: served.engine.inbox.unread())
         closing = asyncio.get_running_loop().run_in_executor(None, served.llm.close)
-        await until(lambda: served.llm.submitter._loop._stopping)
+        await until(lambda: served.llm.submitter.host._loop._stopping)
         served.turnstile.open.set()
         await closing
         with pytest.raises(EngineStopped):

@@ -34,7 +34,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
         chat = open_chat()
         gate = chat.engine.executor = Turnstile(chat.engine.executor)
         llm, submitter, done = chat.llm, chat.llm.submitter, threading.Event()
-        opened, recovered = submitter._open, submitter._loop._recovered
+        opened, recovered = submitter._open, submitter.host._loop._recovered
 
         def recover(*given):  # type: ignore[no-untyped-def]
             recovered(*given)
@@ -54,7 +54,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
                 assert done.wait(LIMIT_S)  # it has told whom it lost
                 return found
 
-            monkeypatch.setattr(llm.submitter._loop, "_recovered", recover)
+            monkeypatch.setattr(llm.submitter.host._loop, "_recovered", recover)
             monkeypatch.setattr(llm.submitter, "_open", open_and_break)
             if kind == "turn":
                 _, told = await chat.say("more", ignore_eos=True)

@@ -57,7 +57,7 @@ def edge() -> Iterator[Edge]:
     tokenizer = PieceTokenizer()
     grammars = Grammars(lambda: Words(PIECES_HERE, [EOS], [EOS], tokenizer.encode))
     engine = tiny_engine(NativeOps(), grammars=grammars)
-    llm = EngineClient(engine, tokenizer, dataclasses.replace(FACTS, grammars=grammars), 100)  # type: ignore[arg-type]
+    llm = EngineClient.over(engine, tokenizer, dataclasses.replace(FACTS, grammars=grammars), 100)  # type: ignore[arg-type]
     yield Edge(llm, ServerSettings())
     llm.close()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -111,14 +112,14 @@ class Conversations:
         """The next turn of that record: the request, whose prompt is composed of what was said before and the
         messages. Raises SessionBusy, UnknownSession where it is no more, or as `Submitter.submit`; then
         nothing was queued."""
-        store, session_id, engine = self.store, record.session_id, self.submitter.engine
+        store, session_id, host = self.store, record.session_id, self.submitter.host
         composed = await self.encoder.compose(record.tokens, messages, options, tenant=record.tenant)
         # Held until the request is queued, so that the submitter need not wait for it.
         compiled = await self.submitter.compilers.compiled(request.params, record.tenant)
-        turn = object()
+        turn = secrets.token_hex(8)
 
         def say(said: Sequence[int], num_shared: int) -> None:
-            is_kept, is_new = store.say(session_id, said, num_shared), engine.num_recoveries != num_recoveries
+            is_kept, is_new = store.say(session_id, said, num_shared), host.num_recoveries != num_recoveries
             if is_kept and is_new:  # the new scheduler may have the record as it was before the turn
                 self.forget(record)
                 with contextlib.suppress(UnknownSession):  # deleted meanwhile
@@ -132,7 +133,7 @@ class Conversations:
             self._forget_if_gone(record)
 
         recorder = TurnRecorder(composed.tokens, self.encoder.token_bytes, say, stop, end)
-        now, num_recoveries = store.begin_turn(record, turn), engine.num_recoveries
+        now, num_recoveries = store.begin_turn(record, turn), host.num_recoveries
         try:
             if now.tokens:  # the scheduler's clock may have let it expire a moment earlier
                 self.make_known(now)

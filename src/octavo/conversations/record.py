@@ -43,6 +43,7 @@ class Record:
     num_suspended: int = 0  # of these blocks, those that were suspended, and no turn has ended well since
     turn_ends: TurnEnds = field(default_factory=TurnEnds)
     document: bytes = b""  # of a stored response
+    num_said: int = 0  # turns that have ended well since it was made or read: another number, other tokens
 
     @property
     def expires(self) -> float:

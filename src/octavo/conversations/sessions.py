@@ -245,7 +245,7 @@ class Sessions:
         Raises PinRefused with the numbers where there is no room, SessionBusy, RequestFailed.
         """
         record = self._said(tenant, session_id)
-        blocks, size = await self._blocks_of(session_id), self._submitter.engine.block_size
+        blocks, size = await self._blocks_of(session_id), self._submitter.host.block_size
         num_tokens = min(len(record.tokens), self._context_length - 1) // size * size
         if num_tokens and not blocks.is_resumed:
             order = PinOrder(

@@ -55,7 +55,7 @@ class ConversationStore:
         self.num_graced = 0  # records that had expired when they were read from the file
         self._clock = clock or SteadyClock()
         self._records: dict[str, Record] = {}  # guarded by _lock
-        self._turns: dict[object, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
+        self._turns: dict[str, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
         self._lock = threading.Lock()
         self._file: RecordFile | None = None
 
@@ -230,7 +230,7 @@ class ConversationStore:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())
 
-    def begin_turn(self, record: Record, turn: object) -> Record:
+    def begin_turn(self, record: Record, turn: str) -> Record:
         """A turn runs that goes on from this record: until it ends, the session does not expire, and no other
         one begins. Returns the record as it is now. `turn` is any key of the turn's own; `end_turn` or
         `withdraw_turn` follows.
@@ -242,7 +242,7 @@ class ConversationStore:
         with self._lock:
             is_active = record.session_id in self._turns.values()
             now = self._records.get(record.session_id, record)
-            if is_active or now.tokens is not record.tokens:
+            if is_active or now.num_said != record.num_said:
                 what = (
                     "session {} is active" if is_active else "another turn has ended meanwhile in session {}"
                 )
@@ -253,7 +253,7 @@ class ConversationStore:
             self._turns[turn] = record.session_id
         return now
 
-    def withdraw_turn(self, turn: object) -> None:
+    def withdraw_turn(self, turn: str) -> None:
         """The engine did not take it: the session was not used."""
         with self._lock:
             self._turns.pop(turn, None)
@@ -263,7 +263,7 @@ class ConversationStore:
         with self._lock:
             self._use(session_id)
 
-    def end_turn(self, turn: object) -> None:
+    def end_turn(self, turn: str) -> None:
         """It does not run any more. Again, or of one that never began, does nothing."""
         with self._lock:
             session_id = self._turns.pop(turn, None)
@@ -282,7 +282,7 @@ class ConversationStore:
         nothing if a turn has ended well since, or it was deleted."""
         with self._lock:
             now = self._records.get(record.session_id)
-            if now is not None and now.tokens is record.tokens and now.num_suspended != num_blocks:
+            if now is not None and now.num_said == record.num_said and now.num_suspended != num_blocks:
                 self._records[now.session_id] = now = replace(now, num_suspended=num_blocks)
                 self._put(now)
 
@@ -290,7 +290,7 @@ class ConversationStore:
         """Whether it is now, as this record says and the thread that noted it."""
         with self._lock:
             now = self._records.get(record.session_id)
-            return now is not None and now.tokens is record.tokens and now.num_suspended > 0
+            return now is not None and now.num_said == record.num_said and now.num_suspended > 0
 
     def delete(self, record: Record) -> Future[bool]:
         """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
@@ -337,7 +337,14 @@ class ConversationStore:
             said = len(record.tokens)
             goes_on = len(tokens) > said and tokens[:said] == record.tokens
             ends = record.turn_ends.with_turn(len(tokens), goes_on=goes_on)
-            record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0, turn_ends=ends)
+            record = replace(
+                record,
+                tokens=tokens,
+                num_shared=num_shared,
+                num_suspended=0,
+                turn_ends=ends,
+                num_said=record.num_said + 1,
+            )
             self._put(record)
         elif self._file is not None:
             self._file.touch(record)

@@ -49,7 +49,7 @@ class DeltaStream:
         self._cancel = cancel
         self.loop = loop
         self.assembler = assembler
-        self.tenant = ""  # whose request it is
+        self.num_left = assembler.num_choices  # without a final update of the engine
         self.follower: Follower | None = None
         # The engine's reply to `Submit`, done before the first delta.
         self.accepted: Future[int] | None = None

@@ -1,39 +1,30 @@
-"""The client's end of the engine: requests in, streams of deltas out. Event loops on one side, the engine's
-thread on the other.
+"""The client's end of the engine: requests in, streams of deltas out, on event loops of this process.
 
-    submit(...) -> inbox -> engine's thread -> one callback per step -> call_soon_threadsafe -> stream
+    submit(...) -> host -> inbox -> engine's thread -> one callback per step -> call_soon_threadsafe -> stream
 
-What the model refuses (context, vocabulary, grammars) is refused here, before the inbox; what the pool, a
-quota or the queue refuses, by the scheduler, whose reply the client awaits.
+What the model refuses (context, vocabulary, grammars) is refused here, before the host; what the pool, a
+quota or the queue refuses, by the host and the scheduler, whose reply the client awaits. The host may be in
+another process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import time
 from asyncio import wrap_future
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import replace
 
-from octavo.engine.answers import with_grammars
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.compilers import Compilers
-from octavo.engine.core import Engine, broken, describe
-from octavo.engine.loop import EngineLoop
-from octavo.engine.port import (
-    Command,
-    ReplyT,
-    Submit,
-    ViewStats,
-    request_of,
-)
+from octavo.engine.host import Host
+from octavo.engine.port import Command, ReplyT, Submit
 from octavo.engine.requests import ModelFacts, checked
 from octavo.engine.stream import DeltaStream, Follower, call_soon, end_all
-from octavo.errors import DeviceLost, EngineStopped, QueueFull
+from octavo.errors import EngineStopped
 from octavo.inspect.stats import EngineStats
-from octavo.memory.quota import share_of
 from octavo.retention.client_pins import PinOrder
 from octavo.types import Request, Update
 
@@ -42,30 +33,20 @@ STATS_TIMEOUT_S = 2.0  # who scrapes waits for no step that takes longer
 
 
 class Submitter:
-    """Sends commands and opens the streams of requests; `max_open` of them at once."""
+    """Sends commands and opens the streams of requests."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        vocabulary: Vocabulary,
-        facts: ModelFacts,
-        compilers: Compilers,
-        max_open: int,
-    ) -> None:
-        self.engine = engine
+    def __init__(self, host: Host, vocabulary: Vocabulary, facts: ModelFacts, compilers: Compilers) -> None:
+        self.host = host
         self.compilers = compilers
         self._facts = facts
         self._vocabulary = vocabulary
-        self._max_open = max_open
-        self._ids, self._lock = itertools.count(1), threading.Lock()
+        self._lock = threading.Lock()
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
-        self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
         self._closed: str | None = None  # why nothing is taken any more
         self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
-        self._last_stats = engine.stats
+        self._last_stats = EngineStats()
         self._stats_reply: Future[EngineStats] | None = None  # the one that is on its way, for all callers
-        self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
-        self._loop.start()
+        host.join(self)
 
     # -- commands
 
@@ -75,23 +56,22 @@ class Submitter:
         yet."""
         if self._closed is not None and not self._streams:
             raise EngineStopped(self._closed)
-        return await self._reply_to(self.engine.inbox.send(command))
+        return await self._reply_to(self.host.send(command))
 
     def post(self, command: Command[ReplyT]) -> None:
         """Send a command, and wait for no reply. Commands are carried out in the order in which they came."""
-        self.engine.inbox.post(command)
+        self.host.post(command)
 
     async def stats(self) -> EngineStats:
         """Counters and gauges, computed between two steps. Those of before where the engine has stopped, or
         its step takes longer than `STATS_TIMEOUT_S`: the next caller gets what that step's end showed."""
         if self._stats_reply is None or self._stats_reply.done():
-            self._stats_reply = self.engine.inbox.send(ViewStats())
+            self._stats_reply = self.host.stats()
             self._stats_reply.add_done_callback(self._take_stats)
         reply = wrap_future(self._stats_reply)
         reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # a failure was seen
         await asyncio.wait([reply], timeout=STATS_TIMEOUT_S)
-        grammars = self._facts.grammars
-        return self._last_stats if grammars is None else with_grammars(self._last_stats, grammars)
+        return self._last_stats
 
     def _take_stats(self, reply: Future[EngineStats]) -> None:
         if not reply.cancelled() and reply.exception() is None:
@@ -126,48 +106,35 @@ class Submitter:
         nothing was queued, and no pin opened.
         """
         compiled = await self.compilers.compiled(request.params, request.tenant)
-        request = replace(request, request_id=next(self._ids), max_tokens=0, arrival=self.engine.clock())
-        request = checked(request, self._facts, self.engine.config.stop_ids)
+        request = replace(request, request_id=self.host.new_id(), max_tokens=0, arrival=self.host.clock())
+        request = checked(request, self._facts, self.host.stop_ids)
         assembler = Assembler(request, self._vocabulary, compiled)
         stream = DeltaStream(request.request_id, asyncio.get_running_loop(), assembler, self._cancel)
-        stream.tenant, stream.follower = request.tenant, follower
-        reply = self._open(stream, Submit(request, pin, fallback))
+        stream.follower = follower
         try:
-            await self._reply_to(reply, timeout_s=None)  # however long the step takes that runs
+            stream.accepted = self._open(stream, Submit(request, pin, fallback))
+            await self._reply_to(stream.accepted, timeout_s=None)  # however long the step takes that runs
         except BaseException:
-            self._forget(request.request_id)
-            self._loop.cancel(request.request_id)  # should it have been queued, and we not have waited
+            with self._lock:
+                self._streams.pop(request.request_id, None)
+            if stream.accepted is not None:
+                self.host.withdraw(request.request_id)  # should it have been queued, and we not have waited
             raise
         return stream
 
     def _open(self, stream: DeltaStream, command: Submit) -> Future[int]:
         """Register the stream and send the command. Raises QueueFull or EngineStopped."""
-        request = command.request
-        with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
+        with self._lock:
             if self._closed is not None:
                 raise EngineStopped(self._closed)
-            own = (other.tenant == request.tenant for other in self._streams.values())
-            share = share_of(self._max_open, self.engine.num_tenants)
-            if len(self._streams) >= self._max_open and sum(own) >= share:
-                raise QueueFull(
-                    f"too many requests are waiting or running; allowed: {self._max_open:,} "
-                    "(settings max_queue and max_seqs); try again shortly"
-                )
-            self._streams[request.request_id] = stream
-            self._left[request.request_id] = request.n
-            stream.accepted = reply = self.engine.inbox.send(command)
-        return reply
-
-    def _forget(self, request_id: int) -> None:
-        """A request that was never queued."""
-        with self._lock:
-            self._streams.pop(request_id, None)
-            self._left.pop(request_id, None)
+            self._streams[command.request.request_id] = stream
+        return self.host.submit(self, command)
 
     def _cancel(self, request_id: int, choice: int | None) -> None:
         with self._lock:
-            if request_id in self._streams:
-                self._loop.cancel(request_id, choice)
+            is_open = request_id in self._streams
+        if is_open:
+            self.host.cancel(request_id, choice)
 
     @property
     def num_open(self) -> int:
@@ -185,27 +152,29 @@ class Submitter:
             await asyncio.sleep(0.02)
         left = list(self._streams)
         for request_id in left:
-            self._loop.cancel(request_id)
+            self.host.cancel(request_id)
         while self._streams and time.monotonic() < deadline + 5.0:
             await asyncio.sleep(0.02)
         return not left
 
     def end(self) -> None:
-        """Take nothing more, and end the engine's thread after the step that runs. Idempotent."""
+        """Take nothing more, and end the engine after the step that runs. Idempotent."""
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
-        self._loop.end()
+        self.host.end()
 
     def close(self) -> None:
-        """The same, and let go of what the executor has. Streams still open end with an error."""
+        """The same, and let go of what the engine has. Streams still open end with an error."""
         self.end()
-        self._loop.stop()
+        self.host.close()
         self.compilers.close()
-        self._end_all(self._closed or "")
+        with self._lock:
+            streams, self._streams = self._streams, {}
+        end_all(streams, self._closed or "")
 
-    # -- the engine's thread
+    # -- the engine's thread, or the one that reads from its process
 
-    def _deliver(self, updates: list[Update]) -> None:
+    def deliver(self, updates: list[Update]) -> None:
         """Once per step: group by event loop, one call into each."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, list[Update]]]] = {}
         by_stream: dict[int, list[Update]] = {}
@@ -217,41 +186,24 @@ class Submitter:
                 if stream is None:
                     continue
                 by_loop.setdefault(stream.loop, []).append((stream, own))
-                self._left[request_id] -= sum(update.finish is not None for update in own)
-                if self._left[request_id] == 0:
-                    del self._streams[request_id], self._left[request_id]
+                stream.num_left -= sum(update.finish is not None for update in own)
+                if stream.num_left == 0:
+                    del self._streams[request_id]
         for loop, work in by_loop.items():
             if not call_soon(loop, work):
                 for stream, _ in work:
                     stream.cancel()  # its event loop was closed: it has no reader
                     stream.abandon()
 
-    def _recovered(self, updates: list[Update], error: BaseException) -> None:
-        """After a broken step: end every stream that the engine had taken.
-
-        `updates` are the finals of those that were still live. A request that the broken step had just ended,
-        or was just taking, is not among them, and would wait for ever. What is still in the inbox will be
-        served.
-        """
-        self._deliver(updates)
+    def end_requests(self, request_ids: Collection[int], reason: str) -> None:
+        """The engine has lost these: no update of them will come."""
         with self._lock:
-            requests = map(request_of, self.engine.inbox.unread())
-            unread = {request.request_id for request in requests if request is not None}
-            lost = {i: stream for i, stream in self._streams.items() if i not in unread}
-            for request_id in lost:
-                del self._streams[request_id], self._left[request_id]
-        end_all(lost, broken(error))
+            lost = {i: self._streams.pop(i) for i in request_ids if i in self._streams}
+        end_all(lost, reason)
 
-    def _give_up(self, error: BaseException) -> None:
-        often = "" if isinstance(error, DeviceLost) else " after repeated failures"
-        reason = f"the engine has stopped{often}: {describe(error)}"
+    def give_up(self, reason: str) -> None:
+        """The engine has ended by itself, or its process has."""
         with self._lock:
             self._closed = self.gave_up = reason
-        self._end_all(reason)
-
-    def _end_all(self, reason: str) -> None:
-        self.engine.inbox.close(EngineStopped(reason))
-        with self._lock:
             streams, self._streams = self._streams, {}
-            self._left.clear()
         end_all(streams, reason)

@@ -6,6 +6,8 @@ control     the pool, views and pins               sessions    conversations who
 
 from __future__ import annotations
 
+from typing import Self
+
 from octavo.conversations.sessions import Sessions, SessionSupport
 from octavo.engine.answers import Answers
 from octavo.engine.assemble import Vocabulary
@@ -13,29 +15,30 @@ from octavo.engine.compilers import Compilers
 from octavo.engine.control import Control
 from octavo.engine.core import Engine
 from octavo.engine.encoder import Encoder
+from octavo.engine.host import EngineHost, Host
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
 from octavo.text.tokenizer import Tokenizer
 
 
 class EngineClient:
-    """A served model; `start_engine` makes one."""
+    """A served model; `start_engine` makes one over an engine of this process."""
 
     def __init__(
         self,
-        engine: Engine,
+        host: Host,
         tokenizer: Tokenizer,
         facts: ModelFacts,
-        max_queue: int,
+        max_open: int,
         sessions: SessionSupport | None = None,
     ) -> None:
+        """`max_open`: requests at once, and texts and grammars of a tenant that wait."""
         self.facts, self.card = facts, facts.card
         self.tokenizer = tokenizer
-        max_open = max_queue + engine.config.max_rows
         vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
         self.compilers = Compilers(facts, max_open)
         self.encoder = encoder = Encoder(tokenizer, facts.context_length, max_open)
-        self.submitter = submitter = Submitter(engine, vocabulary, facts, self.compilers, max_open)
+        self.submitter = submitter = Submitter(host, vocabulary, facts, self.compilers)
         self.control = Control(submitter)
         self.answers = Answers(tokenizer, facts.grammars, self.compilers.run)
         self._session_support = sessions or SessionSupport()
@@ -46,6 +49,19 @@ class EngineClient:
         self.bad_word_ids, self.tokenizer_info = encoder.bad_word_ids, encoder.tokenizer_info
         self.token_bytes = tokenizer.token_bytes
         self.submit, self.stats, self.drain = submitter.submit, submitter.stats, submitter.drain
+
+    @classmethod
+    def over(
+        cls,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        max_queue: int,
+        sessions: SessionSupport | None = None,
+    ) -> Self:
+        """Start a thread that turns this engine."""
+        max_open = max_queue + engine.config.max_rows
+        return cls(EngineHost(engine, max_open, facts.grammars), tokenizer, facts, max_open, sessions)
 
     @property
     def name(self) -> str:
@@ -60,7 +76,7 @@ class EngineClient:
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        return self.engine.block_size
+        return self.submitter.host.block_size
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +91,9 @@ class EngineClient:
     @property
     def engine(self) -> Engine:
         """For benchmarks and tests: the engine that the thread turns."""
-        return self.submitter.engine
+        host = self.submitter.host
+        assert isinstance(host, EngineHost), "the engine is in another process"
+        return host.engine
 
     @property
     def num_open(self) -> int:

@@ -153,7 +153,7 @@ def try_template(tokenizer: Tokenizer) -> None:
 
 def client_of(started: Started, options: StartOptions) -> EngineClient:
     """Start the engine's thread."""
-    return EngineClient(
+    return EngineClient.over(
         started.engine, started.loaded.tokenizer, started.facts, options.max_queue, started.sessions
     )
 

@@ -1,0 +1,278 @@
+"""Where an engine meets its clients: it turns the engine on a thread, takes their requests, and hands each of
+them the updates of its own.
+
+    Submitter (event loops of this process) --\\
+    FrontEndLink (another process)          ---+--> EngineHost --> inbox --> engine's thread
+                    ^                                                             |
+                    +---------------- updates, one call a step ------------------+
+
+What holds for all clients together is kept here: how many requests may be open, and each tenant's share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.engine.answers import with_grammars
+from octavo.engine.core import Engine, broken, describe
+from octavo.engine.loop import EngineLoop
+from octavo.engine.port import Cancel, Command, ReplyT, Submit, ViewStats, request_of
+from octavo.errors import DeviceLost, EngineStopped, QueueFull
+from octavo.inspect.stats import EngineStats
+from octavo.memory.quota import share_of
+from octavo.sampling.grammars import Grammars
+from octavo.types import Update
+
+
+class Receiver(Protocol):
+    """A client of a host: what it gets of the requests that it submitted. Any thread may call, most often the
+    engine's, which it must not hold up."""
+
+    def deliver(self, updates: list[Update]) -> None:
+        """Of one step, of its requests alone."""
+
+    def end_requests(self, request_ids: Collection[int], reason: str) -> None:
+        """The engine has lost these: no update of them will come."""
+
+    def give_up(self, reason: str) -> None:
+        """The engine has ended by itself; all requests are lost."""
+
+
+class Host(Protocol):
+    """What a `Submitter` needs of an engine, in this process or another one."""
+
+    stop_ids: frozenset[int]
+    block_size: int
+
+    @property
+    def num_recoveries(self) -> int:
+        """How often the engine has begun again with an empty ledger."""
+
+    def join(self, receiver: Receiver) -> None:
+        """It will submit requests, and learns when the engine gives up."""
+
+    def clock(self) -> float:
+        """The engine's time."""
+
+    def new_id(self) -> int:
+        """Of a request, which no other one has."""
+
+    def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
+        """Carry it out between two steps. Cancelling the future withdraws a command that was not."""
+
+    def post(self, command: Command[ReplyT]) -> None:
+        """The same, without a reply."""
+
+    def submit(self, receiver: Receiver, command: Submit) -> Future[int]:
+        """Queue a request, whose updates go to the receiver. Raises QueueFull or EngineStopped, or the future
+        does."""
+
+    def withdraw(self, request_id: int) -> None:
+        """Its submitter has gone, or was refused: it is cancelled, should it have been queued."""
+
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        """End a request, or one choice of it."""
+
+    def stats(self) -> Future[EngineStats]:
+        """Counters and gauges, between two steps."""
+
+    def end(self) -> None:
+        """Take nothing more, and end after the step that runs. Idempotent."""
+
+    def close(self) -> None:
+        """The same, and let go of what the engine has."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that the engine has not ended."""
+
+    receiver: Receiver
+    tenant: str
+    num_left: int  # choices without a final update
+
+
+class EngineHost:
+    """The host of an engine in this process. `max_open`: requests at once, of all clients. `on_give_up` is
+    called once, when the engine has ended by itself after repeated failures."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_open: int,
+        grammars: Grammars | None = None,
+        on_give_up: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.engine = engine
+        self._grammars = grammars
+        self.stop_ids, self.block_size = engine.config.stop_ids, engine.block_size
+        self._max_open = max_open
+        self._on_give_up = on_give_up
+        self._ids, self._lock = itertools.count(1), threading.Lock()
+        self._open: dict[int, _Open] = {}  # guarded by _lock
+        self._receivers: list[Receiver] = []  # guarded by _lock: all that have joined
+        self._closed: str | None = None  # why nothing is taken any more
+        self.gave_up: str | None = None  # why the engine ended by itself
+        self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
+        self._loop.start()
+
+    def join(self, receiver: Receiver) -> None:
+        """It will submit requests, and learns when the engine gives up."""
+        with self._lock:
+            self._receivers.append(receiver)
+            gave_up = self.gave_up
+        if gave_up is not None:
+            receiver.give_up(gave_up)
+
+    def leave(self, receiver: Receiver) -> None:
+        """It has gone: its requests are cancelled."""
+        with self._lock:
+            if receiver in self._receivers:
+                self._receivers.remove(receiver)
+            own = [request_id for request_id, one in self._open.items() if one.receiver is receiver]
+        for request_id in own:
+            self.withdraw(request_id)
+
+    @property
+    def num_recoveries(self) -> int:
+        """As the engine counts them."""
+        return self.engine.num_recoveries
+
+    def clock(self) -> float:
+        """The engine's."""
+        return self.engine.clock()
+
+    def new_id(self) -> int:
+        """The next number."""
+        return next(self._ids)
+
+    # -- commands
+
+    def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
+        """Into the inbox."""
+        return self.engine.inbox.send(command)
+
+    def post(self, command: Command[ReplyT]) -> None:
+        """Into the inbox. Commands are carried out in the order in which they came."""
+        self.engine.inbox.post(command)
+
+    def submit(self, receiver: Receiver, command: Submit) -> Future[int]:
+        """Register the request and send the command. Raises QueueFull or EngineStopped."""
+        request = command.request
+        with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
+            if self._closed is not None:
+                raise EngineStopped(self._closed)
+            own = sum(one.tenant == request.tenant for one in self._open.values())
+            if len(self._open) >= self._max_open and own >= share_of(self._max_open, self.engine.num_tenants):
+                raise QueueFull(
+                    f"too many requests are waiting or running; allowed: {self._max_open:,} "
+                    "(settings max_queue and max_seqs); try again shortly"
+                )
+            self._open[request.request_id] = _Open(receiver, request.tenant, request.n)
+            return self.engine.inbox.send(command)
+
+    def withdraw(self, request_id: int) -> None:
+        """Forget it, and cancel it behind its command."""
+        with self._lock:
+            self._open.pop(request_id, None)
+        self.post(Cancel(request_id))
+
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        """Does nothing for a request that has ended."""
+        with self._lock:
+            if request_id in self._open:
+                self.post(Cancel(request_id, choice))
+
+    def stats(self) -> Future[EngineStats]:
+        """Computed between two steps, with what compiling has cost."""
+        reply, whole = self.send(ViewStats()), Future[EngineStats]()
+
+        def finish(reply: Future[EngineStats]) -> None:
+            error = EngineStopped("the engine has stopped") if reply.cancelled() else reply.exception()
+            if error is not None:
+                whole.set_exception(error)
+                return
+            stats, grammars = reply.result(), self._grammars
+            whole.set_result(stats if grammars is None else with_grammars(stats, grammars))
+
+        reply.add_done_callback(finish)
+        return whole
+
+    # -- the end
+
+    def end(self) -> None:
+        """Take nothing more, and end the engine's thread after the step that runs. Idempotent."""
+        with self._lock:
+            self._closed = self._closed or "the engine has stopped"
+        self._loop.end()
+
+    def close(self) -> None:
+        """The same, and let go of what the executor has. Requests still open end with an error."""
+        self.end()
+        self._loop.stop()
+        self._end_all(self._closed or "")
+
+    # -- the engine's thread
+
+    def _deliver(self, updates: list[Update]) -> None:
+        """Once per step: one call for each receiver."""
+        by_receiver: dict[int, tuple[Receiver, list[Update]]] = {}
+        with self._lock:
+            for update in updates:
+                one = self._open.get(update.request_id)
+                if one is None:
+                    continue
+                by_receiver.setdefault(id(one.receiver), (one.receiver, []))[1].append(update)
+                if update.finish is not None:
+                    one.num_left -= 1
+                    if one.num_left == 0:
+                        del self._open[update.request_id]
+        for receiver, own in by_receiver.values():
+            receiver.deliver(own)
+
+    def _recovered(self, updates: list[Update], error: BaseException) -> None:
+        """After a broken step: end every request that the engine had taken.
+
+        `updates` are the finals of those that were still live. A request that the broken step had just ended,
+        or was just taking, is not among them, and would wait for ever. What is still in the inbox will be
+        served.
+        """
+        self._deliver(updates)
+        with self._lock:
+            requests = map(request_of, self.engine.inbox.unread())
+            unread = {request.request_id for request in requests if request is not None}
+            lost = {i: one for i, one in self._open.items() if i not in unread}
+            for request_id in lost:
+                del self._open[request_id]
+        _end_each(lost, broken(error))
+
+    def _give_up(self, error: BaseException) -> None:
+        often = "" if isinstance(error, DeviceLost) else " after repeated failures"
+        reason = f"the engine has stopped{often}: {describe(error)}"
+        with self._lock:
+            self._closed = self.gave_up = reason
+            receivers = list(self._receivers)
+        self._end_all(reason)
+        for receiver in receivers:
+            receiver.give_up(reason)
+        self._on_give_up(reason)
+
+    def _end_all(self, reason: str) -> None:
+        self.engine.inbox.close(EngineStopped(reason))
+        with self._lock:
+            lost, self._open = self._open, {}
+        _end_each(lost, reason)
+
+
+def _end_each(lost: dict[int, _Open], reason: str) -> None:
+    """One call for each receiver."""
+    by_receiver: dict[int, tuple[Receiver, list[int]]] = {}
+    for request_id, one in lost.items():
+        by_receiver.setdefault(id(one.receiver), (one.receiver, []))[1].append(request_id)
+    for receiver, own in by_receiver.values():
+        receiver.end_requests(own, reason)
