@@ -72,15 +72,18 @@ def event_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     """Every family that a scrape can hold: what the registry of a server that has answered nothing knows."""
     yield "metric", "type", "labels", "what it says"
-    rows = []
-    for collector in list(metrics.Metrics()._registry._collector_to_names):
+    made, rows = metrics.Metrics(), {}
+    own = {metric.name for collector in made._registry._collector_to_names for metric in collector.collect()}
+    for collector in [*made._scraped._collector_to_names, *made._registry._collector_to_names]:
         for metric in collector.collect():
+            if collector in made._scraped._collector_to_names and metric.name in own:
+                continue  # told again, of all processes
             suffix = "_total" if metric.type == "counter" else ""
             bounds = getattr(collector, "_upper_bounds", ())[:-1]
             text = metric.documentation + (f"; buckets {bounds[0]:g} to {bounds[-1]:,g}" if bounds else "")
             labels = ", ".join(_labels_of(collector, metric))
-            rows.append((f"`{metric.name}{suffix}`", metric.type, labels, text))
-    yield from sorted(rows, key=lambda row: row[0].strip("`"))
+            rows[metric.name] = f"`{metric.name}{suffix}`", metric.type, labels, text
+    yield from sorted(rows.values(), key=lambda row: row[0].strip("`"))
 
 
 def route_rows() -> Iterator[tuple[str, ...]]:

@@ -32,7 +32,7 @@ from octavo.model.loader import LoadedModel
 from octavo.model.spec import Model, ModelSpec, ModelWeights, Norm
 from octavo.sampling.grammars import Grammars
 from octavo.serving.client import EngineClient
-from octavo.serving.start import PoliciesOf, client_of, engine_over
+from octavo.serving.start import PoliciesOf, Started, client_of, engine_over
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import StepPlan, StepResult
 
@@ -289,6 +289,23 @@ def start_scripted(
 ) -> EngineClient:
     """The engine that `start_engine` makes, over the scripted model, or one with a script of its own and a
     longer context. Close it."""
+    started, options = build_scripted(
+        tokenizer, new_executor_over, clock, disk, policies_of, script=script, context=context
+    )
+    return client_of(started, options)
+
+
+def build_scripted(
+    tokenizer: Tokenizer,
+    new_executor_over: Callable[[Executor], Executor],
+    clock: Callable[[], float],
+    disk: Path | None = None,
+    policies_of: PoliciesOf | None = None,
+    *,
+    script: Script | None = None,
+    context: int = CONTEXT,
+) -> tuple[Started, StartOptions]:
+    """The same, not yet turned by any thread."""
     vocab = tokenizer.vocab_size
     spec = ModelSpec("qwen3", 1, HIDDEN, 1, 1, HIDDEN, HIDDEN, vocab, context, 1.0)
     norm = Norm(np.ones(HIDDEN, np.float32))
@@ -308,4 +325,4 @@ def start_scripted(
     backend = ScriptedBackend(script or Script(tokenizer), new_executor_over)
     started = engine_over(LoadedModel(model, tokenizer), backend, options, policies_of)
     started.engine.clock = clock
-    return client_of(started, options)
+    return started, options

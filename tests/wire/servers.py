@@ -8,7 +8,9 @@ state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -19,14 +21,19 @@ from typing import Final
 
 from tests.server.tenants import TENANTS
 from tests.waiting import turns
-from tests.wire.scripted import STEP_S, new_tokenizer, start_scripted
+from tests.wire.scripted import STEP_S, build_scripted, new_tokenizer
 
+from octavo.config import StartOptions
 from octavo.engine.inbox import Envelope, Inbox
+from octavo.errors import EngineStopped
 from octavo.executor.executor import Executor, PendingResult
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.serving.client import EngineClient
+from octavo.serving.front_end_link import FrontEnds
+from octavo.serving.remote_host import RemoteHost, client_over
+from octavo.serving.start import Started, client_of
 from octavo.types import StepPlan
 
 WAIT_S: Final = 60.0  # for what comes at once, unless something is broken
@@ -171,16 +178,19 @@ _KINDS: Final[dict[str, Callable[[Path], ServerSettings]]] = {
 
 
 class ServerThread:
-    """An event loop in a thread, and the servers on it."""
+    """An event loop in a thread, and the servers on it. `is_front_end`: each has its engine at the other end
+    of a channel, as front ends have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_front_end: bool = False) -> None:
         self._folder = folder
+        self._is_front_end = is_front_end
+        self._arrive: Callable[[], object] = lambda: None  # returns when what the engine sent has come
         self._numbers = itertools.count()
         self._tokenizer = new_tokenizer()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="wire-servers", daemon=True)
         self._thread.start()
-        self._open: list[tuple[EngineClient, Future[None]]] = []
+        self._open: list[tuple[EngineClient, Callable[[], None], Future[None]]] = []
 
     def run(self, work: Coroutine[None, None, None]) -> Future[None]:
         """Start it on the loop."""
@@ -195,13 +205,18 @@ class ServerThread:
         gate, settings = Gate(self._settle), _KINDS[kind](folder)
         disk = folder / "blocks" if kind == _FOLDER else None
         policies_of = None if settings.roster is None else settings.roster.tenants.policies
-        client = start_scripted(self._tokenizer, gate.over, gate.clock, disk, policies_of)
-        inbox = GatheringInbox(client.engine.inbox)
+        started, options = build_scripted(self._tokenizer, gate.over, gate.clock, disk, policies_of)
+        inbox = GatheringInbox(started.engine.inbox)
+        if self._is_front_end:
+            client, close = self._at_the_other_end(started, options, gate)
+        else:
+            client = client_of(started, options)
+            close = client.close
         listener = bind("127.0.0.1", 0)
         ready = threading.Event()
         server = build_server(client, settings, lambda url: ready.set())
         running = self.run(server.serve(sockets=[listener]))
-        self._open.append((client, running))
+        self._open.append((client, close, running))
         assert ready.wait(WAIT_S)
         try:
             yield Served(listener.getsockname()[1], client, gate, inbox)
@@ -209,18 +224,33 @@ class ServerThread:
             gate.allow(None)
             server.should_exit = True
 
+    def _at_the_other_end(
+        self, started: Started, options: StartOptions, gate: Gate
+    ) -> tuple[EngineClient, Callable[[], None]]:
+        """A client over a channel, and what ends the engine."""
+        front_ends = FrontEnds(started, options, 1, lambda reason: None)
+        ours, theirs = socket.socketpair()
+        front_ends.add(ours, 0)
+        host = RemoteHost(theirs)
+        host.clock = gate.clock  # type: ignore[method-assign]
+        self._arrive = host.store.num_recoveries
+        return client_over(host, self._tokenizer), front_ends.close
+
     def _settle(self) -> None:
+        with contextlib.suppress(EngineStopped):  # the client has closed
+            self._arrive()
         self.run(turns(_LOOP_TURNS)).result(WAIT_S)
 
     def _close_ended(self) -> None:
-        for client, running in self._open:
+        for client, close, running in self._open:
             if running.done():
                 client.close()
-        self._open = [(client, running) for client, running in self._open if not running.done()]
+                close()  # the engine: again, where it is the client's
+        self._open = [one for one in self._open if not one[-1].done()]
 
     def close(self) -> None:
         """End everything."""
-        for _, running in self._open:
+        for *_, running in self._open:
             running.result(WAIT_S)
         self._close_ended()
         self._tokenizer.end()

@@ -71,6 +71,21 @@ def test_a_client_sees_what_it_saw_when_the_golden_was_recorded(
     assert not differs, f"{name} differs; {_REWRITE} records it again\n{differs}"
 
 
+@pytest.fixture(scope="module")
+def front_end_recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    servers = ServerThread(tmp_path_factory.mktemp("wire"), is_front_end=True)
+    yield Recorder(servers)
+    servers.close()
+
+
+@pytest.mark.parametrize(("family", "scenario", "name"), EXCHANGES)
+def test_a_front_end_of_an_engine_in_another_process_answers_alike(
+    front_end_recorder: Recorder, family: str, scenario: Scenario, name: str
+) -> None:
+    differs = difference(front_end_recorder.golden(family, name), front_end_recorder.now(scenario, name))
+    assert not differs, f"{name} differs\n{differs}"
+
+
 def test_goldens_hold_the_declared_exchanges_in_their_order_and_no_others() -> None:
     for family, scenarios in FAMILIES.items():
         declared = [exchange.name for scenario in scenarios for exchange in scenario.exchanges]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import sys
+
 from rich.console import Console
 
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
+from octavo.engine.available import available_cores
+from octavo.engine.backends import expects_device
 from octavo.server.logs import configure_logging
 from octavo.server.run import ignore_signals, listening, reach_in_words, serve
 from octavo.server.settings import ServerSettings
+
+FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
 
 
 def run(model: str | None, options: StartOptions, settings: ServerSettings) -> None:
@@ -17,11 +24,34 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
     configure_logging(settings.log_level, settings.log_format)
     ignore_signals()
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
-    with (
-        listening(settings) as listener,
-        running_engine(model, options, policies_of) as llm,
-    ):
-        serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))
+    with listening(settings) as listener:
+        if count := num_front_ends(options, settings):
+            run_supervised(model, options, settings, listener, count)
+            return
+        with running_engine(model, options, policies_of) as llm:
+            serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))
+
+
+def num_front_ends(options: StartOptions, settings: ServerSettings) -> int:
+    """As given; else none on a processor, whose cores compute, and up to `FRONT_ENDS_MAX` beside a GPU."""
+    if settings.http_processes is not None:
+        return settings.http_processes
+    return min(FRONT_ENDS_MAX, available_cores() // CORES_EACH) if expects_device(options) else 0
+
+
+def run_supervised(
+    model: str | None, options: StartOptions, settings: ServerSettings, listener: socket.socket, count: int
+) -> None:
+    """Serve with so many front ends. The status of an engine that could not begin is the command's."""
+    from octavo.server.supervisor import ChildEnded, supervise
+
+    def on_ready(url: str, name: str) -> None:
+        show_ready(url, name, settings)
+
+    try:
+        supervise(model, options, settings, listener, count, on_ready)
+    except ChildEnded as ended:
+        sys.exit(ended.status if ended.status > 0 else 1)
 
 
 def show_ready(url: str, name: str, settings: ServerSettings) -> None:

@@ -112,7 +112,7 @@ class Sessions:
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
-        return len(self._store.all(tenant))
+        return self._store.count(tenant)
 
     async def all(self, tenant: str | None = "", limit: int | None = None) -> list[SessionView]:
         """The tenant's sessions, or everybody's, oldest first; or up to `limit` of them: those whose turn

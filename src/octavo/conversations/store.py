@@ -217,6 +217,10 @@ class ConversationStore:
             r for r in self.records() if tenant in (None, r.tenant) and r.kind is ConversationKind.SESSION
         ]
 
+    def count(self, tenant: str | None = None) -> int:
+        """How many `all` would be."""
+        return len(self.all(tenant))
+
     def latest(self, tenant: str | None, limit: int) -> list[Record]:
         """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
         records = self.all(tenant)
@@ -225,6 +229,10 @@ class ConversationStore:
         ranked = sorted(records, key=lambda r: (r.session_id in busy, r.used), reverse=True)
         chosen = {record.session_id for record in ranked[:limit]}
         return [record for record in records if record.session_id in chosen]
+
+    def now(self) -> float:
+        """By its clock."""
+        return self._clock()
 
     def seconds_left(self, record: Record) -> float:
         """Until it is forgotten."""

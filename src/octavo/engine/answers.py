@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from threading import Event
+from typing import Protocol
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, ThinkingState
 from octavo.inspect.stats import EngineStats
-from octavo.sampling.grammars import Grammars
+from octavo.sampling.grammars import CompiledGrammar, Grammars
 from octavo.text.infill import InfillTokens
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.definitions import ToolUse
@@ -20,6 +21,25 @@ from octavo.tools.grammars import calls_grammar
 TAIL_TOKENS = 16  # of a prompt: enough to hold what opens or closes the thinking
 
 OnThread = Callable[[str, Callable[[Event], Grammar | None]], Awaitable[Grammar | None]]
+
+
+class GrammarSource(Protocol):
+    """`Grammars`, or what a front end has in their place."""
+
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """What is compiled of it, and ready here."""
+
+    def check(self, grammar: Grammar, stop: Event | None = None) -> object:
+        """Raise InvalidRequest for one that cannot be followed."""
+
+    def compile(self, grammar: Grammar, stop: Event | None = None) -> CompiledGrammar | None:
+        """None: it is held elsewhere."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Of a token of the vocabulary."""
+
+    def close(self) -> None:
+        """Compile nothing more."""
 
 
 def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
@@ -37,7 +57,7 @@ def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
 class Answers:
     """Of a real model. `on_thread` runs what takes long, on threads that tenants share."""
 
-    def __init__(self, tokenizer: Tokenizer, grammars: Grammars | None, on_thread: OnThread) -> None:
+    def __init__(self, tokenizer: Tokenizer, grammars: GrammarSource | None, on_thread: OnThread) -> None:
         template = tokenizer.chat_template
         self.form = HERMES if template is None else template.tool_format
         self.thinking_format = None if template is None else template.thinking_format

@@ -53,6 +53,13 @@ def choose_backend(options: StartOptions) -> Choice:
     return Choice(_host(options), f"no GPU is used: {obstacle}")
 
 
+def expects_device(options: StartOptions) -> bool:
+    """Whether a GPU will be used, as far as can be told without torch."""
+    if options.device == "cpu" or options.backend in ("native", "reference"):
+        return False
+    return any(driver.exists() for driver in _DRIVERS) and not _missing()
+
+
 def time_device_kernels(name: str) -> Iterator[DeviceTime]:
     """How long each kernel takes on a GPU ("cuda", "cuda:1"). Raises ConfigError where it cannot be used."""
     if missing := _missing():

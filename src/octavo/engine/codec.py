@@ -107,13 +107,18 @@ def encode_reply(reply: object) -> bytes:
 
 
 def decode_reply(command: type[Command[ReplyT]], data: bytes) -> ReplyT:
-    """The reply to a command of this kind. Raises the error that was encoded in its place, or InvalidRequest
-    for what is no reply to it."""
+    """The reply to a command of this kind. Raises as `decode_reply_as`."""
+    return cast(ReplyT, decode_reply_as(reply_type(command), data))
+
+
+def decode_reply_as(kind: object, data: bytes) -> object:
+    """The reply of that type. Raises the error that was encoded in its place, or InvalidRequest for what is
+    no such reply."""
     _check_length("reply", data, REPLY_BYTES_MAX)
     _check_head("reply", data, (_VALUE, _REFUSAL))
     if data.startswith(_REFUSAL):
         raise cast(Refusal, _decode("reply", data, Refusal)).to_error()
-    return cast(ReplyT, _decode("reply", data, reply_type(command)))
+    return _decode("reply", data, kind)
 
 
 @cache

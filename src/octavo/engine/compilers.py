@@ -4,8 +4,10 @@ and compiles what passed it. Tokenising has threads of its own, and never waits 
 from __future__ import annotations
 
 import asyncio
+import threading
 from asyncio import wrap_future
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Event
 from typing import TypeVar
 
@@ -28,7 +30,8 @@ class Compilers:
 
     def __init__(self, facts: ModelFacts, waiting_max: int) -> None:
         self._facts = facts
-        self._stops: set[Event] = set()  # of what runs, or waits; for the event loop alone
+        self._lock = threading.Lock()
+        self._stops: set[Event] = set()  # guarded by _lock: of what runs, or waits
         self._threads = FairThreads(THREADS, waiting_max, "octavo-compiler", GRAMMARS_WAIT, AT_ONCE_MAX)
 
     async def compiled(self, params: SamplerParams, tenant: str) -> CompiledGrammar | None:
@@ -45,19 +48,31 @@ class Compilers:
     async def run(self, tenant: str, work: Callable[[Event], ResultT]) -> ResultT:
         """What `work` returns, on a thread. When this is cancelled, its event is set: it shall end soon."""
         stop = Event()
-        self._stops.add(stop)
         try:
-            return await wrap_future(self._threads.submit(tenant, lambda: work(stop)))
+            return await wrap_future(self.start(tenant, lambda: work(stop), stop))
         except asyncio.CancelledError:
             stop.set()
             raise
-        finally:
+
+    def start(self, tenant: str, work: Callable[[], ResultT], stop: Event) -> Future[ResultT]:
+        """The same for any thread: `work` shall end soon after `stop` was set. Raises QueueFull or
+        EngineStopped."""
+        future = self._threads.submit(tenant, work)
+        with self._lock:
+            self._stops.add(stop)
+        future.add_done_callback(lambda _: self._forget(stop))
+        return future
+
+    def _forget(self, stop: Event) -> None:
+        with self._lock:
             self._stops.discard(stop)
 
     def close(self) -> None:
         """Compile nothing any more."""
         self._threads.close()
-        for stop in list(self._stops):
+        with self._lock:
+            stops = list(self._stops)
+        for stop in stops:
             stop.set()
         if self._facts.grammars is not None:
             self._facts.grammars.close()

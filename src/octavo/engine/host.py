@@ -116,6 +116,7 @@ class EngineHost:
         self._ids, self._lock = itertools.count(1), threading.Lock()
         self._open: dict[int, _Open] = {}  # guarded by _lock
         self._receivers: list[Receiver] = []  # guarded by _lock: all that have joined
+        self.last_id = 0  # the largest id of a request so far
         self._closed: str | None = None  # why nothing is taken any more
         self.gave_up: str | None = None  # why the engine ended by itself
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
@@ -173,6 +174,7 @@ class EngineHost:
                     f"too many requests are waiting or running; allowed: {self._max_open:,} "
                     "(settings max_queue and max_seqs); try again shortly"
                 )
+            self.last_id = max(self.last_id, request.request_id)
             self._open[request.request_id] = _Open(receiver, request.tenant, request.n)
             return self.engine.inbox.send(command)
 

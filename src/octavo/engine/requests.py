@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from threading import Event
 
-from octavo.engine.answers import TAIL_TOKENS
+from octavo.engine.answers import TAIL_TOKENS, GrammarSource
 from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
 from octavo.params import CACHE_SALT_CHARS_MAX, SamplerParams
-from octavo.sampling.grammars import CompiledGrammar, Grammars
+from octavo.sampling.grammars import CompiledGrammar
 from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
 from octavo.text.named_templates import GIVE_ONE
@@ -30,7 +30,9 @@ class ModelFacts:
     name: str
     context_length: int
     vocab_size: int
-    grammars: Grammars | None = None  # None: the model's tokens are not known, so no output can follow one
+    grammars: GrammarSource | None = (
+        None  # None: the model's tokens are not known, so no output can follow one
+    )
     card: ModelCard = field(default_factory=ModelCard)
 
 

@@ -8,6 +8,8 @@ It asks the client alone and knows nothing of engines; tests have a double of it
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +29,7 @@ from octavo.server.dialects.error_shapes import on_any_exception, on_octavo_erro
 from octavo.server.errors import HttpRefusal
 from octavo.server.feeds import Feeds
 from octavo.server.field_list import field_list
+from octavo.server.front_end import FrontEnd
 from octavo.server.generation import CUT_HEADER, LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
 from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
@@ -34,6 +37,7 @@ from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
 from octavo.server.route import Route
 from octavo.server.routes import ROUTES, match_of
+from octavo.server.running import RunningAnswers
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
@@ -57,29 +61,34 @@ def _docs() -> bytes:
     return render_docs(ROUTES)
 
 
-def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
-    """The application over one model. When it shuts down, the model drains. Raises ConfigError."""
+def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEnd | None = None) -> Starlette:
+    """The application over one model; `front_end`: it is one of several. When it shuts down, the model
+    drains. Raises ConfigError."""
     for route in ROUTES:
         if route.body is not None:  # all together 25 ms, which the first requests need not wait for
             route.body.model_rebuild()
             field_list(route.body)
     tracing = open_tracing(settings.otel_endpoint, model.name)
-    metrics = Metrics(model.name, vllm_names=settings.metrics_compat == "vllm", tracing=tracing)
-    begun = int(time.time())
+    has_vllm_names = settings.metrics_compat == "vllm"
+    metrics = Metrics(model.name, vllm_names=has_vllm_names, tracing=tracing, front_end=front_end)
+    begun = int(time.time()) if front_end is None else front_end.begun
+    run_id = secrets.token_hex(8) if front_end is None else front_end.run_id
     edge = Edge(
         model,
         metrics,
-        Feeds(model, metrics.latency, lambda: _about(model, begun)),
+        Feeds(model, metrics.latency, lambda: _about(model, begun), run_id),
         settings.body_bytes_max,
         LargeBodies(ModelSizes(model.context_length, model.vocab_size)),
         settings.roster,
         begun=begun,
         openapi=_openapi,
         docs=_docs,
+        running=RunningAnswers(None if front_end is None else front_end.answers),
     )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        edge.running.begin(asyncio.get_running_loop())
         yield
         await model.drain(settings.drain_timeout_s)
         edge.large_bodies.close()

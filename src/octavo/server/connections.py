@@ -42,6 +42,7 @@ from octavo.server.sse import encode_json
 
 CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them
+ACCEPT_AT_ONCE_SHARED = 2  # the same where other processes accept too, so that each gets its part
 _RESERVE = 64  # descriptors for files, databases and what a library opens
 _CONNECTIONS_MIN = 16
 _TLS_SHUTDOWN_TIMEOUT_S = 5.0

@@ -9,7 +9,6 @@ snapshot: the newest, never a queue of old ones. How often a glimpse is taken fo
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
@@ -38,11 +37,12 @@ class Feeds:
         model: EngineClient,
         latency: Callable[[], JsonObject],
         describe: Callable[[], Mapping[str, object]],
+        run_id: str,
     ) -> None:
         self._model = model
         self._latency = latency
         self._describe = describe
-        self._run_id = secrets.token_hex(8)  # another one: the server began again
+        self._run_id = run_id  # another one: the server began again
         self._feeds: dict[str | None, _Feed] = {}
 
     async def frames(self, tenant: str | None, may_go_on: Callable[[], bool]) -> AsyncGenerator[bytes, None]:

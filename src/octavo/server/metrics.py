@@ -1,14 +1,15 @@
 """Prometheus metrics: what the engine counts, read when scraped (engine_metrics.py), and what only the edge
 can see: latencies and sizes of requests, how they ended, and answers.
 
-Each application has its own registry, so that two servers in one process (tests) do not add up.
+Each application has its own registry, so that two servers in one process (tests) do not add up. Front ends of
+one engine do: whichever is scraped tells what all of them count.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,17 +17,20 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from octavo import __version__
 from octavo.engine.outputs import Delta, EngineStats
 from octavo.params import SamplerParams
 from octavo.server.engine_metrics import MODEL_LABEL, EngineCollector
+from octavo.server.front_end import FrontEnd
 from octavo.server.traces import ChoiceTimes, RequestEnd, RequestTrace, Tracing
 from octavo.server.vllm_metrics import VllmCollector
 from octavo.types import FinishReason, Phases, Usage
@@ -100,6 +104,7 @@ _OUTPUT = _Family(
     _TOKENS,
     ("request_generation_tokens", "request_max_num_generation_tokens"),
 )
+_FINISHED = "octavo_choices_finished"
 _FAMILIES = (_FIRST, _BETWEEN, _WHOLE, _QUEUE, _LOAD, _PREFILL, _DECODE, _INFERENCE, _PROMPT, _OUTPUT)
 
 
@@ -129,19 +134,27 @@ class Metrics:
         *,
         vllm_names: bool = False,
         tracing: Tracing | None = None,
+        front_end: FrontEnd | None = None,
     ) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry()  # of what this process counts
         self._stats = EngineStats()
-        self._registry.register(EngineCollector(lambda: self._stats, model_name))
-        ProcessCollector(registry=self._registry)
-        labels = ["version", "python"]
-        built = Gauge("octavo_build_info", "Which Octavo, on which Python", labels, registry=self._registry)
-        built.labels(__version__, platform.python_version()).set(1)
+        if front_end is None:
+            pid: int | str = "self"
+            counted: Callable[[], Iterable[Metric]] = self._registry.collect
+        else:
+            # The library's own way: each process counts in files of that folder, which are added up.
+            files = MultiProcessCollector(None, str(front_end.metrics))  # type: ignore[no-untyped-call]
+            pid, counted = front_end.engine_pid, files.collect
+        self._counted = counted
+        self._scraped = CollectorRegistry()
+        self._scraped.register(EngineCollector(lambda: self._stats, model_name))
+        ProcessCollector(pid=lambda: pid, registry=self._scraped)
+        self._scraped.register(_EdgeCollector(counted))
         self._answers = Counter(
             "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
         )
         self._finished = Counter(
-            "octavo_choices_finished",
+            _FINISHED,
             "Choices that have ended: each of a request's n counts",
             [MODEL_LABEL, "finish_reason"],
             registry=self._registry,
@@ -150,22 +163,21 @@ class Metrics:
         self._meters = self._children(model_name)
         self._tracing = tracing
         if vllm_names:
-            sources: dict[str, Histogram | Counter] = {"request_success": self._finished}
-            sources |= {name: self._families[one] for one in _FAMILIES for name in one.vllm}
-            self._registry.register(VllmCollector(lambda: self._stats, model_name, sources))
+            sources = {"request_success": _FINISHED}
+            sources |= {name: f"octavo_{one.name}" for one in _FAMILIES for name in one.vllm}
+            self._scraped.register(VllmCollector(lambda: self._stats, model_name, sources, counted))
 
     def render(self, stats: EngineStats) -> bytes:
         """The scrape, with the engine's numbers of now."""
         self._stats = stats
-        return generate_latest(self._registry)
+        return generate_latest(self._scraped)
 
     def latency(self) -> dict[str, object]:
         """How often each latency was seen, by bucket: upper bounds in seconds (the last has none), counts
         that only grow."""
-        return {
-            "first": _counts_of(self._families[_FIRST]),
-            "between": _counts_of(self._families[_BETWEEN]),
-        }
+        by_name = {family.name: family for family in self._counted()}
+        first, between = (by_name[f"octavo_{one.name}"] for one in (_FIRST, _BETWEEN))
+        return {"first": _counts_of(first), "between": _counts_of(between)}
 
     def count_answer(self, route: str, status: int) -> None:
         """One more answer; `route` is one of a fixed set, never a path that a client made up."""
@@ -325,8 +337,26 @@ def _observe_phases(meters: Meters, phases: Phases, now: float) -> None:
         meters.prefill.observe(phases.first_token - phases.admitted)
 
 
-def _counts_of(histogram: Histogram) -> dict[str, object]:
-    [family] = histogram.collect()
+class _EdgeCollector(Collector):
+    """What the edge counts, and which Octavo it is."""
+
+    def __init__(self, counted: Callable[[], Iterable[Metric]]) -> None:
+        self._counted = counted
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, as of the engine's."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Families as they are now."""
+        labels = ["version", "python"]
+        built = GaugeMetricFamily("octavo_build_info", "Which Octavo, on which Python", labels=labels)
+        built.add_metric([__version__, platform.python_version()], 1)
+        yield built
+        yield from self._counted()
+
+
+def _counts_of(family: Metric) -> dict[str, object]:
     buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
     upto = [float(sample.labels["le"]) for sample in buckets][:-1]
     sums = [int(sample.value) for sample in buckets]

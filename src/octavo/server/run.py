@@ -32,12 +32,14 @@ from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
     ACCEPT_AT_ONCE,
+    ACCEPT_AT_ONCE_SHARED,
     BoundedConnection,
     Connections,
     connections_allowed,
     noting_requests,
     raise_descriptor_limit,
 )
+from octavo.server.front_end import FrontEnd
 from octavo.server.hosts import is_loopback
 from octavo.server.settings import ServerSettings
 from octavo.server.storms import PreemptionWatch
@@ -113,12 +115,20 @@ def serve(
     raise_descriptor_limit()
     server = build_server(model, settings, on_ready)
     _on_end_signals(server.handle_exit)
+    try:
+        run_server(server, model, listener)
+    finally:
+        _on_end_signals(signal.SIG_IGN)
+
+
+def run_server(server: Server, model: EngineClient, listener: socket.socket) -> None:
+    """Run its event loop here until it ends. Raises EngineStopped when it ended because the engine gave
+    up."""
     # Vocabulary, templates and modules stay: looking through them for garbage stops all streams for 80 ms.
     gc.freeze()
     try:
         asyncio.run(server.serve(sockets=[listener]))
     finally:
-        _on_end_signals(signal.SIG_IGN)
         gc.unfreeze()  # else the native module would be left, and say so
     if model.gave_up is not None:
         raise EngineStopped(model.gave_up)
@@ -131,13 +141,17 @@ def _on_end_signals(handler: Callable[[int, FrameType | None], None] | signal.Ha
 
 
 def build_server(
-    model: EngineClient, settings: ServerSettings, on_ready: Callable[[str], None] | None = None
+    model: EngineClient,
+    settings: ServerSettings,
+    on_ready: Callable[[str], None] | None = None,
+    front_end: FrontEnd | None = None,
 ) -> Server:
-    """The server itself, for callers that run their own event loop. Raises ConfigError."""
+    """The server itself, for callers that run their own event loop; `front_end`: it is one of several.
+    Raises ConfigError."""
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
     config = uvicorn.Config(
-        noting_requests(create_app(model, settings)),
+        noting_requests(create_app(model, settings, front_end)),
         http="h11",
         log_config=None,
         access_log=False,
@@ -145,7 +159,7 @@ def build_server(
         lifespan="on",
         ws="none",
         # The event loop accepts as many at a time; `Server.startup` tells the kernel to hold more.
-        backlog=ACCEPT_AT_ONCE,
+        backlog=ACCEPT_AT_ONCE if front_end is None else ACCEPT_AT_ONCE_SHARED,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,  # all that is left by then was given up
     )
@@ -153,7 +167,7 @@ def build_server(
     config.http_protocol_class = partial(  # type: ignore[assignment]  # it is called like the class
         BoundedConnection, connections, config.http_protocol_class
     )
-    return Server(config, model, settings, connections, on_ready)
+    return Server(config, model, settings, connections, on_ready, front_end)
 
 
 class Server(uvicorn.Server):
@@ -166,8 +180,10 @@ class Server(uvicorn.Server):
         settings: ServerSettings,
         connections: Connections,
         on_ready: Callable[[str], None] | None,
+        front_end: FrontEnd | None = None,
     ) -> None:
         super().__init__(config)
+        self._front_end = front_end
         self._model = model
         self._settings = settings
         self._connections = connections
@@ -183,7 +199,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._settings.roster is not None:
             await self._settings.roster.begin(self._model.control)
-        if threading.current_thread() is threading.main_thread():
+        if self._front_end is None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
             await super().startup(sockets)
@@ -197,6 +213,14 @@ class Server(uvicorn.Server):
         _log.info("serving %s on %s", self._model.name, url)
         if self._on_ready is not None:
             self._on_ready(url)
+
+    def command(self, word: str) -> None:
+        """What a supervisor says: "stop", as a signal would, or "hangup". Any thread."""
+        if word == "stop":
+            self.handle_exit(signal.SIGTERM, None)
+        elif word == "hangup" and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.on_hangup)
 
     def on_hangup(self) -> None:
         """SIGHUP. On the event loop."""
@@ -223,7 +247,8 @@ class Server(uvicorn.Server):
         """Ten times a second: whether to end."""
         if self._model.gave_up is not None:
             self.should_exit = True
-        if self._storms.is_due() and (self._looking is None or self._looking.done()):
+        is_first = self._front_end is None or self._front_end.index == 0
+        if is_first and self._storms.is_due() and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_for_storms())  # a step may take long
         return await super().on_tick(counter)
 

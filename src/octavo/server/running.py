@@ -1,8 +1,12 @@
-"""Answers that are being made and that another request may cancel, by tenant and id. On the event loop
-alone."""
+"""Answers that are being made and that another request may cancel, by tenant and id. That request may come to
+another front end, so front ends note with the engine which of them makes an answer."""
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import wrap_future
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 
@@ -13,20 +17,69 @@ class RunningAnswer(Protocol):
         """It ends here, within about a second, whether its client reads or not; what it has said stays."""
 
 
-class RunningAnswers:
-    """Of one server."""
+class OtherAnswers(Protocol):
+    """What front ends know of each other's answers."""
 
-    def __init__(self) -> None:
+    stop_answer_here: Callable[[str, str], Future[bool]] | None
+
+    def answer_began(self, tenant: str, answer_id: str) -> None:
+        """This one makes it."""
+
+    def answer_ended(self, tenant: str, answer_id: str) -> None:
+        """No more."""
+
+    def is_answering(self, tenant: str, answer_id: str) -> bool:
+        """Whether some front end makes it."""
+
+    def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
+        """Whether some front end made it, and has stopped."""
+
+
+class RunningAnswers:
+    """Of one server. On its event loop alone."""
+
+    def __init__(self, others: OtherAnswers | None = None) -> None:
         self._answers: dict[tuple[str, str], RunningAnswer] = {}
+        self._others = others
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The server begins, on this loop: other front ends may stop answers of this one."""
+        if self._others is not None:
+            self._others.stop_answer_here = lambda tenant, answer_id: asyncio.run_coroutine_threadsafe(
+                self._stop_here(tenant, answer_id), loop
+            )
 
     def add(self, tenant: str, answer_id: str, answer: RunningAnswer) -> None:
         """It runs from here on."""
         self._answers[tenant, answer_id] = answer
+        if self._others is not None:
+            self._others.answer_began(tenant, answer_id)
 
     def find(self, tenant: str, answer_id: str) -> RunningAnswer | None:
-        """The tenant's, if it runs."""
+        """The tenant's, if it runs here."""
         return self._answers.get((tenant, answer_id))
+
+    def is_running(self, tenant: str, answer_id: str) -> bool:
+        """Whether it runs, here or elsewhere."""
+        if (tenant, answer_id) in self._answers:
+            return True
+        return self._others is not None and self._others.is_answering(tenant, answer_id)
+
+    async def stop(self, tenant: str, answer_id: str) -> bool:
+        """Stop it, here or elsewhere; False: it does not run."""
+        if await self._stop_here(tenant, answer_id):
+            return True
+        return self._others is not None and await wrap_future(self._others.stop_answer(tenant, answer_id))
+
+    async def _stop_here(self, tenant: str, answer_id: str) -> bool:
+        answer = self._answers.get((tenant, answer_id))
+        if answer is None:
+            return False
+        await answer.stop()
+        return True
 
     def remove(self, tenant: str, answer_id: str) -> None:
         """It has ended. Again does nothing."""
-        self._answers.pop((tenant, answer_id), None)
+        ended = self._answers.pop((tenant, answer_id), None)
+        if ended is not None and self._others is not None:
+            self._others.answer_ended(tenant, answer_id)

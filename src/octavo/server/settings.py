@@ -61,6 +61,13 @@ class ServerSettings:
         None, "File with the server's TLS certificate (chain), in PEM; SIGHUP reads it again."
     )
     tls_key: Path | None = setting(None, "File with its key, in PEM, without a passphrase.")
+    http_processes: int | None = setting(
+        None,
+        "Processes that read requests and write answers, beside the engine's; 0: that one does.",
+        more=" ([operating](operating.md#front-ends))",
+        bounds=(0, 64),
+        unset="0; with a GPU one for each 4 cores, up to 4",
+    )
     drain_timeout_s: float = setting(
         30.0, "Seconds that running requests may take to end after SIGTERM.", bounds=(0, 3600)
     )

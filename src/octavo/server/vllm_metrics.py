@@ -7,9 +7,8 @@ Source of names and labels: vLLM's v1/metrics/loggers.py and its example dashboa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -23,17 +22,19 @@ _REASONS = {"cancelled": "abort", "timeout": "abort"}
 
 
 class VllmCollector(Collector):
-    """`sources` are Octavo's families by vLLM's name of them, without its prefix."""
+    """`sources` are the names of Octavo's families by vLLM's, without its prefix; `counted` tells them."""
 
     def __init__(
         self,
         stats: Callable[[], EngineStats],
         model_name: str,
-        sources: Mapping[str, Histogram | Counter],
+        sources: Mapping[str, str],
+        counted: Callable[[], Iterable[Metric]],
     ) -> None:
         self._stats = stats
         self._model_name = model_name
         self._sources = dict(sources)
+        self._counted = counted
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not call the engine."""
@@ -78,13 +79,13 @@ class VllmCollector(Collector):
         )
         cache.add_metric([str(stats.block_size), str(stats.blocks_total), _ENGINE], 1)
         yield cache
+        by_name = {family.name: family for family in self._counted()}
         for name, source in self._sources.items():
-            yield _renamed(source, f"vllm:{name}")
+            yield _renamed(by_name[source], f"vllm:{name}")
 
 
-def _renamed(source: Histogram | Counter, name: str) -> Metric:
+def _renamed(family: Metric, name: str) -> Metric:
     """The same samples under another name, with vLLM's labels. Reasons that become one are added up."""
-    [family] = source.collect()
     told = Metric(name, family.documentation, family.type)
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:

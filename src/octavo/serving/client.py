@@ -18,6 +18,7 @@ from octavo.engine.encoder import Encoder
 from octavo.engine.host import EngineHost, Host
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
+from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -61,7 +62,8 @@ class EngineClient:
     ) -> Self:
         """Start a thread that turns this engine."""
         max_open = max_queue + engine.config.max_rows
-        return cls(EngineHost(engine, max_open, facts.grammars), tokenizer, facts, max_open, sessions)
+        grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
+        return cls(EngineHost(engine, max_open, grammars), tokenizer, facts, max_open, sessions)
 
     @property
     def name(self) -> str:

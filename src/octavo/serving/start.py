@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
-from octavo.model.hub.paths import cache_folder, resolve
+from octavo.model.hub.paths import ModelPath, cache_folder, resolve
 from octavo.model.loader import LoadedModel, load_model, open_files
 from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
@@ -112,6 +112,7 @@ class Started:
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
     runner: Runner  # what the engine's executor runs
+    path: ModelPath | None = None  # None: it did not come from files
 
 
 def start_engine(
@@ -119,20 +120,33 @@ def start_engine(
 ) -> EngineClient:
     """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
     guarantees do not fit; `progress` is told each phase."""
-    started = build_engine(model, options, progress, policies_of)
-    tokenizer = started.loaded.tokenizer
-    with contextlib.ExitStack() as undo:
-        undo.callback(started.engine.close)
-        undo.callback(started.sessions.store.close)
-        undo.callback(tokenizer.close)
+    with started_engine(model, options, progress, policies_of) as started:
+        tokenizer = started.loaded.tokenizer
         tokenizer.start_threads()
         # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
         threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
-        started.runner.wait_ready(READY_WAIT_S)
-        started.runner.warm(options.step_tokens, progress)
-        client = client_of(started, options)
+        warm(started, options, progress)
+        return client_of(started, options)
+
+
+@contextlib.contextmanager
+def started_engine(
+    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+) -> Iterator[Started]:
+    """A model with its engine, both closed where the block raises. Raises as `start_engine`."""
+    started = build_engine(model, options, progress, policies_of)
+    with contextlib.ExitStack() as undo:
+        undo.callback(started.engine.close)
+        undo.callback(started.sessions.store.close)
+        undo.callback(started.loaded.tokenizer.close)
+        yield started
         undo.pop_all()
-    return client
+
+
+def warm(started: Started, options: StartOptions, progress: Progress) -> None:
+    """What the first steps need is there when this returns."""
+    started.runner.wait_ready(READY_WAIT_S)
+    started.runner.warm(options.step_tokens, progress)
 
 
 def try_template(tokenizer: Tokenizer) -> None:
@@ -167,7 +181,8 @@ def build_engine(
             f"record is {options.record}, and there are tenants, whose prompts and answers a recording has "
             "as token ids; allowed: with record_tenants too (--record-tenants)"
         )
-    template = None if options.chat_template is None else load_template(options.chat_template)
+    if options.chat_template is not None:
+        load_template(options.chat_template)  # what is wrong with it is known before a model is loaded
     _native.set_num_threads(options.threads or available_cores())
     chosen = choose_backend(options)
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
@@ -179,15 +194,22 @@ def build_engine(
         progress("measuring the memory's bandwidth")
         if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
             log.info("bf16 weights; %s", words)
-    if template is not None:
-        loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
-    if loaded.tokenizer.chat_template is not None:
-        loaded.tokenizer.chat_template.give_formats(
+    loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
+    started = engine_over(loaded, chosen.backend, options, policies_of)
+    return replace(started, backend_reason=chosen.reason, path=path)
+
+
+def prepared_tokenizer(tokenizer: Tokenizer, options: StartOptions) -> Tokenizer:
+    """With the chat template, and the formats of calls and thinking, that the options name. Raises
+    ConfigError."""
+    if options.chat_template is not None:
+        tokenizer = tokenizer.with_template(load_template(options.chat_template))
+    if tokenizer.chat_template is not None:
+        tokenizer.chat_template.give_formats(
             None if options.tool_parser is None else FORMAT_NAMES[options.tool_parser],
             None if options.reasoning_parser is None else THINKING_NAMES[options.reasoning_parser],
         )
-    started = engine_over(loaded, chosen.backend, options, policies_of)
-    return replace(started, backend_reason=chosen.reason)
+    return tokenizer
 
 
 def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | None:

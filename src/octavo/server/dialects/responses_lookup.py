@@ -33,7 +33,7 @@ class Lookup:
 
     def conversation(self, response_id: str) -> list[JsonObject]:
         """All that was said in it and before it. Raises UnknownSession, or SessionBusy while it runs."""
-        if self._edge.running.find(self._tenant, response_id) is not None:
+        if self._edge.running.is_running(self._tenant, response_id):
             raise is_in_progress(response_id)
         try:
             return self._said_in(response_id).items

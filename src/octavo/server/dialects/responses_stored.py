@@ -39,22 +39,19 @@ async def delete_response(edge: Edge, request: Request) -> Response:
     """DELETE /v1/responses/{id}; one that runs is cancelled first."""
     tenant, response_id = _named(request)
     edge.model.sessions.responses.find(tenant, response_id)
-    running = edge.running.find(tenant, response_id)
-    if running is not None:
-        await running.stop()
+    await edge.running.stop(tenant, response_id)
     await edge.model.sessions.responses.delete(tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(edge: Edge, request: Request) -> Response:
     """POST /v1/responses/{id}/cancel: one that runs ends; answers when it has."""
-    running = edge.running.find(*_named(request))
-    if not isinstance(running, ResponseRun):
-        raise _cannot_cancel(_found(edge, request).response)
-    await running.stop()
-    if running.response["status"] != "cancelled":
-        raise _cannot_cancel(running.response)
-    return json_response(running.response)
+    running = edge.running.find(*_named(request))  # one that is not stored is nowhere else
+    is_stopped = await edge.running.stop(*_named(request))
+    response = running.response if isinstance(running, ResponseRun) else _found(edge, request).response
+    if not is_stopped or response["status"] != "cancelled":
+        raise _cannot_cancel(response)
+    return json_response(response)
 
 
 async def list_input_items(edge: Edge, request: Request) -> Response:
@@ -87,8 +84,7 @@ def _found(edge: Edge, request: Request) -> Document:
     """As it is told now. Raises UnknownSession."""
     tenant, response_id = _named(request)
     document = parse_document(edge.model.sessions.responses.find(tenant, response_id))
-    is_running = edge.running.find(tenant, response_id) is not None
-    if document.response["status"] != "in_progress" or is_running:
+    if document.response["status"] != "in_progress" or edge.running.is_running(tenant, response_id):
         return document
     why = "the server ended while this response was in progress"
     failed: JsonObject = {"status": "failed", "error": {"code": "server_error", "message": why}}

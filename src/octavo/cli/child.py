@@ -1,0 +1,132 @@
+"""A process of a server with front ends: `python -m octavo.cli.child DESCRIPTOR`, as a supervisor starts it.
+
+It reads its job from standard input, says by the control socket when it is ready, and ends when that closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import socket
+import sys
+import threading
+import time
+
+from octavo.cli.main import run_command
+from octavo.errors import EngineStopped
+from octavo.server.connections import raise_descriptor_limit
+from octavo.server.front_end import FrontEnd
+from octavo.server.jobs import EngineJob, FrontEndJob, decode_job
+from octavo.server.logs import configure_logging
+from octavo.server.run import build_server, run_server
+from octavo.server.supervisor import (
+    END,
+    FRONT_END,
+    GAVE_UP,
+    HANGUP,
+    MESSAGE_BYTES_MAX,
+    READY,
+    STOP,
+)
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FLUSH_S = 5.0
+
+
+def main() -> None:
+    """Do the job."""
+    # Blocked, not ignored: uvicorn would set handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    run_command(lambda: run(control))
+
+
+def run(control: socket.socket) -> None:
+    """What standard input says."""
+    job = decode_job(sys.stdin.buffer.read())
+    configure_logging(job.settings.log_level, job.settings.log_format)
+    if isinstance(job, EngineJob):
+        run_engine(job, control)
+    else:
+        run_front_end(job, control)
+
+
+def run_engine(job: EngineJob, control: socket.socket) -> None:
+    """Load the model, and serve front ends until the supervisor says so or is gone. Raises as
+    `start_engine`."""
+    from octavo.cli.terminal import look_at_machine, phases
+    from octavo.serving.front_end_link import FrontEnds
+    from octavo.serving.start import started_engine, warm
+
+    look_at_machine()
+    roster = job.settings.roster
+    policies_of = None if roster is None else roster.tenants.policies
+
+    def on_give_up(reason: str) -> None:
+        control.send(GAVE_UP + reason.encode()[: MESSAGE_BYTES_MAX // 2])
+
+    with phases() as report:
+        starting = started_engine(job.model, job.options, report, policies_of)
+        with starting as started:
+            warm(started, job.options, report)
+            front_ends = FrontEnds(started, job.options, job.num_front_ends, on_give_up)
+    gc.freeze()  # as `run_server`
+    try:
+        while True:
+            word, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
+            if word.startswith(FRONT_END):
+                index = int(word.removeprefix(FRONT_END))
+                front_ends.add(socket.socket(fileno=descriptors[0]), index)
+            elif word in (b"", END):  # b"": the supervisor is gone
+                break
+        if not word:
+            front_ends.wait_left(job.settings.drain_timeout_s + _FLUSH_S)
+    finally:
+        gc.unfreeze()
+        front_ends.close()
+        started.loaded.tokenizer.close()
+
+
+def run_front_end(job: FrontEndJob, control: socket.socket) -> None:
+    """Serve until the supervisor says so, or is gone, or the engine is. Of that the supervisor tells."""
+    try:
+        serve_front_end(job, control)
+    except EngineStopped:
+        sys.exit(1)
+
+
+def serve_front_end(job: FrontEndJob, control: socket.socket) -> None:
+    """The same. Raises EngineStopped, or ConfigError."""
+    from octavo.serving.remote_host import connect
+    from octavo.serving.start import try_template
+
+    raise_descriptor_limit()
+    client, host = connect(socket.socket(fileno=job.channel), job.options)
+    if job.index == 0:
+        threading.Thread(target=try_template, args=(client.tokenizer,), daemon=True).start()
+    front_end = FrontEnd(job.index, host, host.welcome.run_id, int(time.time()), job.engine_pid, job.metrics)
+    server = build_server(
+        client, job.settings, lambda url: say(control, READY + client.name.encode()), front_end
+    )
+
+    def obey() -> None:
+        while (word := control.recv(MESSAGE_BYTES_MAX)) in (STOP, HANGUP):
+            server.command(word.decode())
+        server.command(STOP.decode())  # the supervisor is gone
+
+    threading.Thread(target=obey, name="octavo-control", daemon=True).start()
+    try:
+        run_server(server, client, socket.socket(fileno=job.listener))
+    finally:
+        client.close()
+
+
+def say(control: socket.socket, word: bytes) -> None:
+    """Does nothing where the supervisor is gone."""
+    with contextlib.suppress(OSError):
+        control.send(word)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""The store of conversations for a front end in another process: each method is a call, and a reply.
+
+    RemoteStore.find(...) --name, arguments--> StoreCalls.answer --> ConversationStore.find(...)
+                          <------------- packed record ------------
+
+The store answers from memory and needs no engine, so a front end waits for it where it stands: a fifth of a
+millisecond. What waits for the disk replies with a future.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cache
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from octavo.conversations.record import ConversationKind, Record, from_row, to_row
+from octavo.conversations.sessions import SyncBlocks
+from octavo.conversations.store import ConversationStore, NewResponse
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PackedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A record as it travels."""
+
+    row: tuple[str, str, bytes, int, int, int, int, int, bytes, bytes]
+    num_said: int
+
+    @classmethod
+    def of(cls, record: Record) -> PackedRecord:
+        """O(tokens)."""
+        return cls(to_row(record), record.num_said)  # type: ignore[arg-type]  # its columns
+
+    def record(self) -> Record:
+        """The record again; times to the millisecond."""
+        record = from_row(self.row)
+        assert record is not None
+        return replace(record, num_said=self.num_said)
+
+
+class RecordName(msgspec.Struct, frozen=True, array_like=True):
+    """Which record is meant, and which state of it."""
+
+    session_id: str
+    tenant: str
+    is_response: bool
+    num_said: int
+
+    @classmethod
+    def of(cls, record: Record) -> RecordName:
+        """The name of this state of it."""
+        is_response = record.kind is ConversationKind.RESPONSE
+        return cls(record.session_id, record.tenant, is_response, record.num_said)
+
+    def record(self) -> Record:
+        """A record of that name, in which nothing stands: for methods that look the name up."""
+        document = b"-" if self.is_response else b""
+        return Record(self.session_id, self.tenant, 1.0, 0.0, 0.0, document=document, num_said=self.num_said)
+
+
+class StoreCalls:
+    """The engine's side of one front end: what may be called, in types that travel. Turns that it has begun
+    are withdrawn when it goes."""
+
+    def __init__(
+        self, store: ConversationStore, sync_blocks: SyncBlocks | None, num_recoveries: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._sync_blocks = sync_blocks
+        self._num_recoveries = num_recoveries
+        self._turns: set[str] = set()  # of the front end, that run
+
+    def answer(self, name: str, arguments: bytes | msgspec.Raw) -> object:
+        """Call the method of that name; a reply, or the future of one. Raises as the method does."""
+        method = getattr(type(self), name)
+        return method(self, *_arguments_of(method).decode(arguments))
+
+    def leave(self) -> None:
+        """The front end has gone: its turns have come to nothing."""
+        for turn in self._turns:
+            self._store.withdraw_turn(turn)
+        self._turns.clear()
+
+    def create(self, tenant: str, ttl_s: float, response: NewResponse | None) -> PackedRecord:
+        """As the store's, like all below."""
+        return PackedRecord.of(self._store.create(tenant, ttl_s, response))
+
+    def fork(
+        self, source: RecordName, turn: int | None, ttl_s: float | None, response: NewResponse | None
+    ) -> PackedRecord:
+        """Of the source as it is now."""
+        found = self._store.find_again(source.record())
+        return PackedRecord.of(self._store.fork(found, turn, ttl_s, response))
+
+    def make_room(self, tenant: str, response: NewResponse, spared: str) -> list[RecordName]:
+        """The names of those that are forgotten."""
+        return [RecordName.of(record) for record in self._store.make_room(tenant, response, spared)]
+
+    def attach(self, response: NewResponse) -> bool:
+        """To its record."""
+        return self._store.attach(response)
+
+    def find(self, tenant: str, session_id: str, kind: ConversationKind) -> PackedRecord:
+        """With its tokens."""
+        return PackedRecord.of(self._store.find(tenant, session_id, kind))
+
+    def has(self, session_id: str) -> bool:
+        """Whether it is there."""
+        return self._store.has(session_id)
+
+    def is_active(self, record: RecordName) -> bool:
+        """Whether a turn runs."""
+        return self._store.is_active(record.record())
+
+    def latest(self, tenant: str | None, limit: int | None) -> list[PackedRecord]:
+        """Or all."""
+        records = self._store.all(tenant) if limit is None else self._store.latest(tenant, limit)
+        return list(map(PackedRecord.of, records))
+
+    def count(self, tenant: str | None) -> int:
+        """Of sessions."""
+        return self._store.count(tenant)
+
+    def begin_turn(self, record: RecordName, turn: str) -> PackedRecord:
+        """It is this front end's until it ends."""
+        now = self._store.begin_turn(record.record(), turn)
+        self._turns.add(turn)
+        return PackedRecord.of(now)
+
+    def withdraw_turn(self, turn: str) -> None:
+        """It was not taken."""
+        self._turns.discard(turn)
+        self._store.withdraw_turn(turn)
+
+    def end_turn(self, turn: str) -> None:
+        """It does not run any more."""
+        self._turns.discard(turn)
+        self._store.end_turn(turn)
+
+    def use(self, session_id: str) -> None:
+        """It was used now."""
+        self._store.use(session_id)
+
+    def say(self, session_id: str, tokens: bytes, num_shared: int) -> bool:
+        """Tokens in four bytes each."""
+        said = array("I")
+        said.frombytes(tokens)
+        return self._store.say(session_id, said, num_shared)
+
+    def record_suspended(self, record: RecordName, num_blocks: int) -> None:
+        """So many blocks."""
+        self._store.record_suspended(record.record(), num_blocks)
+
+    def is_suspended(self, record: RecordName) -> bool:
+        """Whether it is now."""
+        return self._store.is_suspended(record.record())
+
+    def delete(self, record: RecordName) -> Future[bool]:
+        """When the medium has nothing of it."""
+        return self._store.delete(record.record())
+
+    def sync(self, session_id: str) -> Future[bool]:
+        """When it is on the medium."""
+        return self._store.sync(session_id)
+
+    def sync_blocks(self, slots: list[tuple[int, bytes]]) -> Future[list[bytes]]:
+        """When blocks are on the medium, the names of those that are not."""
+        assert self._sync_blocks is not None, "there is no disk cache"
+        return self._sync_blocks(slots)
+
+    def num_recoveries(self) -> int:
+        """Of the engine: what it knows of conversations may be of before the last change."""
+        return self._num_recoveries()
+
+
+class StoreLink(Protocol):
+    """How a front end calls."""
+
+    def __call__(self, name: str, arguments: bytes, reply: object) -> Future[object]:
+        """The future of a reply of that type."""
+
+
+class RemoteStore:
+    """What a front end has in place of a `ConversationStore`: the same methods, as far as conversations use
+    them. Raises EngineStopped too."""
+
+    def __init__(self, call: StoreLink, timeout_s: float, ahead_s: float) -> None:
+        """`ahead_s`: the store's clock less `time.monotonic`."""
+        self._link = call
+        self._timeout_s = timeout_s
+        self._ahead_s = ahead_s
+
+    def create(self, tenant: str, ttl_s: float, response: NewResponse | None = None) -> Record:
+        """See `ConversationStore`, like all below."""
+        return self._call(StoreCalls.create, tenant, ttl_s, response).record()
+
+    def fork(
+        self,
+        source: Record,
+        turn: int | None = None,
+        ttl_s: float | None = None,
+        response: NewResponse | None = None,
+    ) -> Record:
+        """O(tokens)."""
+        return self._call(StoreCalls.fork, RecordName.of(source), turn, ttl_s, response).record()
+
+    def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[Record]:
+        """Records without their tokens."""
+        return [name.record() for name in self._call(StoreCalls.make_room, tenant, response, spared)]
+
+    def attach(self, response: NewResponse) -> bool:
+        """False: it was deleted."""
+        return self._call(StoreCalls.attach, response)
+
+    def find(self, tenant: str, session_id: str, kind: ConversationKind = ConversationKind.SESSION) -> Record:
+        """O(tokens)."""
+        return self._call(StoreCalls.find, tenant, session_id, kind).record()
+
+    def find_again(self, record: Record) -> Record:
+        """O(tokens)."""
+        return self.find(record.tenant, record.session_id, record.kind)
+
+    def has(self, session_id: str) -> bool:
+        """Whether it is there."""
+        return self._call(StoreCalls.has, session_id)
+
+    def is_active(self, record: Record) -> bool:
+        """Whether a turn runs."""
+        return self._call(StoreCalls.is_active, RecordName.of(record))
+
+    def all(self, tenant: str | None = None) -> list[Record]:
+        """O(tokens of all)."""
+        return [packed.record() for packed in self._call(StoreCalls.latest, tenant, None)]
+
+    def latest(self, tenant: str | None, limit: int) -> list[Record]:
+        """O(tokens of them)."""
+        return [packed.record() for packed in self._call(StoreCalls.latest, tenant, limit)]
+
+    def count(self, tenant: str | None = None) -> int:
+        """Of sessions."""
+        return self._call(StoreCalls.count, tenant)
+
+    def seconds_left(self, record: Record) -> float:
+        """By the store's clock as it was, and what has passed since."""
+        return max(0.0, record.expires - (time.monotonic() + self._ahead_s))
+
+    def begin_turn(self, record: Record, turn: str) -> Record:
+        """O(tokens)."""
+        return self._call(StoreCalls.begin_turn, RecordName.of(record), turn).record()
+
+    def withdraw_turn(self, turn: str) -> None:
+        """It was not taken."""
+        self._call(StoreCalls.withdraw_turn, turn)
+
+    def end_turn(self, turn: str) -> None:
+        """It does not run any more."""
+        self._call(StoreCalls.end_turn, turn)
+
+    def use(self, session_id: str) -> None:
+        """It was used now."""
+        self._call(StoreCalls.use, session_id)
+
+    def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
+        """False: it was deleted."""
+        return self._call(StoreCalls.say, session_id, array("I", tokens).tobytes(), num_shared)
+
+    def record_suspended(self, record: Record, num_blocks: int) -> None:
+        """So many blocks."""
+        self._call(StoreCalls.record_suspended, RecordName.of(record), num_blocks)
+
+    def is_suspended(self, record: Record) -> bool:
+        """Whether it is now."""
+        return self._call(StoreCalls.is_suspended, RecordName.of(record))
+
+    def delete(self, record: Record) -> Future[bool]:
+        """Unlike the store's, that it is not there comes with the future."""
+        return self._begin(StoreCalls.delete, RecordName.of(record))
+
+    def sync(self, session_id: str) -> Future[bool]:
+        """When it is on the medium."""
+        return self._begin(StoreCalls.sync, session_id)
+
+    def sync_blocks(self, slots: Sequence[tuple[int, bytes]]) -> Future[list[bytes]]:
+        """When blocks are on the medium, the names of those that are not."""
+        return self._begin(StoreCalls.sync_blocks, list(slots))
+
+    def num_recoveries(self) -> int:
+        """Of the engine."""
+        return self._call(StoreCalls.num_recoveries)
+
+    def close(self) -> None:
+        """It is the engine's."""
+
+    def _call(
+        self, method: Callable[Concatenate[StoreCalls, P], R], *arguments: P.args, **none: P.kwargs
+    ) -> R:
+        reply = self._link(method.__name__, msgspec.msgpack.encode(arguments), _reply_type(method))
+        return cast(R, reply.result(self._timeout_s))
+
+    def _begin(
+        self, method: Callable[Concatenate[StoreCalls, P], Future[R]], *arguments: P.args, **none: P.kwargs
+    ) -> Future[R]:
+        reply = self._link(method.__name__, msgspec.msgpack.encode(arguments), _reply_type(method))
+        return cast("Future[R]", reply)
+
+
+@cache
+def _arguments_of(method: Callable[..., object]) -> msgspec.msgpack.Decoder[tuple[object, ...]]:
+    hints = get_type_hints(method)
+    names = list(inspect.signature(method).parameters)[1:]
+    return msgspec.msgpack.Decoder(tuple[tuple(hints[name] for name in names)])  # type: ignore[misc]
+
+
+@cache
+def _reply_type(method: Callable[..., object]) -> object:
+    """What it returns, or its future comes to."""
+    kind = get_type_hints(method)["return"]
+    return get_args(kind)[0] if get_origin(kind) is Future else kind

@@ -1,0 +1,387 @@
+"""The engine's side of its front ends: each is a client of the host, at the other end of a channel.
+
+    channel's thread    Call, CallStore, CompileGrammar ...  -->  host, store, compilers
+    writing thread      <-- Reply, Updates, Lost ... <-- outbox <-- engine's thread, compilers, disk
+
+No thread but the writing one waits for a front end. One that does not read is cut off when its outbox is
+full. When a front end has gone, its requests are cancelled, its turns withdrawn, its answers forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+from typing import TypeVar, cast
+
+from octavo.config import StartOptions
+from octavo.conversations.sessions import SessionSupport
+from octavo.conversations.store_calls import StoreCalls
+from octavo.engine.codec import encode_reply
+from octavo.engine.compilers import Compilers
+from octavo.engine.core import describe
+from octavo.engine.host import EngineHost
+from octavo.engine.port import Command, Submit
+from octavo.errors import EngineStopped, OctavoError, RequestFailed
+from octavo.grammar import Grammar
+from octavo.sampling.grammars import CompiledGrammar, Grammars
+from octavo.serving.channel import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerStopped,
+    Call,
+    CallStats,
+    CallStore,
+    Channel,
+    CompileGrammar,
+    FromFrontEnd,
+    GaveUp,
+    IsAnswering,
+    Lost,
+    Message,
+    Post,
+    Reply,
+    StopAnswer,
+    Updates,
+    Welcome,
+    Withdraw,
+    WithdrawRequest,
+)
+from octavo.serving.start import Started
+from octavo.types import Update
+
+OnGiveUp = Callable[[str], None]
+_POLL_S = 0.05
+OUTBOX_MAX = 16_384  # messages; a front end reads some thousand in a second
+FirstT = TypeVar("FirstT")
+ReplyT = TypeVar("ReplyT")
+
+log = logging.getLogger("octavo.front_ends")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What all front ends of an engine share."""
+
+    host: EngineHost
+    grammars: Grammars | None
+    sessions: SessionSupport
+    compilers: Compilers
+    links: list[FrontEndLink] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards `links`, and their `answers`
+
+    def link_of(self, tenant: str, answer_id: str) -> FrontEndLink | None:
+        """The front end that makes this answer."""
+        with self.lock:
+            return next((link for link in self.links if (tenant, answer_id) in link.answers), None)
+
+
+class FrontEnds:
+    """Those of one engine, at most `count` at a time."""
+
+    def __init__(self, started: Started, options: StartOptions, count: int, on_give_up: OnGiveUp) -> None:
+        engine, facts = started.engine, started.facts
+        self._started, self._options, self._count = started, options, count
+        self._max_open = options.max_queue + engine.config.max_rows
+        grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
+        self.host = EngineHost(engine, self._max_open, grammars, on_give_up)
+        self._compilers = Compilers(facts, self._max_open)
+        self._served = Served(self.host, grammars, started.sessions, self._compilers)
+        self._run_id = secrets.token_hex(8)
+
+    def add(self, end: socket.socket, index: int) -> FrontEndLink:
+        """One more, at the other end of this socket: number `index` of them, or another one in its place."""
+        started, facts, path = self._started, self._started.facts, self._started.path
+        store = started.sessions.store
+        welcome = Welcome(
+            first_id=self._next_id(index),
+            num_ids=self._count,
+            run_id=self._run_id,
+            model_name=facts.name,
+            model_path="" if path is None else str(path.path),
+            model_kind="" if path is None else path.kind,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+            card=facts.card,
+            stop_ids=self.host.stop_ids,
+            block_size=self.host.block_size,
+            max_open=self._max_open,
+            session_ttl_s=started.sessions.ttl_s,
+            has_disk=started.sessions.sync is not None,
+            store_time=store.now(),
+            monotonic=time.monotonic(),
+        )
+        return FrontEndLink(self._served, end, welcome)
+
+    def _next_id(self, index: int) -> int:
+        """Beyond all ids so far, and no other front end's."""
+        rounds = -(-(self.host.last_id - index) // self._count)
+        return index + 1 + max(0, rounds) * self._count
+
+    def wait_left(self, timeout_s: float) -> None:
+        """Until all have gone, or the time has passed."""
+        deadline = time.monotonic() + timeout_s
+        while self._served.links and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End the engine; channels are closed when what was said is written."""
+        self._started.sessions.store.close()  # its file is under the disk cache's lock
+        self.host.close()
+        self._compilers.close()
+        with self._served.lock:
+            links = list(self._served.links)
+        for link in links:
+            link.close()
+
+
+class FrontEndLink:
+    """One front end. Its channel begins with the welcome."""
+
+    def __init__(self, served: Served, end: socket.socket, welcome: Welcome) -> None:
+        self.answers: set[tuple[str, str]] = set()  # that it makes, by tenant and id
+        self._served, self._host = served, served.host
+        sessions = served.sessions
+        self._store = StoreCalls(sessions.store, sessions.sync, lambda: self._host.num_recoveries)
+        self._lock = threading.Lock()  # guards all below
+        self._withdraws: dict[int, Callable[[], object]] = {}  # by call that has no reply yet
+        self._grammars: dict[int, CompiledGrammar] = {}  # by request: its rows find what is held
+        self._stops: dict[int, Future[bool]] = {}  # by number: answers that it was asked to stop
+        self._has_gone = False
+        self._numbers = itertools.count()
+        self._outbox: queue.Queue[Message | None] = queue.Queue(OUTBOX_MAX)
+        self._channel = Channel[FromFrontEnd](end, FromFrontEnd, self._take, self._leave)
+        self._host.join(self)
+        with served.lock:
+            served.links.append(self)
+        self._put(welcome)
+        name = f"octavo-front-end-{welcome.first_id}"
+        self._channel.start(name)
+        threading.Thread(target=self._write, name=f"{name}-out", daemon=True).start()
+
+    # -- a receiver of the host: any thread
+
+    def deliver(self, updates: list[Update]) -> None:
+        """Of one step."""
+        self._put(Updates(updates))
+        if self._grammars:
+            self._let_go(update.request_id for update in updates if update.finish is not None)
+
+    def end_requests(self, request_ids: Collection[int], reason: str) -> None:
+        """They are lost."""
+        self._put(Lost(list(request_ids), reason))
+        self._let_go(request_ids)
+
+    def give_up(self, reason: str) -> None:
+        """The engine has ended by itself."""
+        self._put(GaveUp(reason))
+
+    def close(self) -> None:
+        """Close the channel when what has been said so far is written."""
+        self._put(None)
+
+    def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
+        """Whether the front end has stopped it; False too where the front end has gone."""
+        reply: Future[bool] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._stops[number] = reply
+        self._put(StopAnswer(number, tenant, answer_id))
+        if self._has_gone:
+            self._answer_stopped(number, False)
+        return reply
+
+    # -- the channel's thread
+
+    def _take(self, message: FromFrontEnd) -> None:
+        match message:
+            case Call(number, Submit() as command):
+                self._reply(number, partial(self._submit, number, command))
+            case Call(number, command):
+                self._reply(number, lambda: self._host.send(cast(Command[object], command)))
+            case Post(command):
+                self._host.post(cast(Command[object], command))
+            case Withdraw(number):
+                with self._lock:
+                    withdraw = self._withdraws.get(number, lambda: None)
+                withdraw()
+            case WithdrawRequest(request_id):
+                self._let_go([request_id])
+                self._host.withdraw(request_id)
+            case CallStats(number):
+                self._reply(number, self._host.stats)
+            case CallStore(number, method, arguments):
+                self._reply(number, lambda: self._store.answer(method, arguments))
+            case CompileGrammar(number, grammar, only_check):
+                self._reply(number, partial(self._compile, number, grammar, only_check))
+            case AnswerBegan(tenant, answer_id):
+                with self._served.lock:
+                    self.answers.add((tenant, answer_id))
+            case AnswerEnded(tenant, answer_id):
+                with self._served.lock:
+                    self.answers.discard((tenant, answer_id))
+            case IsAnswering(number, tenant, answer_id):
+                self._reply(number, lambda: self._served.link_of(tenant, answer_id) is not None)
+            case StopAnswer(number, tenant, answer_id):
+                maker = self._served.link_of(tenant, answer_id)
+                self._reply(number, lambda: maker is not None and maker.stop_answer(tenant, answer_id))
+            case AnswerStopped(number, was_running):
+                self._answer_stopped(number, was_running)
+
+    def _submit(self, number: int, command: Submit) -> Future[int]:
+        """Queue the request. Its grammar is held until it ends, and compiled again if it was dropped since
+        the front end had it compiled."""
+        request, grammars = command.request, self._served.grammars
+        grammar = request.params.grammar
+        if grammar is None or grammars is None:
+            return self._host.submit(self, command)
+        known = grammars.known(grammar)
+        if known is not None:
+            return self._submit_held(command, known)
+        compiled = self._compiled_soon(number, grammar)
+        return _then(compiled, partial(self._submit_held, command))
+
+    def _submit_held(self, command: Submit, compiled: CompiledGrammar) -> Future[int]:
+        request_id = command.request.request_id
+        with self._lock:
+            self._grammars[request_id] = compiled
+        try:
+            return self._host.submit(self, command)
+        except BaseException:
+            self._let_go([request_id])
+            raise
+
+    def _compiled_soon(self, number: int, grammar: Grammar) -> Future[CompiledGrammar]:
+        """On a compiler's thread. Raises QueueFull."""
+        grammars, stop = self._served.grammars, Event()
+        assert grammars is not None
+        with self._lock:
+            self._withdraws[number] = stop.set
+        return self._served.compilers.start(grammar.tenant, lambda: grammars.compile(grammar, stop), stop)
+
+    def _compile(self, number: int, grammar: Grammar, only_check: bool) -> object:
+        grammars, stop = self._served.grammars, Event()
+        assert grammars is not None
+        if not only_check:
+            if grammars.known(grammar) is not None:
+                return None
+            return _then(self._compiled_soon(number, grammar), lambda compiled: _done(None))
+        with self._lock:
+            self._withdraws[number] = stop.set
+        checked = self._served.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
+        return _then(checked, lambda verdict: _done(None))
+
+    def _answer_stopped(self, number: int, was_running: bool) -> None:
+        with self._lock:
+            reply = self._stops.pop(number, None)
+        if reply is not None:
+            reply.set_result(was_running)
+
+    def _leave(self) -> None:
+        """The front end has gone, or was cut off."""
+        self._has_gone = True
+        with self._served.lock:
+            self._served.links.remove(self)
+        with self._lock:
+            withdraws, stops = list(self._withdraws.values()), list(self._stops)
+        for withdraw in withdraws:
+            withdraw()
+        for number in stops:
+            self._answer_stopped(number, False)
+        self._host.leave(self)
+        self._store.leave()
+        self._put(None)
+
+    # -- replies
+
+    def _reply(self, number: int, work: Callable[[], object]) -> None:
+        """With what `work` returns or raises; of a future, with what that comes to."""
+        try:
+            found = work()
+        except OctavoError as error:
+            with self._lock:
+                self._withdraws.pop(number, None)
+            self._say(number, error)
+            return
+        if not isinstance(found, Future):
+            self._say(number, found)
+            return
+        with self._lock:
+            self._withdraws.setdefault(number, found.cancel)
+        found.add_done_callback(partial(self._say_done, number))
+
+    def _say_done(self, number: int, done: Future[object]) -> None:
+        with self._lock:
+            self._withdraws.pop(number, None)
+        if done.cancelled():
+            return  # the caller has gone
+        error = done.exception()
+        if error is None:
+            self._say(number, done.result())
+        else:
+            self._say(number, error if isinstance(error, OctavoError) else RequestFailed(describe(error)))
+
+    def _say(self, number: int, reply: object) -> None:
+        try:
+            data = encode_reply(reply)
+        except OctavoError as error:  # it is too long
+            data = encode_reply(error)
+        self._put(Reply(number, data))
+
+    def _let_go(self, request_ids: Iterable[int]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._grammars.pop(request_id, None)
+
+    # -- the writing thread
+
+    def _put(self, message: Message | None) -> None:
+        try:
+            self._outbox.put_nowait(message)
+        except queue.Full:
+            if not self._has_gone:
+                log.error("a front end has read nothing for %d messages, and is cut off", OUTBOX_MAX)
+            self._channel.close()
+
+    def _write(self) -> None:
+        with contextlib.suppress(EngineStopped):  # the front end has gone, as the channel's thread learns
+            while (message := self._outbox.get()) is not None:
+                self._channel.send(message)
+        self._channel.close()
+
+
+def _then(first: Future[FirstT], follow: Callable[[FirstT], Future[ReplyT]]) -> Future[ReplyT]:
+    """What the future comes to that follows the first one."""
+    whole: Future[ReplyT] = Future()
+
+    def finish(done: Future[ReplyT]) -> None:
+        error = EngineStopped("it was withdrawn") if done.cancelled() else done.exception()
+        if error is None:
+            whole.set_result(done.result())
+        else:
+            whole.set_exception(error)
+
+    def go_on(done: Future[FirstT]) -> None:
+        try:
+            follow(done.result()).add_done_callback(finish)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's, CancelledError too
+            whole.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return whole
+
+
+def _done(value: ReplyT) -> Future[ReplyT]:
+    done: Future[ReplyT] = Future()
+    done.set_result(value)
+    return done
