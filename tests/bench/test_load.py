@@ -11,7 +11,8 @@ from tests.waiting import LIMIT_S, turns
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, scripts_of
-from octavo.bench.workloads import Load, WorkloadTargets
+from octavo.bench.load_processes import parts_of
+from octavo.bench.workloads import Asking, Load, WorkloadTargets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server
@@ -225,11 +226,12 @@ def test_wrong_settings_are_refused():
         Endpoint("127.0.0.1:8000")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("as_json", [True, False])
-def test_the_command_reports_every_run(served, capsys, as_json):
+def test_the_command_reports_every_run(served, capsys, as_json, processes):
     url, _ = served
     load = Load(prompt=4, output=2, vocab_size=250)
-    run(Endpoint(url), load, (1, 2), None, 3, LAX, as_json=as_json)
+    run(Endpoint(url), load, (1, 2), Asking(n=3, processes=processes), LAX, as_json=as_json)
     told = capsys.readouterr().out
     if as_json:
         lines = [json.loads(line) for line in told.splitlines()]
@@ -244,10 +246,18 @@ def test_the_command_fails_when_no_answer_was_complete(served, capsys):
     model.refusal = QueueFull("the queue is full")
     try:
         with pytest.raises(RequestFailed, match="queue is full"):
-            run(Endpoint(url), Load(prompt=4, output=2, vocab_size=250), (1,), None, 2, LAX, as_json=False)
+            run(
+                Endpoint(url), Load(prompt=4, output=2, vocab_size=250), (1,), Asking(n=2), LAX, as_json=False
+            )
     finally:
         model.refusal = None
     assert "2 x HTTP 429" in capsys.readouterr().out
+
+
+def test_several_processes_share_clients_and_rates():
+    assert parts_of(Arrival(5), 2) == [Arrival(3), Arrival(2)]
+    assert parts_of(Arrival(1), 4) == [Arrival(1)]
+    assert parts_of(Arrival(rate_per_s=6.0), 3) == [Arrival(rate_per_s=2.0)] * 3
 
 
 def test_an_endpoint_without_models_is_explained():

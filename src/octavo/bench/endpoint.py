@@ -66,7 +66,7 @@ class Client:
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         self._endpoint = endpoint
-        self._model = endpoint.model
+        self.model = endpoint.model
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._http = httpx2.AsyncClient(
             base_url=endpoint.url.rstrip("/") + "/",
@@ -78,8 +78,8 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Open, and look up the model's name. Raises RequestFailed when the endpoint does not tell it."""
-        if not self._model:
-            self._model = await self._first_model()
+        if not self.model:
+            self.model = await self._first_model()
         return self
 
     async def __aexit__(
@@ -111,7 +111,7 @@ class Client:
 
     async def _stream(self, path: str, content: Mapping[str, object], max_tokens: int) -> Answer:
         body: dict[str, object] = {
-            "model": self._model,
+            "model": self.model,
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,

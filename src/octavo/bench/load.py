@@ -27,6 +27,7 @@ from octavo.bench.endpoint import Answer, Client
 from octavo.bench.offline import FIRST_TOKEN, quantile
 from octavo.bench.workloads import Load, WorkloadTargets
 
+Add = Callable[[Answer], None]
 _SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
 _WORDS = (
     "block", "table", "page", "river", "letter", "garden", "number", "window", "market", "engine", "winter",
@@ -88,7 +89,7 @@ class LoadReport:
 
 
 @dataclass(slots=True)
-class _Progress:
+class Progress:
     """Counts answers as they come, and says so."""
 
     total: int
@@ -128,16 +129,24 @@ async def apply(
 ) -> LoadReport:
     """Send everything and wait for all answers. Raises nothing that an endpoint does: it is counted."""
     scripts = scripts_of(load, num_requests)
-    progress = _Progress(sum(map(len, scripts)), tell)
+    progress = Progress(sum(map(len, scripts)), tell)
     begun = time.perf_counter()
+    await send(client, scripts, arrival, str(load.seed), progress.add)
+    return report_of(load.kind, arrival, progress, targets, time.perf_counter() - begun)
+
+
+async def send(
+    client: Client, scripts: Sequence[tuple[LoadTurn, ...]], arrival: Arrival, seed: str, add: Add
+) -> None:
+    """All scripts, until each has ended; `add` gets the answers as they end. Random times are functions of
+    the seed."""
     if arrival.rate_per_s is None:
         queue = iter(scripts)
-        await asyncio.gather(*(_follow(client, queue, progress) for _ in range(arrival.concurrency)))
-    else:
+        await asyncio.gather(*(_follow(client, queue, add) for _ in range(arrival.concurrency)))
+    elif scripts:
         # The rate is of requests: a chat begins as often as its turns allow.
         rate = arrival.rate_per_s / len(scripts[0])
-        await _arrive(client, scripts, random.Random(f"arrivals {load.seed}"), rate, progress)
-    return report_of(load.kind, arrival, progress, targets, time.perf_counter() - begun)
+        await _arrive(client, scripts, random.Random(f"arrivals {seed}"), rate, add)
 
 
 async def _arrive(
@@ -145,7 +154,7 @@ async def _arrive(
     scripts: Sequence[tuple[LoadTurn, ...]],
     gaps: random.Random,
     rate: float,
-    progress: _Progress,
+    add: Add,
 ) -> None:
     """Begin scripts at absolute times, so that no delay of ours lowers the rate."""
     due = time.perf_counter()
@@ -153,10 +162,10 @@ async def _arrive(
         for script in scripts:
             due += gaps.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(_follow(client, iter([script]), progress))
+            group.create_task(_follow(client, iter([script]), add))
 
 
-async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], progress: _Progress) -> None:
+async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], add: Add) -> None:
     """One client: scripts in turn. A failed turn ends its script, whose other turns fail with it."""
     for script in scripts:
         messages: list[dict[str, str]] = []
@@ -167,17 +176,17 @@ async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], progr
                 messages.append({"role": "user", "content": turn.words})
                 answer = await client.chat(messages, turn.output)
                 messages.append({"role": "assistant", "content": answer.text})
-            progress.add(answer)
+            add(answer)
             if answer.error:
                 for left in script[index + 1 :]:
                     skipped = Answer(answer.ended, left.output, ended=answer.ended)
                     skipped.fail("not sent: an earlier turn failed")
-                    progress.add(skipped)
+                    add(skipped)
                 break
 
 
 def report_of(
-    kind: str, arrival: Arrival, progress: _Progress, targets: WorkloadTargets, seconds: float
+    kind: str, arrival: Arrival, progress: Progress, targets: WorkloadTargets, seconds: float
 ) -> LoadReport:
     """What the answers of a run amount to."""
     failed = [answer for answer in progress.answers if answer.error]

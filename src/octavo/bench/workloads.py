@@ -133,6 +133,7 @@ class Asking:
     n: int | None = setting(
         None, "Requests of each run.", bounds=(1, _REQUESTS), unset="twice those at once, 4 to 64"
     )
+    processes: int = setting(1, "Processes that send them: one reads some 10,000 events/s.", bounds=(1, 64))
     timeout_s: float = setting(600.0, "After so long without a byte a request failed.", bounds=(0.1, 1e6))
     ignore_eos: bool = setting(True, "Ask for answers of full length, by a field that some endpoints refuse.")
 

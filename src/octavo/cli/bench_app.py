@@ -80,7 +80,7 @@ def serve(
     url = url if is_typed(given, "url") else address_of(url, "/v1")
     endpoint = Endpoint(url, asking.model or "", api_key, asking.timeout_s, asking.ignore_eos)
     at_once = opt.numbers(asking.concurrency, "--concurrency")
-    run(endpoint, load, at_once, asking.rate, asking.n, targets, as_json=as_json)
+    run(endpoint, load, at_once, asking, targets, as_json=as_json)
 
 
 @bench_app.command()

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, Spread, apply
-from octavo.bench.workloads import Load, WorkloadTargets
+from octavo.bench.load_processes import apply_from_processes
+from octavo.bench.workloads import Asking, Load, WorkloadTargets
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
 from octavo.errors import RequestFailed
@@ -33,19 +34,18 @@ def run(
     endpoint: Endpoint,
     load: Load,
     concurrencies: Sequence[int],
-    rate_per_s: float | None,
-    num_requests: int | None,
+    asking: Asking,
     targets: WorkloadTargets,
     *,
     as_json: bool,
 ) -> None:
     """One run for each concurrency, or one at a rate. Raises RequestFailed when no answer was complete."""
-    if rate_per_s is None:
+    if asking.rate is None:
         arrivals = [Arrival(count) for count in concurrencies]
     else:
-        arrivals = [Arrival(rate_per_s=rate_per_s)]
+        arrivals = [Arrival(rate_per_s=asking.rate)]
     with phases() as tell:
-        reports = asyncio.run(_run_all(endpoint, load, arrivals, num_requests, targets, tell, as_json))
+        reports = asyncio.run(_run_all(endpoint, load, arrivals, asking, targets, tell, as_json))
     if not as_json:
         print_all(table_of(reports), *(f"- {line}" for line in notes_of(reports)))
     if not any(report.completed for report in reports):
@@ -57,7 +57,7 @@ async def _run_all(
     endpoint: Endpoint,
     load: Load,
     arrivals: Sequence[Arrival],
-    num_requests: int | None,
+    asking: Asking,
     targets: WorkloadTargets,
     tell: Callable[[str], None],
     as_json: bool,
@@ -65,14 +65,20 @@ async def _run_all(
     reports: list[LoadReport] = []
     async with Client(endpoint) as client:
         for arrival in arrivals:
-            asked = num_requests or requests_for(arrival)
+            num_requests = asking.n or requests_for(arrival)
 
             def tell_of_run(text: str, name: str = f"{load.kind}, {arrival.in_words()}") -> None:
                 tell(f"{name}: {text}")
 
             # A seed for each run: a prompt of an earlier run would be found in the endpoint's cache.
             own = dataclasses.replace(load, seed=load.seed + len(reports))
-            report = await apply(client, own, asked, arrival, targets, tell_of_run)
+            if asking.processes == 1:
+                report = await apply(client, own, num_requests, arrival, targets, tell_of_run)
+            else:
+                named = dataclasses.replace(endpoint, model=client.model)
+                report = await apply_from_processes(
+                    named, own, num_requests, arrival, targets, asking.processes, tell_of_run
+                )
             reports.append(report)
             if as_json:
                 print_json(report)
