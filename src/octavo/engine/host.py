@@ -68,9 +68,9 @@ class Host(Protocol):
     def post(self, command: Command[ReplyT]) -> None:
         """The same, without a reply."""
 
-    def submit(self, receiver: Receiver, command: Submit) -> Future[int]:
-        """Queue a request, whose updates go to the receiver. Raises QueueFull or EngineStopped, or the future
-        does."""
+    def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
+        """Queue a request, whose updates go to the receiver; `held` is, until it ends. Raises QueueFull or
+        EngineStopped, or the future does."""
 
     def withdraw(self, request_id: int) -> None:
         """Its submitter has gone, or was refused: it is cancelled, should it have been queued."""
@@ -95,6 +95,7 @@ class _Open:
     receiver: Receiver
     tenant: str
     num_left: int  # choices without a final update
+    held: object  # its compiled grammar: rows find what something holds
 
 
 class EngineHost:
@@ -162,7 +163,7 @@ class EngineHost:
         """Into the inbox. Commands are carried out in the order in which they came."""
         self.engine.inbox.post(command)
 
-    def submit(self, receiver: Receiver, command: Submit) -> Future[int]:
+    def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
         """Register the request and send the command. Raises QueueFull or EngineStopped."""
         request = command.request
         with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
@@ -175,7 +176,7 @@ class EngineHost:
                     "(settings max_queue and max_seqs); try again shortly"
                 )
             self.last_id = max(self.last_id, request.request_id)
-            self._open[request.request_id] = _Open(receiver, request.tenant, request.n)
+            self._open[request.request_id] = _Open(receiver, request.tenant, request.n, held)
             return self.engine.inbox.send(command)
 
     def withdraw(self, request_id: int) -> None:
@@ -259,10 +260,10 @@ class EngineHost:
         with self._lock:
             self._closed = self.gave_up = reason
             receivers = list(self._receivers)
+        self._on_give_up(reason)
         self._end_all(reason)
         for receiver in receivers:
             receiver.give_up(reason)
-        self._on_give_up(reason)
 
     def _end_all(self, reason: str) -> None:
         self.engine.inbox.close(EngineStopped(reason))

@@ -20,16 +20,27 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from octavo.engine.codec import REPLY_BYTES_MAX, AnyCommand
 from octavo.engine.model_card import ModelCard
 from octavo.errors import EngineStopped, InvalidRequest
-from octavo.grammar import Grammar
 from octavo.types import Update
 
 log = logging.getLogger("octavo.front_ends")
 
 _HEADER_BYTES = 4
 _BUFFER_BYTES = 1 << 18
+MESSAGE_BYTES_MAX = 2 << 30
+
+
+def raw(value: object) -> msgspec.Raw:
+    """What is read by itself, so that one that cannot be read costs its own call alone. Raises InvalidRequest
+    for what no message can carry."""
+    try:
+        return msgspec.Raw(msgspec.msgpack.encode(value))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidRequest(
+            f"a value of the request cannot be passed on: {error}; allowed: text in Unicode without lone "
+            "surrogates, whole numbers of 64 bits"
+        ) from None
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -43,13 +54,13 @@ class Call(Message, frozen=True, tag=True):
     """Carry out a command, and reply."""
 
     number: int
-    command: AnyCommand
+    command: msgspec.Raw  # an `AnyCommand`
 
 
 class Post(Message, frozen=True, tag=True):
     """Carry out a command."""
 
-    command: AnyCommand
+    command: msgspec.Raw
 
 
 class Withdraw(Message, frozen=True, tag=True):
@@ -82,7 +93,7 @@ class CompileGrammar(Message, frozen=True, tag=True):
     """Try a grammar and, unless it is only to be checked, compile it. Replies nothing."""
 
     number: int
-    grammar: Grammar
+    grammar: msgspec.Raw  # a `Grammar`
     only_check: bool
 
 
@@ -230,8 +241,8 @@ class Channel(Generic[MessageT]):
         """Write it. Raises InvalidRequest for one that is too long, EngineStopped when the other end has
         gone."""
         data = msgspec.msgpack.encode(message)
-        if len(data) > REPLY_BYTES_MAX:
-            raise InvalidRequest(f"a message of {len(data):,} bytes; allowed: {REPLY_BYTES_MAX:,}")
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise InvalidRequest(f"a message of {len(data):,} bytes; allowed: {MESSAGE_BYTES_MAX:,}")
         try:
             with self._lock:
                 self._socket.sendall(len(data).to_bytes(_HEADER_BYTES, "big") + data)

@@ -9,7 +9,6 @@ full. When a front end has gone, its requests are cancelled, its turns withdrawn
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import queue
@@ -17,17 +16,19 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import TypeVar, cast
 
+import msgspec
+
 from octavo.config import StartOptions
 from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store_calls import StoreCalls
-from octavo.engine.codec import encode_reply
+from octavo.engine.codec import AnyCommand, encode_reply
 from octavo.engine.compilers import Compilers
 from octavo.engine.core import describe
 from octavo.engine.host import EngineHost
@@ -62,7 +63,7 @@ from octavo.types import Update
 
 OnGiveUp = Callable[[str], None]
 _POLL_S = 0.05
-OUTBOX_MAX = 16_384  # messages; a front end reads some thousand in a second
+OUTBOX_MAX = 2048  # messages; a front end reads some thousand in a second
 FirstT = TypeVar("FirstT")
 ReplyT = TypeVar("ReplyT")
 
@@ -155,7 +156,6 @@ class FrontEndLink:
         self._store = StoreCalls(sessions.store, sessions.sync, lambda: self._host.num_recoveries)
         self._lock = threading.Lock()  # guards all below
         self._withdraws: dict[int, Callable[[], object]] = {}  # by call that has no reply yet
-        self._grammars: dict[int, CompiledGrammar] = {}  # by request: its rows find what is held
         self._stops: dict[int, Future[bool]] = {}  # by number: answers that it was asked to stop
         self._has_gone = False
         self._numbers = itertools.count()
@@ -174,13 +174,10 @@ class FrontEndLink:
     def deliver(self, updates: list[Update]) -> None:
         """Of one step."""
         self._put(Updates(updates))
-        if self._grammars:
-            self._let_go(update.request_id for update in updates if update.finish is not None)
 
     def end_requests(self, request_ids: Collection[int], reason: str) -> None:
         """They are lost."""
         self._put(Lost(list(request_ids), reason))
-        self._let_go(request_ids)
 
     def give_up(self, reason: str) -> None:
         """The engine has ended by itself."""
@@ -205,25 +202,22 @@ class FrontEndLink:
 
     def _take(self, message: FromFrontEnd) -> None:
         match message:
-            case Call(number, Submit() as command):
-                self._reply(number, partial(self._submit, number, command))
-            case Call(number, command):
-                self._reply(number, lambda: self._host.send(cast(Command[object], command)))
-            case Post(command):
-                self._host.post(cast(Command[object], command))
+            case Call(number, data):
+                self._reply(number, partial(self._carry_out, number, data))
+            case Post(data):
+                self._host.post(_command_of(data))
             case Withdraw(number):
                 with self._lock:
                     withdraw = self._withdraws.get(number, lambda: None)
                 withdraw()
             case WithdrawRequest(request_id):
-                self._let_go([request_id])
                 self._host.withdraw(request_id)
             case CallStats(number):
                 self._reply(number, self._host.stats)
             case CallStore(number, method, arguments):
                 self._reply(number, lambda: self._store.answer(method, arguments))
-            case CompileGrammar(number, grammar, only_check):
-                self._reply(number, partial(self._compile, number, grammar, only_check))
+            case CompileGrammar(number, data, only_check):
+                self._reply(number, partial(self._compile, number, data, only_check))
             case AnswerBegan(tenant, answer_id):
                 with self._served.lock:
                     self.answers.add((tenant, answer_id))
@@ -238,28 +232,23 @@ class FrontEndLink:
             case AnswerStopped(number, was_running):
                 self._answer_stopped(number, was_running)
 
+    def _carry_out(self, number: int, data: msgspec.Raw) -> Future[object]:
+        command = _command_of(data)
+        if isinstance(command, Submit):
+            return cast("Future[object]", self._submit(number, command))
+        return self._host.send(command)
+
     def _submit(self, number: int, command: Submit) -> Future[int]:
-        """Queue the request. Its grammar is held until it ends, and compiled again if it was dropped since
-        the front end had it compiled."""
-        request, grammars = command.request, self._served.grammars
-        grammar = request.params.grammar
+        """Queue the request. Its grammar is compiled again if it was dropped since the front end had it
+        compiled."""
+        grammar, grammars = command.request.params.grammar, self._served.grammars
         if grammar is None or grammars is None:
             return self._host.submit(self, command)
         known = grammars.known(grammar)
         if known is not None:
-            return self._submit_held(command, known)
+            return self._host.submit(self, command, known)
         compiled = self._compiled_soon(number, grammar)
-        return _then(compiled, partial(self._submit_held, command))
-
-    def _submit_held(self, command: Submit, compiled: CompiledGrammar) -> Future[int]:
-        request_id = command.request.request_id
-        with self._lock:
-            self._grammars[request_id] = compiled
-        try:
-            return self._host.submit(self, command)
-        except BaseException:
-            self._let_go([request_id])
-            raise
+        return _then(compiled, lambda compiled: self._host.submit(self, command, compiled))
 
     def _compiled_soon(self, number: int, grammar: Grammar) -> Future[CompiledGrammar]:
         """On a compiler's thread. Raises QueueFull."""
@@ -269,8 +258,9 @@ class FrontEndLink:
             self._withdraws[number] = stop.set
         return self._served.compilers.start(grammar.tenant, lambda: grammars.compile(grammar, stop), stop)
 
-    def _compile(self, number: int, grammar: Grammar, only_check: bool) -> object:
+    def _compile(self, number: int, data: msgspec.Raw, only_check: bool) -> object:
         grammars, stop = self._served.grammars, Event()
+        grammar = msgspec.msgpack.decode(data, type=Grammar)
         assert grammars is not None
         if not only_check:
             if grammars.known(grammar) is not None:
@@ -308,10 +298,12 @@ class FrontEndLink:
         """With what `work` returns or raises; of a future, with what that comes to."""
         try:
             found = work()
-        except OctavoError as error:
+        except Exception as error:
             with self._lock:
                 self._withdraws.pop(number, None)
-            self._say(number, error)
+            if not isinstance(error, OctavoError):
+                log.exception("a call of a front end failed")
+            self._say(number, error if isinstance(error, OctavoError) else RequestFailed(describe(error)))
             return
         if not isinstance(found, Future):
             self._say(number, found)
@@ -338,11 +330,6 @@ class FrontEndLink:
             data = encode_reply(error)
         self._put(Reply(number, data))
 
-    def _let_go(self, request_ids: Iterable[int]) -> None:
-        with self._lock:
-            for request_id in request_ids:
-                self._grammars.pop(request_id, None)
-
     # -- the writing thread
 
     def _put(self, message: Message | None) -> None:
@@ -354,10 +341,18 @@ class FrontEndLink:
             self._channel.close()
 
     def _write(self) -> None:
-        with contextlib.suppress(EngineStopped):  # the front end has gone, as the channel's thread learns
+        try:
             while (message := self._outbox.get()) is not None:
                 self._channel.send(message)
+        except EngineStopped:
+            pass  # the front end has gone, as the channel's thread learns
+        except Exception:
+            log.exception("a front end is cut off: what the engine says cannot be written")
         self._channel.close()
+
+
+def _command_of(data: msgspec.Raw) -> Command[object]:
+    return cast(Command[object], msgspec.msgpack.decode(data, type=AnyCommand))
 
 
 def _then(first: Future[FirstT], follow: Callable[[FirstT], Future[ReplyT]]) -> Future[ReplyT]:

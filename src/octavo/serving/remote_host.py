@@ -26,7 +26,7 @@ from octavo.config import StartOptions
 from octavo.conversations.sessions import SessionSupport
 from octavo.conversations.store import ConversationStore
 from octavo.conversations.store_calls import RemoteStore
-from octavo.engine.codec import AnyCommand, decode_reply_as, reply_type
+from octavo.engine.codec import decode_reply_as, reply_type
 from octavo.engine.host import Receiver
 from octavo.engine.port import Cancel, Command, ReplyT, Submit
 from octavo.engine.requests import ModelFacts
@@ -59,6 +59,7 @@ from octavo.serving.channel import (
     Welcome,
     Withdraw,
     WithdrawRequest,
+    raw,
 )
 from octavo.serving.client import EngineClient
 from octavo.serving.start import prepared_tokenizer, words_of
@@ -118,15 +119,15 @@ class RemoteHost:
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
         """Fails with EngineStopped where the engine's process has ended."""
-        call = self._call(lambda number: Call(number, cast(AnyCommand, command)), reply_type(type(command)))
+        call = self._call(lambda number: Call(number, raw(command)), reply_type(type(command)))
         return cast("Future[ReplyT]", call)
 
     def post(self, command: Command[ReplyT]) -> None:
         """Does nothing where the engine's process has ended."""
-        self._say(Post(cast(AnyCommand, command)))
+        self._say(Post(raw(command)))
 
-    def submit(self, receiver: Receiver, command: Submit) -> Future[int]:
-        """As `send`."""
+    def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
+        """As `send`; the engine's process holds what is compiled."""
         return self.send(command)
 
     def withdraw(self, request_id: int) -> None:
@@ -152,7 +153,7 @@ class RemoteHost:
 
     def compile(self, grammar: Grammar, *, only_check: bool) -> Future[object]:
         """When it is compiled, or was found to be one that can be followed."""
-        return self._call(lambda number: CompileGrammar(number, grammar, only_check), None)
+        return self._call(lambda number: CompileGrammar(number, raw(grammar), only_check), None)
 
     def answer_began(self, tenant: str, answer_id: str) -> None:
         """Another front end may be asked to stop it."""
@@ -184,11 +185,14 @@ class RemoteHost:
             self._calls[number] = (call, reply)
         try:
             self._channel.send(message_of(number))
-        except OctavoError as error:
+        except BaseException as error:
             with self._lock:
-                self._calls.pop(number, None)
-            call.set_exception(EngineStopped(self._gave_up) if self._gave_up is not None else error)
-            return call
+                waits = self._calls.pop(number, None) is not None
+            if isinstance(error, EngineStopped):
+                if waits:
+                    call.set_exception(EngineStopped(self._gave_up or str(error)))
+                return call
+            raise
         call.add_done_callback(partial(self._withdraw_cancelled, number))
         return call
 
@@ -199,6 +203,7 @@ class RemoteHost:
             self._say(Withdraw(number))
 
     def _say(self, message: Message) -> None:
+        """Raises InvalidRequest for what cannot be written."""
         with contextlib.suppress(EngineStopped):  # as the channel's thread learns
             self._channel.send(message)
 
