@@ -200,14 +200,23 @@ def test_a_front_end_that_is_killed_loses_its_connections_and_nothing_else(gguf_
 def test_an_engine_that_is_killed_ends_every_stream_with_an_error_and_the_server(gguf_path: Path) -> None:
     with serving(gguf_path) as house:
         one, two = house.front_ends
-        with house.only(one) as first, house.only(two) as second:
-            streams = [streamed(each, max_tokens=1500, ignore_eos=True) for each in (first, second)]
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(house.only(pid)) for pid in (one, two, one, two)]
+            chats = [{}, {}, {"session": "new"}]
+            streams = [
+                streamed(client, max_tokens=1500, ignore_eos=True, **more)
+                for client, more in zip(clients, chats, strict=False)
+            ]
+            asked = {"input": "Tell me all you know.", "stream": True, "max_output_tokens": 1500}
+            lines = stack.enter_context(clients[3].stream("POST", "/v1/responses", json=asked)).iter_lines()
+            next(line for line in lines if "output_text.delta" in line)
             for events in streams:
                 next(events), next(events)
             os.kill(house.engine, signal.SIGKILL)
             for events in streams:
                 *_, last = events
                 assert "the engine's process has ended" in last["error"]["message"]  # type: ignore[index]
+            assert any("response.failed" in line for line in lines)
         status, log = house.wait_end()
         assert status == 1
         assert "the engine's process has ended (signal 9)" in log
@@ -240,6 +249,27 @@ def is_refused(url: str) -> bool:
     except httpx.TransportError:
         pass  # taken by the system, and by no front end any more
     return False
+
+
+def test_a_signal_while_the_model_loads_ends_all_processes(gguf_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "octavo",
+        "serve",
+        str(gguf_path),
+        "--port",
+        "0",
+        "--http-processes",
+        "2",
+    ]
+    with running(command, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 3)
+        pids = [int(word) for word in children.read_text().split()]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) != 0
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_a_model_that_is_not_there_is_one_sentence_and_its_status(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ async def _worker(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process with its job, ended with the block."""
     worker = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-m",
         __name__,
         stdin=asyncio.subprocess.PIPE,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import queue
 import signal
 import socket
 import sys
@@ -64,17 +66,31 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
     policies_of = None if roster is None else roster.tenants.policies
 
     def on_give_up(reason: str) -> None:
-        control.send(GAVE_UP + reason.encode()[: MESSAGE_BYTES_MAX // 2])
+        say(control, GAVE_UP + reason.encode()[: MESSAGE_BYTES_MAX // 2])
 
+    words: queue.SimpleQueue[tuple[bytes, list[int]]] = queue.SimpleQueue()
+    is_loading = True
+
+    def listen() -> None:
+        while True:
+            word, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
+            if not word and is_loading:
+                os._exit(1)  # the supervisor is gone, and there is nothing to be saved
+            words.put((word, descriptors))
+            if not word:
+                return
+
+    threading.Thread(target=listen, name="octavo-control", daemon=True).start()
     with phases() as report:
         starting = started_engine(job.model, job.options, report, policies_of)
         with starting as started:
             warm(started, job.options, report)
             front_ends = FrontEnds(started, job.options, job.num_front_ends, on_give_up)
+    is_loading = False
     gc.freeze()  # as `run_server`
     try:
         while True:
-            word, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
+            word, descriptors = words.get()
             if word.startswith(FRONT_END):
                 index = int(word.removeprefix(FRONT_END))
                 front_ends.add(socket.socket(fileno=descriptors[0]), index)

@@ -11,6 +11,7 @@ from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.engine.available import available_cores
 from octavo.engine.backends import expects_device
+from octavo.errors import EngineStopped
 from octavo.server.logs import configure_logging
 from octavo.server.run import ignore_signals, listening, reach_in_words, serve
 from octavo.server.settings import ServerSettings
@@ -51,7 +52,9 @@ def run_supervised(
     try:
         supervise(model, options, settings, listener, count, on_ready)
     except ChildEnded as ended:
-        sys.exit(ended.status if ended.status > 0 else 1)
+        if ended.status <= 0:  # else it has said why
+            raise EngineStopped(f"{ended} before the server was ready") from None
+        sys.exit(ended.status)
 
 
 def show_ready(url: str, name: str, settings: ServerSettings) -> None:

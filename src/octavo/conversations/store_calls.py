@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -23,6 +24,7 @@ import msgspec
 from octavo.conversations.record import ConversationKind, Record, from_row, to_row
 from octavo.conversations.sessions import SyncBlocks
 from octavo.conversations.store import ConversationStore, NewResponse
+from octavo.errors import EngineStopped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -184,7 +186,7 @@ class StoreCalls:
 class StoreLink(Protocol):
     """How a front end calls."""
 
-    def __call__(self, name: str, arguments: bytes, reply: object) -> Future[object]:
+    def __call__(self, name: str, arguments: Sequence[object], reply: object) -> Future[object]:
         """The future of a reply of that type."""
 
 
@@ -217,8 +219,10 @@ class RemoteStore:
         return [name.record() for name in self._call(StoreCalls.make_room, tenant, response, spared)]
 
     def attach(self, response: NewResponse) -> bool:
-        """False: it was deleted."""
-        return self._call(StoreCalls.attach, response)
+        """False: it was deleted, or the engine is gone."""
+        with suppress(EngineStopped):
+            return self._call(StoreCalls.attach, response)
+        return False
 
     def find(self, tenant: str, session_id: str, kind: ConversationKind = ConversationKind.SESSION) -> Record:
         """O(tokens)."""
@@ -229,8 +233,10 @@ class RemoteStore:
         return self.find(record.tenant, record.session_id, record.kind)
 
     def has(self, session_id: str) -> bool:
-        """Whether it is there."""
-        return self._call(StoreCalls.has, session_id)
+        """Whether it is there; True where the engine is gone, so that nothing more is asked of it."""
+        with suppress(EngineStopped):
+            return self._call(StoreCalls.has, session_id)
+        return True
 
     def is_active(self, record: Record) -> bool:
         """Whether a turn runs."""
@@ -256,21 +262,25 @@ class RemoteStore:
         """O(tokens)."""
         return self._call(StoreCalls.begin_turn, RecordName.of(record), turn).record()
 
+    # What ends a turn fails for nothing: where the engine is gone, its process has ended the turn.
+
     def withdraw_turn(self, turn: str) -> None:
         """It was not taken."""
-        self._call(StoreCalls.withdraw_turn, turn)
+        self._begin_plain(StoreCalls.withdraw_turn, turn)
 
     def end_turn(self, turn: str) -> None:
         """It does not run any more."""
-        self._call(StoreCalls.end_turn, turn)
+        self._begin_plain(StoreCalls.end_turn, turn)
 
     def use(self, session_id: str) -> None:
         """It was used now."""
-        self._call(StoreCalls.use, session_id)
+        self._begin_plain(StoreCalls.use, session_id)
 
     def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
-        """False: it was deleted."""
-        return self._call(StoreCalls.say, session_id, array("I", tokens).tobytes(), num_shared)
+        """False: it was deleted, or the engine is gone."""
+        with suppress(EngineStopped):
+            return self._call(StoreCalls.say, session_id, array("I", tokens).tobytes(), num_shared)
+        return False
 
     def record_suspended(self, record: Record, num_blocks: int) -> None:
         """So many blocks."""
@@ -302,14 +312,24 @@ class RemoteStore:
     def _call(
         self, method: Callable[Concatenate[StoreCalls, P], R], *arguments: P.args, **none: P.kwargs
     ) -> R:
-        reply = self._link(method.__name__, msgspec.msgpack.encode(arguments), _reply_type(method))
-        return cast(R, reply.result(self._timeout_s))
+        reply = self._link(method.__name__, arguments, _reply_type(method))
+        try:
+            return cast(R, reply.result(self._timeout_s))
+        except TimeoutError:
+            raise EngineStopped(
+                f"the engine's process did not answer within {self._timeout_s:.0f} s"
+            ) from None
+
+    def _begin_plain(
+        self, method: Callable[Concatenate[StoreCalls, P], None], *arguments: P.args, **none: P.kwargs
+    ) -> None:
+        """Wait for nothing: later calls come behind it."""
+        self._link(method.__name__, arguments, None)
 
     def _begin(
         self, method: Callable[Concatenate[StoreCalls, P], Future[R]], *arguments: P.args, **none: P.kwargs
     ) -> Future[R]:
-        reply = self._link(method.__name__, msgspec.msgpack.encode(arguments), _reply_type(method))
-        return cast("Future[R]", reply)
+        return cast("Future[R]", self._link(method.__name__, arguments, _reply_type(method)))
 
 
 @cache

@@ -100,7 +100,11 @@ class Answers:
         return await self._on_thread(
             tenant,
             lambda stop: calls_grammar(
-                use, self.form, output, self._special_id, lambda grammar: grammars.check(grammar, stop)
+                use,
+                self.form,
+                output,
+                self._special_id,
+                lambda grammar: grammars.check(grammar.of_tenant(tenant), stop),
             ),
         )
 

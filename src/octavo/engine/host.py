@@ -81,6 +81,9 @@ class Host(Protocol):
     def stats(self) -> Future[EngineStats]:
         """Counters and gauges, between two steps."""
 
+    def last_stats(self) -> Future[EngineStats]:
+        """Those that were told last, to whichever client: at once."""
+
     def end(self) -> None:
         """Take nothing more, and end after the step that runs. Idempotent."""
 
@@ -112,6 +115,7 @@ class EngineHost:
         self.engine = engine
         self._grammars = grammars
         self.stop_ids, self.block_size = engine.config.stop_ids, engine.block_size
+        self._last_stats = engine.stats
         self._max_open = max_open
         self._on_give_up = on_give_up
         self._ids, self._lock = itertools.count(1), threading.Lock()
@@ -167,8 +171,8 @@ class EngineHost:
         """Register the request and send the command. Raises QueueFull or EngineStopped."""
         request = command.request
         with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
-            if self._closed is not None:
-                raise EngineStopped(self._closed)
+            if self._closed is not None or receiver not in self._receivers:
+                raise EngineStopped(self._closed or "the client has gone")
             own = sum(one.tenant == request.tenant for one in self._open.values())
             if len(self._open) >= self._max_open and own >= share_of(self._max_open, self.engine.num_tenants):
                 raise QueueFull(
@@ -196,15 +200,24 @@ class EngineHost:
         reply, whole = self.send(ViewStats()), Future[EngineStats]()
 
         def finish(reply: Future[EngineStats]) -> None:
+            if not whole.set_running_or_notify_cancel():
+                return
             error = EngineStopped("the engine has stopped") if reply.cancelled() else reply.exception()
             if error is not None:
                 whole.set_exception(error)
                 return
             stats, grammars = reply.result(), self._grammars
-            whole.set_result(stats if grammars is None else with_grammars(stats, grammars))
+            self._last_stats = stats if grammars is None else with_grammars(stats, grammars)
+            whole.set_result(self._last_stats)
 
         reply.add_done_callback(finish)
         return whole
+
+    def last_stats(self) -> Future[EngineStats]:
+        """Of the last step that told them."""
+        done: Future[EngineStats] = Future()
+        done.set_result(self._last_stats)
+        return done
 
     # -- the end
 

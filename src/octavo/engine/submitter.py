@@ -10,6 +10,7 @@ another process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from asyncio import wrap_future
@@ -44,7 +45,7 @@ class Submitter:
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
         self._closed: str | None = None  # why nothing is taken any more
         self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
-        self._last_stats = EngineStats()
+        self._last_stats = EngineStats()  # for when the engine has stopped
         self._stats_reply: Future[EngineStats] | None = None  # the one that is on its way, for all callers
         host.join(self)
 
@@ -71,6 +72,9 @@ class Submitter:
         reply = wrap_future(self._stats_reply)
         reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # a failure was seen
         await asyncio.wait([reply], timeout=STATS_TIMEOUT_S)
+        if not reply.done():
+            with contextlib.suppress(EngineStopped):
+                self._last_stats = await wrap_future(self.host.last_stats())
         return self._last_stats
 
     def _take_stats(self, reply: Future[EngineStats]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+STOP_TIMEOUT_S = 5.0  # for another front end, which takes a second at most
+
 
 class RunningAnswer(Protocol):
     """An answer that has not ended."""
@@ -69,7 +71,13 @@ class RunningAnswers:
         """Stop it, here or elsewhere; False: it does not run."""
         if await self._stop_here(tenant, answer_id):
             return True
-        return self._others is not None and await wrap_future(self._others.stop_answer(tenant, answer_id))
+        if self._others is None:
+            return False
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                return await wrap_future(self._others.stop_answer(tenant, answer_id))
+        except TimeoutError:
+            return False  # that front end hangs
 
     async def _stop_here(self, tenant: str, answer_id: str) -> bool:
         answer = self._answers.get((tenant, answer_id))

@@ -17,6 +17,7 @@ standard input and one-word messages by a socket.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -27,10 +28,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 from octavo.config import StartOptions
@@ -39,22 +40,28 @@ from octavo.server.jobs import EngineJob, FrontEndJob, encode_job
 from octavo.server.run import base_url
 from octavo.server.settings import ServerSettings
 
-RESTARTS_MAX = 3  # so many front ends that end within RESTARTS_WINDOW_S, and the server gives up
+RESTARTS_MAX = (
+    3  # so many that end within RESTARTS_WINDOW_S, and the next one waits; with no other, the server ends
+)
+RESTART_PAUSE_S = 10.0
 RESTARTS_WINDOW_S = 60.0
 READY = b"ready "  # and the model's name
 STOP, HANGUP, END, FRONT_END = b"stop", b"hangup", b"end", b"front end "
 GAVE_UP = b"gave up: "
 MESSAGE_BYTES_MAX = 4096
 _MODULE = "octavo.cli.child"
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 log = logging.getLogger("octavo.server")
 
 
 class ChildEnded(Exception):
-    """A child ended before it was ready; it has said why. `status`: its exit status."""
+    """A child ended before all were ready. `status`: its exit status, of which it has said why; below 0: the
+    signal."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"a process of the server ended with status {status}")
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        super().__init__(f"a process of the server ended {how}")
         self.status = status
 
 
@@ -100,14 +107,14 @@ class _Child:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), *descriptors],
                 process_group=0,
                 env=os.environ | (environment or {}),
             )
         assert self._process.stdin is not None
-        with self._process.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # it has ended, as is seen
             pipe.write(encode_job(job))
         threading.Thread(target=self._watch, args=(events,), name=f"octavo-{name}", daemon=True).start()
 
@@ -162,6 +169,7 @@ class Supervisor:
         self._name = ""  # of the model
         self._num_stops = 0  # that were said to front ends
         self._failed: str | None = None  # why the server ends, if not for a signal
+        self._due: dict[int, float] = {}  # front ends that are to be started again: when
         self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
         self._front_ends: dict[_Child, int] = {}  # their numbers
         self._ready: set[_Child] = set()
@@ -179,8 +187,10 @@ class Supervisor:
         try:
             for index in range(self._count):
                 self._start_front_end(index)
-            while self._front_ends or not engine_has_ended:
-                match self._events.get():
+            while self._front_ends or self._due or not engine_has_ended:
+                match self._next_event():
+                    case None:
+                        self._restart_due()
                     case _Signalled(number):
                         self._on_signal(number)
                     case _Said(child, word):
@@ -189,12 +199,12 @@ class Supervisor:
                         engine_has_ended = True
                         self._on_engine_end(status, is_ready=is_ready)
                     case _Ended(child, status):
-                        self._on_front_end_end(child, status)
-                if not is_ready and len(self._ready) == self._count:
+                        self._on_front_end_end(child, status, is_ready=is_ready)
+                if not (is_ready or self._num_stops) and len(self._ready) == self._count:
                     is_ready = True
                     scheme = "http" if self._settings.tls_cert is None else "https"
                     on_ready(base_url(self._listener, scheme), self._name)
-                if not self._front_ends:
+                if not (self._front_ends or self._due):
                     self._engine.say(END)
         finally:
             for child in (*self._front_ends, self._engine):
@@ -227,6 +237,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._num_stops += 1
+        self._due.clear()
         self._listener.close()  # else the system would take connections that nothing accepts
         for child in self._front_ends:
             child.say(STOP)
@@ -247,30 +258,56 @@ class Supervisor:
             log.error("%s; every stream ends with an error, and the server ends", self._failed)
             if self._num_stops == 0:
                 self._stop()
+        elif status:
+            self._failed = self._failed or f"the engine's process ended with status {status}"
 
-    def _on_front_end_end(self, child: _Child, status: int) -> None:
-        """Another one takes its place, unless the server ends."""
+    def _on_front_end_end(self, child: _Child, status: int, *, is_ready: bool) -> None:
+        """Another one takes its place, unless the server ends, or has not begun."""
         index = self._front_ends.pop(child)
         self._ready.discard(child)
         if self._num_stops or self._failed is not None or not self._engine.is_alive:
             return
+        if not is_ready:
+            raise ChildEnded(status)
         how = f"signal {-status}" if status < 0 else f"status {status}"
         now = time.monotonic()
         self._restarts.append(now)
-        if len(self._restarts) == RESTARTS_MAX and now - self._restarts[0] < RESTARTS_WINDOW_S:
+        is_often = len(self._restarts) == RESTARTS_MAX and now - self._restarts[0] < RESTARTS_WINDOW_S
+        if is_often and not self._ready:
             self._failed = (
                 f"front ends ended {RESTARTS_MAX} times within {RESTARTS_WINDOW_S:.0f} s, the last by {how}"
             )
             log.error("%s; the server ends", self._failed)
             self._stop()
             return
+        self._due[index] = now + (RESTART_PAUSE_S if is_often else 0.0)
         log.error(
             "front end %d has ended (%s): its connections are lost, and its requests cancelled; another one "
-            "is started",
+            "is started%s",
             index,
             how,
+            f" in {RESTART_PAUSE_S:.0f} s" if is_often else "",
         )
-        self._start_front_end(index)
+
+    def _next_event(self) -> _Event | None:
+        """The next one, waited for; None: a front end is due."""
+        if not self._due:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, min(self._due.values()) - time.monotonic()))
+        except Empty:
+            return None
+
+    def _restart_due(self) -> None:
+        """Start what is due; where the system refuses a process, later."""
+        now = time.monotonic()
+        for index in [index for index, due in self._due.items() if due <= now]:
+            del self._due[index]
+            try:
+                self._start_front_end(index)
+            except OSError as error:
+                log.error("front end %d cannot be started: %s", index, error)
+                self._due[index] = now + RESTART_PAUSE_S
 
 
 def supervise(
@@ -282,12 +319,33 @@ def supervise(
     on_ready: OnReady,
 ) -> None:
     """Serve with so many front ends until a signal comes. Raises as `Supervisor.run`."""
-    with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:
+    with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics, _kept(metrics):
         supervisor = Supervisor(model, options, settings, listener, count, Path(metrics))
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, supervisor.on_signal)
+
+        def begin(url: str, name: str) -> None:
+            for one in (*_ENDS, signal.SIGHUP):
+                signal.signal(one, supervisor.on_signal)
+            on_ready(url, name)
+
+        # Until then a signal ends what loads, as in one process; the children see this process end.
+        signal.signal(signal.SIGTERM, _exit_by)
         try:
-            supervisor.run(on_ready)
+            supervisor.run(begin)
         finally:
-            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for one in (*_ENDS, signal.SIGHUP):
                 signal.signal(one, signal.SIG_IGN)
+
+
+def _exit_by(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _kept(folder: str) -> Iterator[None]:
+    """A lock that lets systemd-tmpfiles leave the folder alone, however long it is not read."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)

@@ -76,9 +76,10 @@ class WithdrawRequest(Message, frozen=True, tag=True):
 
 
 class CallStats(Message, frozen=True, tag=True):
-    """Counters and gauges."""
+    """Counters and gauges; `last`: those that were told last, at once."""
 
     number: int
+    last: bool
 
 
 class CallStore(Message, frozen=True, tag=True):
@@ -115,8 +116,14 @@ class IsAnswering(Message, frozen=True, tag=True):
     """Whether some front end makes this answer."""
 
     number: int
-    tenant: str
-    answer_id: str
+    answer: msgspec.Raw  # tenant and id
+
+
+class AskToStop(Message, frozen=True, tag=True):
+    """Stop an answer, wherever it is made. Replies whether it ran."""
+
+    number: int
+    answer: msgspec.Raw  # tenant and id
 
 
 class AnswerStopped(Message, frozen=True, tag=True):
@@ -124,14 +131,6 @@ class AnswerStopped(Message, frozen=True, tag=True):
 
     number: int
     was_running: bool
-
-
-class StopAnswer(Message, frozen=True, tag=True):
-    """Stop an answer, wherever it is made. Replies whether it ran; sent on to the front end that makes it."""
-
-    number: int
-    tenant: str
-    answer_id: str
 
 
 # -- of the engine's process
@@ -156,6 +155,14 @@ class Welcome(Message, frozen=True, tag=True):
     has_disk: bool
     store_time: float  # the store's clock at `monotonic`
     monotonic: float
+
+
+class StopAnswer(Message, frozen=True, tag=True):
+    """Stop an answer that this front end makes."""
+
+    number: int
+    tenant: str
+    answer_id: str
 
 
 class Reply(Message, frozen=True, tag=True):
@@ -195,7 +202,7 @@ FromFrontEnd = (
     | AnswerBegan
     | AnswerEnded
     | IsAnswering
-    | StopAnswer
+    | AskToStop
     | AnswerStopped
 )
 FromEngine = Welcome | Reply | Updates | Lost | GaveUp | StopAnswer

@@ -40,6 +40,7 @@ from octavo.serving.channel import (
     AnswerBegan,
     AnswerEnded,
     AnswerStopped,
+    AskToStop,
     Call,
     CallStats,
     CallStore,
@@ -156,6 +157,7 @@ class FrontEndLink:
         self._store = StoreCalls(sessions.store, sessions.sync, lambda: self._host.num_recoveries)
         self._lock = threading.Lock()  # guards all below
         self._withdraws: dict[int, Callable[[], object]] = {}  # by call that has no reply yet
+        self._compiling: dict[int, bool] = {}  # by request that waits for its grammar: whether it is wanted
         self._stops: dict[int, Future[bool]] = {}  # by number: answers that it was asked to stop
         self._has_gone = False
         self._numbers = itertools.count()
@@ -211,9 +213,12 @@ class FrontEndLink:
                     withdraw = self._withdraws.get(number, lambda: None)
                 withdraw()
             case WithdrawRequest(request_id):
+                with self._lock:
+                    if request_id in self._compiling:
+                        self._compiling[request_id] = False
                 self._host.withdraw(request_id)
-            case CallStats(number):
-                self._reply(number, self._host.stats)
+            case CallStats(number, last):
+                self._reply(number, self._host.last_stats if last else self._host.stats)
             case CallStore(number, method, arguments):
                 self._reply(number, lambda: self._store.answer(method, arguments))
             case CompileGrammar(number, data, only_check):
@@ -224,11 +229,10 @@ class FrontEndLink:
             case AnswerEnded(tenant, answer_id):
                 with self._served.lock:
                     self.answers.discard((tenant, answer_id))
-            case IsAnswering(number, tenant, answer_id):
-                self._reply(number, lambda: self._served.link_of(tenant, answer_id) is not None)
-            case StopAnswer(number, tenant, answer_id):
-                maker = self._served.link_of(tenant, answer_id)
-                self._reply(number, lambda: maker is not None and maker.stop_answer(tenant, answer_id))
+            case IsAnswering(number, answer):
+                self._reply(number, lambda: self._maker_of(answer)[0] is not None)
+            case AskToStop(number, answer):
+                self._reply(number, partial(self._stop_elsewhere, answer))
             case AnswerStopped(number, was_running):
                 self._answer_stopped(number, was_running)
 
@@ -247,8 +251,27 @@ class FrontEndLink:
         known = grammars.known(grammar)
         if known is not None:
             return self._host.submit(self, command, known)
-        compiled = self._compiled_soon(number, grammar)
-        return _then(compiled, lambda compiled: self._host.submit(self, command, compiled))
+        request_id = command.request.request_id
+        with self._lock:
+            self._compiling[request_id] = True
+
+        def go_on(compiled: CompiledGrammar) -> Future[int]:
+            with self._lock:
+                if not self._compiling.get(request_id):
+                    raise EngineStopped("the request was withdrawn")
+            return self._host.submit(self, command, compiled)
+
+        def forget(_: object) -> None:
+            with self._lock:
+                self._compiling.pop(request_id, None)
+
+        try:
+            queued = _then(self._compiled_soon(number, grammar), go_on)
+        except BaseException:
+            forget(None)
+            raise
+        queued.add_done_callback(forget)
+        return queued
 
     def _compiled_soon(self, number: int, grammar: Grammar) -> Future[CompiledGrammar]:
         """On a compiler's thread. Raises QueueFull."""
@@ -271,10 +294,19 @@ class FrontEndLink:
         checked = self._served.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
         return _then(checked, lambda verdict: _done(None))
 
+    def _maker_of(self, answer: msgspec.Raw) -> tuple[FrontEndLink | None, tuple[str, str]]:
+        """The front end that makes it, and its tenant and id."""
+        named = msgspec.msgpack.decode(answer, type=tuple[str, str])
+        return self._served.link_of(*named), named
+
+    def _stop_elsewhere(self, answer: msgspec.Raw) -> object:
+        maker, named = self._maker_of(answer)
+        return False if maker is None else maker.stop_answer(*named)
+
     def _answer_stopped(self, number: int, was_running: bool) -> None:
         with self._lock:
             reply = self._stops.pop(number, None)
-        if reply is not None:
+        if reply is not None and reply.set_running_or_notify_cancel():
             reply.set_result(was_running)
 
     def _leave(self) -> None:
@@ -284,11 +316,11 @@ class FrontEndLink:
             self._served.links.remove(self)
         with self._lock:
             withdraws, stops = list(self._withdraws.values()), list(self._stops)
+        self._host.leave(self)  # first: a request whose grammar is compiled now is refused
         for withdraw in withdraws:
             withdraw()
         for number in stops:
             self._answer_stopped(number, False)
-        self._host.leave(self)
         self._store.leave()
         self._put(None)
 
@@ -359,18 +391,22 @@ def _then(first: Future[FirstT], follow: Callable[[FirstT], Future[ReplyT]]) -> 
     """What the future comes to that follows the first one."""
     whole: Future[ReplyT] = Future()
 
+    def fail(error: BaseException) -> None:
+        if whole.set_running_or_notify_cancel():
+            whole.set_exception(error)
+
     def finish(done: Future[ReplyT]) -> None:
         error = EngineStopped("it was withdrawn") if done.cancelled() else done.exception()
-        if error is None:
+        if error is not None:
+            fail(error)
+        elif whole.set_running_or_notify_cancel():
             whole.set_result(done.result())
-        else:
-            whole.set_exception(error)
 
     def go_on(done: Future[FirstT]) -> None:
         try:
             follow(done.result()).add_done_callback(finish)
         except BaseException as error:  # noqa: BLE001 - it is the caller's, CancelledError too
-            whole.set_exception(error)
+            fail(error)
 
     first.add_done_callback(go_on)
     return whole

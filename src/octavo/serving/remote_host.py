@@ -13,14 +13,12 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar, cast
-
-import msgspec
 
 from octavo.config import StartOptions
 from octavo.conversations.sessions import SessionSupport
@@ -42,6 +40,7 @@ from octavo.serving.channel import (
     AnswerBegan,
     AnswerEnded,
     AnswerStopped,
+    AskToStop,
     Call,
     CallStats,
     CallStore,
@@ -140,7 +139,13 @@ class RemoteHost:
 
     def stats(self) -> Future[EngineStats]:
         """Asks for them."""
-        return cast("Future[EngineStats]", self._call(CallStats, EngineStats))
+        call = self._call(lambda number: CallStats(number, last=False), EngineStats)
+        return cast("Future[EngineStats]", call)
+
+    def last_stats(self) -> Future[EngineStats]:
+        """Of the engine's process, so that no two front ends tell counters that go back."""
+        call = self._call(lambda number: CallStats(number, last=True), EngineStats)
+        return cast("Future[EngineStats]", call)
 
     def end(self) -> None:
         """Others use the engine: nothing."""
@@ -165,18 +170,21 @@ class RemoteHost:
 
     def is_answering(self, tenant: str, answer_id: str) -> bool:
         """Whether some front end makes it."""
-        call = self._call(lambda number: IsAnswering(number, tenant, answer_id), bool)
-        return cast(bool, call.result(REPLY_TIMEOUT_S))
+        call = self._call(lambda number: IsAnswering(number, raw([tenant, answer_id])), bool)
+        try:
+            return cast(bool, call.result(REPLY_TIMEOUT_S))
+        except TimeoutError:
+            raise EngineStopped("the engine's process does not answer") from None
 
     def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
         """Whether some front end made it, and has stopped."""
-        call = self._call(lambda number: StopAnswer(number, tenant, answer_id), bool)
+        call = self._call(lambda number: AskToStop(number, raw([tenant, answer_id])), bool)
         return cast("Future[bool]", call)
 
     # -- calls
 
-    def _call_store(self, name: str, arguments: bytes, reply: object) -> Future[object]:
-        return self._call(lambda number: CallStore(number, name, msgspec.Raw(arguments)), reply)
+    def _call_store(self, name: str, arguments: Sequence[object], reply: object) -> Future[object]:
+        return self._call(lambda number: CallStore(number, name, raw(arguments)), reply)
 
     def _call(self, message_of: MessageOf, reply: object) -> Future[object]:
         call: Future[object] = Future()

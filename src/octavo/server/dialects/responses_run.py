@@ -161,10 +161,11 @@ class ResponseRun(AnswerCodec[Step]):
         last = self._last(self._finish, self._why)
         events = list(self._writer.finish("completed" if last["status"] == "completed" else "incomplete"))
         self.response = self.response | last | {"output": self._writer.output, "usage": self._usage()}
-        self._edge.running.remove(self._tenant, self._id)
         if self.response["store"]:
             document = document_of(self.response, self._context.items)
             self._edge.model.sessions.responses.attach(self._tenant, self._id, document)
+        # Behind it: another front end that finds it running no more finds its document.
+        self._edge.running.remove(self._tenant, self._id)
         self._ended.set()
         self._last_events = [*events, *self._endings(str(last["status"]))]
 

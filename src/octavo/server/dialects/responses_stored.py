@@ -83,8 +83,9 @@ def _named(request: Request) -> tuple[str, str]:
 def _found(edge: Edge, request: Request) -> Document:
     """As it is told now. Raises UnknownSession."""
     tenant, response_id = _named(request)
+    is_running = edge.running.is_running(tenant, response_id)  # first: it may end in between
     document = parse_document(edge.model.sessions.responses.find(tenant, response_id))
-    if document.response["status"] != "in_progress" or edge.running.is_running(tenant, response_id):
+    if document.response["status"] != "in_progress" or is_running:
         return document
     why = "the server ended while this response was in progress"
     failed: JsonObject = {"status": "failed", "error": {"code": "server_error", "message": why}}
