@@ -2,7 +2,7 @@
 
     python bench/cuda/transfers.py
 
-    copies       one block at a time through DeviceBlocks, in its ways, beside one large pinned copy
+    copies       blocks one at a time, and many, through DeviceBlocks, beside one large pinned copy
     preemption   a pool too small for what runs, with and without host memory below it
     session      a chat suspended to a folder, resumed, and its next turn, beside computing it all again
 
@@ -16,7 +16,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from octavo.config import StartOptions
 from octavo.device.backend import TorchBackend
 from octavo.device.layout import Layout, allocate_pool
 from octavo.device.moving import DeviceBlocks
+from octavo.executor.transfers import BATCH_MAX
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel
 from octavo.serving.client import EngineClient
@@ -78,17 +79,20 @@ def copies(probe: Probe, shape: Shape, kind: str) -> None:
         {
             "read_block": blocks.read_block,
             "write_block": lambda index: blocks.write_block(index, fill),
-            "read_into, not pinned": lambda index: blocks.read_into(index, places[index]),
-            "write_from, not pinned": lambda index: blocks.write_from(index, places[index]),
+            "read_into, not pinned": lambda index: blocks.read_into([(index, places[index])]),
+            "write_from, not pinned": lambda index: blocks.write_from([(index, places[index])]),
         }
     )
     blocks.pin(memoryview(arena))
     one_by_one(
         {
-            "read_into, pinned": lambda index: blocks.read_into(index, places[index]),
-            "write_from, pinned": lambda index: blocks.write_from(index, places[index]),
+            "read_into, pinned": lambda index: blocks.read_into([(index, places[index])]),
+            "write_from, pinned": lambda index: blocks.write_from([(index, places[index])]),
         }
     )
+    every = list(enumerate(places))
+    tell("read_into, 64 at once", host_seconds(probe, partial(in_batches, blocks.read_into, every)))
+    tell("write_from, 64 at once", host_seconds(probe, partial(in_batches, blocks.write_from, every)))
     tell("one copy to the host", seconds_of(probe, lambda: big.copy_(flat, non_blocking=True), 5))
     tell("one copy from the host", seconds_of(probe, lambda: flat.copy_(big, non_blocking=True), 5))
     if probe.is_cuda:
@@ -99,6 +103,14 @@ def for_each(move: Callable[[int], object], count: int) -> None:
     """Block after block."""
     for index in range(count):
         move(index)
+
+
+def in_batches(
+    move: Callable[[Sequence[tuple[int, memoryview]]], None], places: Sequence[tuple[int, memoryview]]
+) -> None:
+    """As the transfer worker moves them."""
+    for first in range(0, len(places), BATCH_MAX):
+        move(places[first : first + BATCH_MAX])
 
 
 def host_seconds(probe: Probe, body: Callable[[], None]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +29,13 @@ class ArrayBlocks:
     def read_block(self, block: int) -> memoryview:
         return memoryview(self.data[block]).toreadonly()
 
-    def read_into(self, block: int, place: memoryview) -> None:
-        place[:] = self.read_block(block)
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        for block, place in places:
+            place[:] = self.read_block(block)
 
-    def write_from(self, block: int, place: memoryview) -> None:
-        memoryview(self.data[block])[:] = place
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        for block, place in places:
+            memoryview(self.data[block])[:] = place
 
     def pin(self, memory: memoryview) -> None:
         self.pinned = memory.nbytes

@@ -4,11 +4,13 @@ space."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.executor.store import BLOCK, ArrayBlocks, bytes_of, name_of, open_store
+from tests.waiting import wait_until
 
 from octavo.errors import ConfigError
 from octavo.executor.host import HostStore, TieredStore
@@ -95,4 +97,49 @@ def test_a_move_takes_the_bytes_along_before_its_slot_is_written_again(tmp_path:
     assert {i: done.ok for i, done in answers.items()} == {1: True, 2: True, 3: True, 4: True, 5: False}
     assert pool[2].tobytes() == bytes_of(name_of(0))
     assert fetch(store, 0, 1) == bytes_of(name_of(1))
+    worker.close()
+
+
+class Recording(ArrayBlocks):
+    """Notes how many blocks each call moves."""
+
+    def __init__(self, pool: np.ndarray) -> None:
+        super().__init__(pool)
+        self.calls: list[tuple[str, int]] = []
+
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        self.calls.append(("down", len(places)))
+        super().read_into(places)
+
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        self.calls.append(("up", len(places)))
+        super().write_from(places)
+
+
+def test_moves_to_and_from_host_memory_are_batches_in_their_order(tmp_path: Path) -> None:
+    store, done = TieredStore(HostStore(8 * SLOT, BLOCK), open_store(tmp_path)), list[TransferDone]()
+    gate = threading.Event()
+
+    def end(one: TransferDone) -> None:
+        done.append(one)
+        assert gate.wait(10)  # after the first: all others are there when the worker goes on
+
+    pool = np.arange(8 * BLOCK, dtype=np.uint32).astype(np.uint8).reshape(8, BLOCK)
+    before, blocks = pool.copy(), Recording(pool)
+    worker = TransferWorker(store, end)
+    worker.serve(blocks)
+    worker.begin([Transfer(99, 0, 5, name_of(5), Move.STORE)])
+    wait_until(lambda: done)
+    moves = [Transfer(i, i, i, name_of(i), Move.STORE) for i in range(3)]
+    moves.append(Transfer(3, 3, store.num_slots - 1, name_of(3), Move.STORE))  # to disk
+    moves += [Transfer(4, 4, 4, name_of(4), Move.STORE)]
+    moves += [Transfer(5 + i, 5 + i, i, name_of(i if i != 1 else 9), Move.LOAD) for i in range(3)]
+    worker.begin(moves)
+    gate.set()
+    worker.sync([]).result(10)
+    assert blocks.calls == [("down", 1), ("down", 3), ("down", 1), ("up", 2)]
+    assert [(one.transfer_id, one.ok) for one in done[1:]] == [(i, i != 6) for i in range(8)]
+    assert (pool[5] == before[0]).all()
+    assert (pool[6] == before[6]).all()  # the slot holds another block
+    assert (pool[7] == before[2]).all()
     worker.close()

@@ -3,7 +3,8 @@
     read    behind the plans before (an event)  ->  copy to pinned memory  ->  wait for it  ->  its bytes
     write   fill pinned memory                  ->  copy to the block      ->  wait for it  ->  done
 
-One block at a time, on the transfer thread, which waits without the interpreter's lock. A transfer begins
+The transfer thread waits without the interpreter's lock. To and from host memory that lasts many blocks are
+copied at a time and waited for once: to wait takes as long as to copy a block of 2 MB. A transfer begins
 behind the copies of its plan, and a holder keeps its block until it has ended, so no step writes to it
 meanwhile. On torch's CPU there is no stream, and a copy is a copy.
 """
@@ -11,7 +12,7 @@ meanwhile. On torch's CPU there is no stream, and a copy is a copy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -56,13 +57,13 @@ class DeviceBlocks:
             self._copy(self.pool.data[block], self._buffer)
         return is_there
 
-    def read_into(self, block: int, place: memoryview) -> None:
-        """The same straight into host memory, which is fastest where it is pinned."""
-        self._copy(_as_tensor(place), self.pool.data[block])
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """The same of many blocks straight into host memory, which is fastest where it is pinned."""
+        self._copy_each([(_as_tensor(place), self.pool.data[block]) for block, place in places])
 
-    def write_from(self, block: int, place: memoryview) -> None:
-        """A block's bytes straight from host memory."""
-        self._copy(self.pool.data[block], _as_tensor(place))
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Bytes of many blocks straight from host memory."""
+        self._copy_each([(self.pool.data[block], _as_tensor(place)) for block, place in places])
 
     def pin(self, memory: memoryview) -> None:
         """Tell the driver to keep host memory in place: copies are then the device's own, and fast."""
@@ -96,14 +97,20 @@ class DeviceBlocks:
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Done when this returns."""
+        self._copy_each([(target, source)])
+
+    def _copy_each(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Targets and sources: all done when this returns."""
         if self._stream is None:
-            target.copy_(source)
+            for target, source in pairs:
+                target.copy_(source)
             return
         with current(self.pool.data.device):
             if self._begun is not None:
                 self._stream.wait_event(self._begun)
             with torch.cuda.stream(self._stream):
-                target.copy_(source, non_blocking=True)
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
             self._stream.synchronize()
 
 

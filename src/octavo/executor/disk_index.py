@@ -21,7 +21,7 @@ from pathlib import Path
 from octavo.database import begin_anew, is_trouble, open_database, transaction
 from octavo.files import Files
 
-FORMAT = 2
+FORMAT = 3  # 2: a digest was of a block as a whole
 NAME_BYTES = 32
 DIGEST_BYTES = 16
 _USED_MAX = 2**62  # far beyond any date in microseconds, and far from the end of SQLite's integers

@@ -25,7 +25,7 @@ from octavo.types import Fork, StepPlan, StepWay
 
 
 class BlockMover(Protocol):
-    """Blocks on their way between the pool and host memory, one at a time, on the transfer thread."""
+    """Blocks on their way between the pool and host memory, on the transfer thread."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -37,11 +37,11 @@ class BlockMover(Protocol):
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         """Let `fill` make its bytes; False where that failed: the block holds garbage."""
 
-    def read_into(self, block: int, place: memoryview) -> None:
-        """Copy its bytes to host memory that lasts."""
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks to host memory that lasts, in this order."""
 
-    def write_from(self, block: int, place: memoryview) -> None:
-        """Copy its bytes from host memory that lasts."""
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks from host memory that lasts, in this order."""
 
     def fence(self) -> None:
         """Calls from now on come behind all that the caller has started. The runner calls it."""
@@ -142,13 +142,15 @@ class HostBlocks:
         """Let `fill` make its bytes."""
         return fill(memoryview(self._data[block]))
 
-    def read_into(self, block: int, place: memoryview) -> None:
-        """Copy its bytes to other memory."""
-        place[:] = self.read_block(block)
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks to other memory."""
+        for block, place in places:
+            place[:] = self.read_block(block)
 
-    def write_from(self, block: int, place: memoryview) -> None:
-        """Copy its bytes from other memory."""
-        memoryview(self._data[block])[:] = place
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks from other memory."""
+        for block, place in places:
+            memoryview(self._data[block])[:] = place
 
     def fence(self) -> None:
         """A copy has ended when its call returns."""

@@ -10,7 +10,6 @@ There is no index and no checksum: no other process writes to this memory, and n
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,19 +52,18 @@ class HostStore:
         """All slots lie here."""
         return self
 
-    def fill(self, slot: int, name: bytes, fill: Callable[[memoryview], None]) -> bool:
-        """Let `fill` write a block into the slot; where it raises, the slot is empty."""
+    def begin_write(self, slot: int) -> memoryview:
+        """Where a block is to be written; until `end_write` the slot is empty."""
         self._names[slot] = None
-        fill(self._slots[slot, : self.block_bytes].data)
-        self._names[slot] = name
-        return True
+        return self._slots[slot, : self.block_bytes].data
 
-    def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
-        """Let `take` read the slot's block; False where it holds another."""
-        if self._names[slot] != name:
-            return False
-        take(self._slots[slot, : self.block_bytes].data)
-        return True
+    def end_write(self, slot: int, name: bytes) -> None:
+        """The block is there."""
+        self._names[slot] = name
+
+    def find(self, slot: int, name: bytes) -> memoryview | None:
+        """The slot's block; None where it holds another."""
+        return self._slots[slot, : self.block_bytes].data if self._names[slot] == name else None
 
     def entries(self) -> list[tuple[bytes, int]]:
         """Name and slot of all that is there."""

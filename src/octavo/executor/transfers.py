@@ -2,6 +2,10 @@
 
 A transfer begins behind the copies of its plan, so every plan made before it has finished; its block has a
 holder until the answer is in the engine's inbox, so nothing else touches its bytes.
+
+Transfers happen in the order in which they were begun. Those between the pool and host memory that follow one
+another in one direction are one batch, which a device copies at the link's rate. What went to disk is
+committed half a second later, or when a sync asks for it: a commit waits for the medium.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +29,9 @@ from octavo.files import vanished_in_words
 from octavo.types import Move, Transfer, TransferDone
 
 log = logging.getLogger("octavo.transfers")
+
+BATCH_MAX = 64  # transfers
+COMMIT_AFTER_S = 0.5  # from the first transfer on that is not committed
 
 
 class BlockStore(Protocol):
@@ -73,6 +81,9 @@ class _Sync:
     lost: Future[list[bytes]]
 
 
+_Work = Transfer | _Clear | _Sync | None  # None: the end
+
+
 class TransferWorker:
     """One thread, one store. `done` is called on it for every transfer."""
 
@@ -82,7 +93,9 @@ class TransferWorker:
         self._blocks: BlockMover | None = None
         self._vanished: Path | None = None  # what was told of last
         self._passing = bytearray()  # a block on its way from slot to slot
-        self._queue: queue.Queue[Transfer | _Clear | _Sync | None] = queue.Queue()
+        self._queue: queue.Queue[_Work] = queue.Queue()
+        self._ahead: deque[_Work] = deque(maxlen=1)  # taken, and not for the batch before it
+        self._commit_due: float | None = None  # when what was transferred is to be committed
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
 
@@ -120,28 +133,84 @@ class TransferWorker:
             self._store.close()
 
     def _run(self) -> None:
-        while (transfer := self._queue.get()) is not None:
-            if isinstance(transfer, _Clear):
+        while (work := self._take()) is not None:
+            if isinstance(work, _Clear):
                 self._forget_everything()
                 self._queue.task_done()
-                continue
-            if isinstance(transfer, _Sync):
-                self._sync(transfer)
+            elif isinstance(work, _Sync):
+                self._sync(work)
                 self._queue.task_done()
-                continue
-            begun = time.perf_counter()
+            else:
+                self._move_all(self._batch_from(work))
+        self._queue.task_done()
+
+    def _take(self) -> _Work:
+        """The next one, waited for. Commits meanwhile, when that is due."""
+        if self._ahead:
+            return self._ahead.pop()
+        while True:
+            left_s = None if self._commit_due is None else self._commit_due - time.monotonic()
             try:
-                ok = self._move(transfer)
-                seconds = time.perf_counter() - begun
-            except Exception:
-                log.exception("a transfer failed")
-                ok, seconds = False, 0.0
+                if left_s is not None and left_s <= 0.0:
+                    self._commit()
+                    continue
+                return self._queue.get(timeout=left_s)
+            except queue.Empty:
+                continue
+
+    def _batch_from(self, first: Transfer) -> list[Transfer]:
+        """With those behind it that can be done together."""
+        batch = [first]
+        while len(batch) < BATCH_MAX and self._is_host_move(first):
+            try:
+                following = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(following, Transfer) or not self._goes_with(following, first):
+                self._ahead.append(following)
+                break
+            batch.append(following)
+        return batch
+
+    def _goes_with(self, transfer: Transfer, first: Transfer) -> bool:
+        return transfer.move is first.move and self._is_host_move(transfer)
+
+    def _is_host_move(self, transfer: Transfer) -> bool:
+        """Whether a block moves between the pool and host memory."""
+        is_move = transfer.move in (Move.LOAD, Move.STORE)
+        return is_move and self._store.host_of(transfer.slot) is not None
+
+    def _move_all(self, batch: Sequence[Transfer]) -> None:
+        """Do them, and tell each one's end."""
+        begun = time.perf_counter()
+        try:
+            ended = self._move_hosted(batch) if self._is_host_move(batch[0]) else [self._move(batch[0])]
+            seconds = (time.perf_counter() - begun) / len(batch)
+        except Exception:
+            log.exception("a transfer failed")
+            ended, seconds = [False] * len(batch), 0.0
+        for transfer, ok in zip(batch, ended, strict=True):
             if transfer.move is not Move.FORGET:
                 self._done(TransferDone(transfer.transfer_id, ok, seconds))
-            if self._queue.empty():  # when no transfer waits for the medium
-                self._commit()
+        if self._commit_due is None:
+            self._commit_due = time.monotonic() + COMMIT_AFTER_S
+        for _ in batch:
             self._queue.task_done()
-        self._queue.task_done()
+
+    def _move_hosted(self, batch: Sequence[Transfer]) -> list[bool]:
+        """Between pool and host memory, all in one direction; whether each is where it was to go."""
+        blocks, host = self._blocks, self._store.host_of(batch[0].slot)
+        assert blocks is not None
+        assert host is not None
+        if batch[0].move is Move.STORE:
+            blocks.read_into([(one.block, host.begin_write(one.slot)) for one in batch])
+            for one in batch:
+                host.end_write(one.slot, one.name)
+            return [True] * len(batch)
+        places = [host.find(one.slot, one.name) for one in batch]
+        found = zip(batch, places, strict=True)
+        blocks.write_from([(one.block, place) for one, place in found if place is not None])
+        return [place is not None for place in places]
 
     def _forget_everything(self) -> None:
         try:
@@ -169,6 +238,7 @@ class TransferWorker:
         return [name for slot, name in wanted if not self._store.is_listed(slot, name)]
 
     def _commit(self) -> None:
+        self._commit_due = None
         try:
             self._store.commit()
         except Exception:
@@ -186,11 +256,6 @@ class TransferWorker:
             is_there = store.read(transfer.source, transfer.name, data)
             return is_there and store.write(transfer.slot, transfer.name, data.toreadonly())
         slot, name, block = transfer.slot, transfer.name, transfer.block
-        host = store.host_of(slot)
         if transfer.move is Move.LOAD:
-            if host is not None:
-                return host.lend(slot, name, partial(blocks.write_from, block))
             return blocks.write_block(block, partial(store.read, slot, name))
-        if host is not None:
-            return host.fill(slot, name, partial(blocks.read_into, block))
         return store.write(slot, name, blocks.read_block(block))

@@ -27,7 +27,7 @@ from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
 from octavo.types import Move, Transfer, TransferDone
 
-STORES_MAX = 8  # on their way down at once
+STORES_MIN, STORES_MAX = 8, 64  # on their way down at once: a 64th of the pool, within these bounds
 LOADS_MAX = 256  # on their way up at once, over all fetches
 
 
@@ -69,6 +69,7 @@ class Transfers:
         self._loading: dict[bytes, int] = {}  # name -> transfer
         self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
         self._num_stores = 0
+        self._stores_max = max(STORES_MIN, min(STORES_MAX, context.ledger.pool.num_blocks // 64))
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s = transfer_average()
         self._last_id = 0
@@ -98,9 +99,11 @@ class Transfers:
             return False
         if self.tier.dropped:
             return True
-        if self._warm_pins.has_stores_to_begin and self._num_stores < STORES_MAX and not self._no_slot:
+        if self._warm_pins.has_stores_to_begin and self._num_stores < self._stores_max and not self._no_slot:
             return True
-        return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self.is_worth_it()
+        return (
+            bool(waiting) and self._num_stores < self._stores_max and not self._no_slot and self.is_worth_it()
+        )
 
     def blocks(self) -> set[int]:
         """Blocks whose bytes are on their way: they cannot move."""
@@ -132,7 +135,7 @@ class Transfers:
         self._store_promised(tier)
         if self._no_slot or not self.is_worth_it():
             return
-        while pool.newly_cached and self._num_stores < STORES_MAX:
+        while pool.newly_cached and self._num_stores < self._stores_max:
             block = pool.newly_cached.popleft()
             name = pool.name_of[block]
             if name is None or pool.holders[block] or not self._is_missing_below(name):
@@ -146,7 +149,7 @@ class Transfers:
     def _store_promised(self, tier: OffloadTier) -> None:
         """Send down what warm pins hold and wait for."""
         holding = self._warm_pins
-        while self._num_stores < STORES_MAX and (name := holding.next_store()) is not None:
+        while self._num_stores < self._stores_max and (name := holding.next_store()) is not None:
             if tier.is_storing(name):
                 continue  # its end is told to the pins that wait
             block = self._context.ledger.pool.find(name)
