@@ -283,6 +283,7 @@ class StepResult:
     # sample is a placeholder, which ends them and is told to no client.
     pooled: Mapping[int, bytes] = field(default_factory=dict)
     way: StepWay | None = None  # None: not on a device
+    too_large: str = ""  # why nothing of it was computed: the device had no memory for so many positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ from triton.runtime.errors import OutOfResources
 from octavo.device import backend as backend_module
 from octavo.device.layout import DevicePool
 from octavo.device.opening import reference_backend
+from octavo.device.rows import Writes
 from octavo.device.trouble import describe_trouble
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError, DeviceLost
 from octavo.executor.backend import PoolSize
+from octavo.executor.batch import StepShape
+from octavo.executor.forward import Trouble
 from octavo.executor.runner import RunnerConfig
 from octavo.kernels.contract import KvShape, RawTensor
 from octavo.types import FinishReason
@@ -108,10 +111,39 @@ def test_a_device_that_answers_no_more_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_device_that_still_answers_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    assert describe_trouble(RuntimeError("launch failed"), CUDA) == "a kernel failed on cuda:0: launch failed"
+    assert describe_trouble(RuntimeError("launch failed"), CUDA) == Trouble(
+        "a kernel failed on cuda:0: launch failed"
+    )
     short = describe_trouble(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), CUDA)
-    assert "no memory left for the step (CUDA out of memory." in short
-    assert "give a smaller --kv-memory or --step-tokens" in short
+    assert short.is_shortage
+    assert "no memory left for the step (CUDA out of memory." in short.text
+    assert "give a smaller --kv-memory or --step-tokens" in short.text
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_without_memory_is_computed_in_smaller_ones(depth: int) -> None:
+    asked = [request(i, PROMPT[i:], 12, n=2, temperature=1.0) for i in range(1, 5)]
+    wanted = run(tiny_engine(TinyTorch(), depth=depth), asked)
+    engine = tiny_engine(TinyTorch(), depth=depth)
+    arithmetic = engine.executor._runner.forward.arithmetic  # type: ignore[attr-defined]
+    plain, prepare, sizes = arithmetic.hidden, arithmetic.prepare, list[int]()
+
+    def prepare_noting(shape: StepShape, writes: Writes) -> None:
+        sizes.append(shape.positions.size)
+        prepare(shape, writes)
+
+    def hidden() -> torch.Tensor:
+        if sizes[-1] > 13:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain()
+
+    arithmetic.prepare, arithmetic.hidden = prepare_noting, hidden
+    answers = run(engine, asked)
+    assert {key: answer.essence for key, answer in answers.items()} == {
+        key: answer.essence for key, answer in wanted.items()
+    }
+    assert max(sizes) > 13 >= engine.scheduler.context.step_tokens
+    engine.scheduler.check()
 
 
 def no_memory(*given: object) -> DevicePool:

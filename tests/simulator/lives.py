@@ -18,7 +18,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tests.simulator.beams import check_apart, with_beams
-from tests.simulator.books import Books
+from tests.simulator.books import NO_MEMORY, Books
 from tests.simulator.drafts import SimulatedSpeculator, check_committed, check_planned
 from tests.simulator.liveness import best_running, check_best_stays
 from tests.simulator.lower import SimulatedTiers
@@ -54,6 +54,7 @@ from octavo.types import Request, StepPlan, StepResult, Transfer, Update
 
 VOCAB, EOS = 50, 0
 DRAFTING = 0.4  # of all lives
+SHORT = 0.15  # of all lives: their device has memory for small steps alone
 SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
 
 
@@ -77,6 +78,9 @@ class Simulation:
         staging = r.choice([0, 1, 2, 5, 30]) if self._tiers.exist else 0
         self._config = replace(config, staging_blocks=staging)
         self._transfer_rate = r.choice([0.1, 0.5, 1.0])
+        # Positions for which the device has memory; None: for all. Of its own, so that a seed's life stays.
+        room = random.Random(str(r.getstate()[1][:8]))
+        self._room = room.randint(1, 40) if room.random() < SHORT else None
         self._transfer_failures = r.choice([0.0, 0.0, 0.1, 0.9])
         self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
         self._resize_rate = r.choice([0.0, 0.05])
@@ -363,17 +367,20 @@ class Simulation:
         self.outcome.forks += len(plan.forks)
         check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
         self.outcome.drafted += check_planned(plan, self.scheduler)
-        assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
-        self.pipe.append((plan, self._disturb(self.executor.run(plan))))
+        assert plan.num_tokens <= self.scheduler.context.step_tokens, "the step's budget was exceeded"
+        self.pipe.append((plan, self._disturb(plan, self.executor.run(plan))))
         self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
         if plan.discarded or plan.step_id % 8 == 0:
             check_resident(self.scheduler, self.executor)
         return True
 
-    def _disturb(self, result: StepResult) -> StepResult:
+    def _disturb(self, plan: StepPlan, result: StepResult) -> StepResult:
         """The same result with a step time, and now and then with a sequence that failed: poisoned, or with
-        no token that its client allows."""
+        no token that its client allows; or none, where the device had no memory for it."""
         r = self.random
+        if self._room is not None and plan.num_tokens > self._room:
+            self.outcome.shortages += 1
+            return StepResult(result.step_id, {}, too_large=NO_MEMORY)
         failed = [seq_id for seq_id in result.samples if r.random() < self._failure_rate]
         samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failed}
         dead_ends = {seq_id: "dead end" for seq_id in failed if r.random() < 0.3}

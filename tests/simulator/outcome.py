@@ -18,6 +18,7 @@ class Outcome:
     stored: int = 0
     loaded: int = 0
     transfers_failed: int = 0
+    shortages: int = 0  # steps for which the device had no memory
     moved: int = 0
     aged: int = 0
     resized: int = 0

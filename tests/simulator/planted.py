@@ -33,6 +33,7 @@ from octavo.retention.transfers import Transfers, _Moving
 from octavo.scheduler import admit as admit_module
 from octavo.scheduler import beam_rows, beams, limits
 from octavo.scheduler import scheduler as scheduler_module
+from octavo.scheduler import shortage as shortage_module
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import BeamGroup
@@ -46,6 +47,7 @@ from octavo.scheduler.queue import NamesInProgress
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.shortage import StepShortage
 from octavo.scheduler.victims import Victims
 from octavo.scheduler.waits import Wait
 from octavo.step.plan_builder import PlanBuilder
@@ -297,6 +299,18 @@ _BEGIN_STORE, _BEGIN, _FINISH = OffloadTier.begin_store, Transfers._begin, Trans
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
 _BEGIN_MOVES = Transfers._begin_moves
 _FORGET, _GROW = BlockPool.forget, PressurePolicy._grow
+
+
+def _take_as_computed(self, flights, num_positions, later, why):  # type: ignore[no-untyped-def]
+    """Its positions count, as if a result had come."""
+    for flight in flights:
+        flight.sequence.pending -= flight.num_samples
+        if flight.is_current and not flight.sequence.group:
+            flight.sequence.num_computed = flight.stop
+    self._context.step_tokens = max(1, num_positions // 2)
+    return []
+
+
 _BLOCKS, _PLACES = Sight.blocks, Sight.places
 
 NAME_WIDTH = 52  # of the printed table
@@ -340,6 +354,8 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("poisoned block found after a restart", OffloadTier, "_drop", _drop_for_this_process_alone),
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
+    PlantedBug("taken of a step that came to nothing", shortage_module, "_void", lambda flights, ids: None),
+    PlantedBug("step without memory is taken as computed", StepShortage, "take", _take_as_computed),
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
     PlantedBug("moved block, and its row is not told", PoolResizer, "_tell_rows", lambda self, copies: None),
     PlantedBug("pool below its floor", PoolResizer, "floor", lambda self: 1),

@@ -28,7 +28,7 @@ from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
 from octavo.executor.draws import Draw, Drawn, Taken
-from octavo.executor.forward import Forward
+from octavo.executor.forward import Forward, Trouble
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Floats, Ints
 from octavo.types import Fork, StepPlan, StepWay
@@ -65,7 +65,7 @@ class DeviceForward(Forward):
                 raise
             raise ConfigError(
                 f"steps of up to {step_tokens:,} tokens (step_tokens) cannot run beside weights and KV "
-                f"memory: {trouble}"
+                f"memory: {trouble.text}"
             ) from error
 
     def warm_more(self) -> bool:
@@ -77,7 +77,7 @@ class DeviceForward(Forward):
             trouble = self.describe_trouble(error)
             if trouble is None:
                 raise
-            log.warning("no more steps are captured ahead: %s", trouble)
+            log.warning("no more steps are captured ahead: %s", trouble.text)
             self._is_warm = True
         return not self._is_warm
 
@@ -144,7 +144,7 @@ class DeviceForward(Forward):
         if columns:
             self.arithmetic.sampler.append(*to_device(list(zip(*columns, strict=True)), self._device))
 
-    def describe_trouble(self, error: Exception) -> str | None:
+    def describe_trouble(self, error: Exception) -> Trouble | None:
         """What failed on the device. Raises DeviceLost where it is no more."""
         return describe_trouble(error, self._device) if is_trouble(error) else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo.errors import DeviceLost
+from octavo.executor.forward import Trouble
 
 
 def is_trouble(error: Exception) -> bool:
@@ -13,8 +14,8 @@ def is_trouble(error: Exception) -> bool:
     return isinstance(error, RuntimeError) or "triton.TritonError" in names
 
 
-def describe_trouble(error: Exception, device: torch.device) -> str:
-    """Why the sequences of a step fail; the device itself still answers. Raises DeviceLost where it does not:
+def describe_trouble(error: Exception, device: torch.device) -> Trouble:
+    """What became of a step; the device itself still answers. Raises DeviceLost where it does not:
     after an illegal access nothing on it can be trusted, and no call succeeds any more."""
     if device.type == "cuda":
         try:
@@ -25,11 +26,12 @@ def describe_trouble(error: Exception, device: torch.device) -> str:
                 "server, and if this repeats see the driver's log (dmesg, nvidia-smi -q)"
             ) from error
     if isinstance(error, torch.OutOfMemoryError):
-        return (
+        return Trouble(
             f"{device} had no memory left for the step ({_first_line(error)}); give a smaller --kv-memory or "
-            "--step-tokens"
+            "--step-tokens",
+            is_shortage=True,
         )
-    return f"a kernel failed on {device}: {_first_line(error)}"
+    return Trouble(f"a kernel failed on {device}: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

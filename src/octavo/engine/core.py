@@ -114,6 +114,9 @@ class Engine:
         if self._recorder is not None:
             self._recorder.commit(result, committing)
         updates = self.scheduler.commit(plan, result, committing)
+        if result.too_large:
+            limit = self.scheduler.step_tokens
+            log.warning("%s; steps compute up to %s positions from now on", result.too_large, f"{limit:,}")
         self._counters.record_step(result, planning_seconds + self.clock() - committing)
         return updates
 

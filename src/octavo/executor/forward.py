@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +52,14 @@ class BlockMover(Protocol):
 
     def unpin(self) -> None:
         """It goes now: no copy will follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a device could not compute a step, in words; `is_shortage`: a smaller one it may."""
+
+    text: str
+    is_shortage: bool = False
 
 
 class Forward(Protocol):
@@ -109,9 +118,9 @@ class Forward(Protocol):
         """What the host sampled for these stands in their rows now."""
         return
 
-    def describe_trouble(self, error: Exception) -> str | None:
-        """Why the step's sequences fail, where the error is the device's and all others can go on; None: the
-        error is a bug of ours."""
+    def describe_trouble(self, error: Exception) -> Trouble | None:
+        """What went wrong, where the error is the device's and all others can go on; None: the error is a bug
+        of ours."""
         return None
 
     def way(self) -> StepWay | None:

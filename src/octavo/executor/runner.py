@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from octavo.executor.draws import Taken, draws_of
-from octavo.executor.forward import Forward
+from octavo.executor.forward import Forward, Trouble
 from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
@@ -66,7 +66,7 @@ class PendingStep:
     batch_seconds: float = 0.0
     mask_seconds: float = 0.0
     way: StepWay | None = None
-    trouble: str | None = None  # why its sequences fail
+    trouble: Trouble | None = None  # why its sequences fail, or are to be computed in smaller steps
     _result: StepResult | None = None
 
     def result(self) -> StepResult:
@@ -126,8 +126,11 @@ class Runner:
         if step.way is StepWay.FIRST:
             seconds = 0.0
         if step.trouble is not None:
-            failed = {chunk.seq_id: step.trouble for chunk in plan.chunks}
-            failed |= {fork.child_seq_id: step.trouble for fork in plan.forks}
+            text = step.trouble.text
+            if step.trouble.is_shortage:
+                return StepResult(plan.step_id, {}, way=step.way, too_large=text)
+            failed = {chunk.seq_id: text for chunk in plan.chunks}
+            failed |= {fork.child_seq_id: text for fork in plan.forks}
             return StepResult(plan.step_id, {}, {}, failed, seconds=seconds, way=step.way)
         poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}

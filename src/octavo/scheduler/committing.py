@@ -35,13 +35,17 @@ class Committer:
         for flight in flights:
             sequence = flight.sequence
             sequence.pending -= flight.num_samples
+            if flight.is_void:
+                continue
             if sequence.state is not State.FINISHED and sequence.seq_id not in ended:
                 self._commit_flight(flight, result, updates)
         # Last, so that no sibling publishes under a name that was just taken away.
         failed = [
             flight.sequence
             for flight in (flights if ended else ())
-            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id in ended
+            if not flight.is_void
+            and flight.sequence.state is not State.FINISHED
+            and flight.sequence.seq_id in ended
         ]
         updates += self._finisher.fail(failed, result)
         groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}

@@ -80,7 +80,7 @@ class Drafts:
         counts = self._speculator.counts(
             [(offer.drafts.drafting, offer.limit) for offer in offers],
             num_positions,
-            self._context.config.step_tokens - num_positions,
+            self._context.step_tokens - num_positions,
             is_measured=all(chunk.continues for chunk in chunks),
         )
         promised = Counter[str]()

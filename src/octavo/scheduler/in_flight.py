@@ -15,6 +15,7 @@ class InFlightChunk(msgspec.Struct):
     stop: int  # what num_computed becomes
     num_samples: int
     drafts: tuple[int, ...] = ()  # guesses at the last positions before `stop`
+    is_void: bool = False  # it counts on a step that came to nothing: nothing of it is taken
 
     @property
     def is_current(self) -> bool:

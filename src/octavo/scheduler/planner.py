@@ -51,7 +51,7 @@ class Planner:
         Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
         and one of them leaves its position to a prompt that ranks before it.
         """
-        limit = self._context.config.step_tokens
+        limit = self._context.step_tokens
         budget = self._prefill_budget.prompt_budget(
             len(continuing), len(prompts) + len(self._live.waiting.line)
         )

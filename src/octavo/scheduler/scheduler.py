@@ -63,6 +63,7 @@ from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.shortage import StepShortage
 from octavo.scheduler.tenants import TenantBounds
 from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
@@ -130,6 +131,7 @@ class Scheduler:
         if speculator is not None:
             self._drafts = Drafts(context, live, self.budget, self.shares, speculator)
         self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
+        self._shortage = StepShortage(context, live, self.prefill_budget, self._finisher)
         self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
         # Named points at which features take part without lying on every request's way.
         self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
@@ -302,10 +304,7 @@ class Scheduler:
         continuing, prompts = self._planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
             budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
-            if (
-                budget == 0
-                and self.live.waiting.first.rank < continuing[self.context.config.step_tokens - 1].rank
-            ):
+            if budget == 0 and self.live.waiting.first.rank < continuing[self.context.step_tokens - 1].rank:
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
             self.admission.admit(prompts, budget)
             continuing, prompts = self._planner.ready()
@@ -337,6 +336,9 @@ class Scheduler:
         assert result.step_id == plan.step_id
         self.context.now = now
         num_tokens = plan.num_tokens
+        if result.too_large:
+            later = (flights for _, flights in self._in_flight)
+            return self._shortage.take(flights, num_tokens, later, result.too_large)
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
@@ -367,6 +369,11 @@ class Scheduler:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self.ledger.block_size
+
+    @property
+    def step_tokens(self) -> int:
+        """Positions of a step at most, now."""
+        return self.context.step_tokens
 
     @property
     def num_tenants(self) -> int:

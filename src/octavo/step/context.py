@@ -21,3 +21,9 @@ class Context:
     plan: PlanBuilder = field(default_factory=PlanBuilder)  # in the making
     events: EventRing = field(default_factory=EventRing)
     now: float = 0.0  # of the last call that brought the time
+    step_tokens: int = (
+        0  # positions of a step at most: the configured ones, or what the device had memory for
+    )
+
+    def __post_init__(self) -> None:
+        self.step_tokens = self.config.step_tokens

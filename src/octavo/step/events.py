@@ -23,6 +23,7 @@ class EventKind(enum.StrEnum):
     TRANSFER_FAILED = "transfer_failed"  # bytes below could not be written, or were damaged
     RESIZED = "resized"  # the pool was made larger or smaller
     RETURNED = "returned"  # idle blocks' memory went back to the system
+    STEP_SHRUNK = "step_shrunk"  # the device had no memory for a step: later ones compute fewer positions
     PRESSED = "pressed"  # the machine was short of memory: the pool stepped back
     RELIEVED = "relieved"  # it no longer is: the pool grew again
     PINNED = "pinned"  # a pin holds its blocks
