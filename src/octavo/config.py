@@ -95,7 +95,7 @@ class StartOptions:
     kv_memory_bytes: int | None = setting(
         None,
         "Memory for K and V, such as 2GiB.",
-        more=". Of a GPU's by default what is free, less a tenth or 2 GiB",
+        more=". Of a GPU's by default what is free, less what steps are measured to need",
         bounds=(2**16, 2**50),
         unset="a quarter of what is available; of a GPU's nearly all",
     )

@@ -9,6 +9,7 @@ from tests.device.over_torch import CPU, TinyTorch
 from tests.tiny import random_prompt, request, run, tiny_engine, tiny_model
 from triton.runtime.errors import OutOfResources
 
+from octavo.config import StartOptions
 from octavo.device import backend as backend_module
 from octavo.device.layout import DevicePool
 from octavo.device.opening import reference_backend
@@ -19,8 +20,10 @@ from octavo.errors import ConfigError, DeviceLost
 from octavo.executor.backend import PoolSize
 from octavo.executor.batch import StepShape
 from octavo.executor.forward import Trouble
-from octavo.executor.runner import RunnerConfig
+from octavo.executor.runner import Runner, RunnerConfig
 from octavo.kernels.contract import KvShape, RawTensor
+from octavo.model.loader import LoadedModel
+from octavo.serving.start import size_pool
 from octavo.types import FinishReason
 
 pytestmark = pytest.mark.full
@@ -161,6 +164,41 @@ def test_a_pool_that_does_not_fit_says_what_was_asked_what_is_free_and_what_to_c
         backend.new_runner(tiny_model(TinyTorch()), config, size)
     assert "KV memory of 8.0 MiB was asked for, and 1.0 MiB are free" in str(refused.value)
     assert "give a smaller --kv-memory" in str(refused.value)
+
+
+def test_a_pool_leaves_what_steps_were_seen_to_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, gib, tried = reference_backend("f32", lambda: 4 << 30), 1 << 30, list[int]()
+    backend.is_measured = True
+    monkeypatch.setattr(backend, "memory_available", lambda: 10 * gib)
+    monkeypatch.setattr(backend, "memory_free", lambda: 7 * gib)
+    monkeypatch.setattr(Runner, "warm", lambda runner, step_tokens, progress: tried.append(step_tokens))
+    loaded = LoadedModel(tiny_model(TinyTorch()), tokenizer=None)  # type: ignore[arg-type]
+    shape, config = KvShape(2, 2, 16, 16, "f32"), RunnerConfig(16, 4, 512, frozenset(), 97)
+    seen = backend.measure_steps(loaded.model, config, shape, 300, print)
+    assert (seen, tried) == (3 * gib, [300])
+    options = StartOptions(max_seqs=4096)
+    budget = size_pool(loaded, backend, options, seen)
+    guessed = size_pool(loaded, backend, options)
+    per_block = budget.bytes_per_block
+    room = 10 * gib - (3 * gib + 3 * gib // 8 + 256 * 2**20)
+    useful = 4096 * -(-loaded.model.spec.context_length // 16)
+    assert budget.num_blocks == min(useful, room // per_block)
+    assert guessed.num_blocks == min(useful, (10 * gib - 2 * gib) // per_block)
+
+
+def test_a_step_that_cannot_be_tried_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, closed = reference_backend("f32", lambda: 4 << 30), list[bool]()
+    backend.is_measured = True
+    shape, config = KvShape(2, 2, 16, 16, "f32"), RunnerConfig(16, 4, 512, frozenset(), 97)
+
+    def fail(*given: object) -> None:
+        raise ConfigError("it does not fit")
+
+    monkeypatch.setattr(Runner, "warm", fail)
+    monkeypatch.setattr(Runner, "close", lambda runner: closed.append(True))
+    with pytest.raises(ConfigError, match="it does not fit"):
+        backend.measure_steps(tiny_model(TinyTorch()), config, shape, 300, print)
+    assert closed == [True]
 
 
 def test_weights_that_do_not_fit_say_which_one(monkeypatch: pytest.MonkeyPatch) -> None:

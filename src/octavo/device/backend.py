@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -49,13 +50,39 @@ class TorchBackend:
         self.arithmetic_id = arithmetic_id
         self.exactness, self.notes, self.pads_steps = exactness, notes, pads_steps
         self._new_arithmetic, self._host_memory = new_arithmetic, host_memory
+        self.is_measured = device.type == "cuda"  # what steps need
 
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
         if self.torch_device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()  # what loading left behind is free
-            return torch.cuda.mem_get_info(self.torch_device)[0]
+            return self.memory_free()
         return self._host_memory() // 4  # the machine's other programs need theirs
+
+    def memory_free(self) -> int:
+        """Bytes of a GPU that neither this process nor another holds, be it for later."""
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def measure_steps(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        shape: KvShape,
+        step_tokens: int,
+        progress: Callable[[str], None],
+    ) -> int | None:
+        """What a GPU's memory loses to a runner over two blocks that is made ready, and has tried its largest
+        step: activations, rows, captures, and what the driver takes for kernels."""
+        if not self.is_measured:
+            return None
+        before = self.memory_available()
+        runner = self.new_runner(model, config, PoolSize(shape, 2))
+        try:
+            runner.warm(step_tokens, progress)
+            return max(0, before - self.memory_free())
+        finally:
+            runner.close()
 
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes."""

@@ -50,6 +50,17 @@ class Backend(Protocol):
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
 
+    def measure_steps(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        shape: KvShape,
+        step_tokens: int,
+        progress: Callable[[str], None],
+    ) -> int | None:
+        """Bytes that steps of up to so many tokens need beside weights and pool, found by running them; None:
+        it is not measured. Raises ConfigError where they do not fit."""
+
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes. Raises ConfigError for a shape or a kind of KV that it does not know."""
 
@@ -82,6 +93,17 @@ class HostBackend:
         self.weights: WeightOps = ops
         self.arithmetic_id = ops.arithmetic_id
         self.memory_available = memory_available
+
+    def measure_steps(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        shape: KvShape,
+        step_tokens: int,
+        progress: Callable[[str], None],
+    ) -> int | None:
+        """The default pool leaves three quarters of the memory to all else."""
+        return None
 
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes."""

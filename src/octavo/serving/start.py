@@ -63,7 +63,8 @@ from octavo.units import blocks_for, format_age, format_bytes
 Progress = Callable[[str], None]
 PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
 log = logging.getLogger("octavo.start")
-DEVICE_SPARE_BYTES = 2 << 30
+DEVICE_SPARE_BYTES = 256 << 20  # beyond what steps were measured to need, and an eighth of that
+DEVICE_GUESS_BYTES = 2 << 30  # or a tenth: what they need where it was not measured
 USER_TOKENS = 3000  # what a user's conversation is taken to hold
 READY_WAIT_S = (
     1.0  # that a start waits for the pool's first blocks: what is not there then comes in idle time
@@ -195,7 +196,7 @@ def build_engine(
         if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
             log.info("bf16 weights; %s", words)
     loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
-    started = engine_over(loaded, chosen.backend, options, policies_of)
+    started = engine_over(loaded, chosen.backend, options, policies_of, progress)
     return replace(started, backend_reason=chosen.reason, path=path)
 
 
@@ -225,7 +226,11 @@ def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | Non
 
 
 def engine_over(
-    loaded: LoadedModel, backend: Backend, options: StartOptions, policies_of: PoliciesOf | None = None
+    loaded: LoadedModel,
+    backend: Backend,
+    options: StartOptions,
+    policies_of: PoliciesOf | None = None,
+    progress: Progress = lambda text: None,
 ) -> Started:
     """An engine, with a pool of its own, over weights that `backend` has loaded; several may share them.
     Tenants' bounds hold before their sessions are found again.
@@ -235,7 +240,7 @@ def engine_over(
     `options.threads` does nothing here.
     """
     with contextlib.ExitStack() as undo:
-        started = _engine_over(loaded, backend, options, policies_of, undo)
+        started = _engine_over(loaded, backend, options, policies_of, progress, undo)
         undo.pop_all()
     return started
 
@@ -245,11 +250,13 @@ def _engine_over(
     backend: Backend,
     options: StartOptions,
     policies_of: PoliciesOf | None,
+    progress: Progress,
     undo: contextlib.ExitStack,
 ) -> Started:
     """What must be closed when a later part fails goes to `undo`."""
     spec = loaded.model.spec
-    budget = size_pool(loaded, backend, options)
+    of_runner = _runner_config(loaded, options)
+    budget = size_pool(loaded, backend, options, _measured(loaded, backend, options, of_runner, progress))
     waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
     if waste is not None:
         log.info("windows: %s", waste_in_words(spec, waste))
@@ -257,7 +264,6 @@ def _engine_over(
     card = card_of(loaded, Pooling(options.pooling), is_host=backend.is_host)
     name = options.served_name or loaded.model.name
     facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card)
-    stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint, needed_s)
@@ -271,14 +277,14 @@ def _engine_over(
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
     runner = backend.new_runner(
         loaded.model,
-        RunnerConfig(budget.block_size, options.max_seqs, spec.context_length, stop_ids, spec.vocab_size),
+        of_runner,
         PoolSize(shape, budget.capacity + budget.staging, ready),
         worker,
         grammars,
     )
     undo.callback(runner.close)
     where = f"{backend.name} on {backend.device}"
-    config = _scheduler_config(options, budget, spec.context_length, stop_ids, where)
+    config = _scheduler_config(options, budget, spec.context_length, of_runner.stop_ids, where)
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
@@ -307,6 +313,12 @@ def _engine_over(
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
     attach(engine, store)
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
+
+
+def _runner_config(loaded: LoadedModel, options: StartOptions) -> RunnerConfig:
+    """What a runner over the model must know."""
+    spec, stop_ids = loaded.model.spec, frozenset(loaded.tokenizer.stop_ids)
+    return RunnerConfig(options.block_size, options.max_seqs, spec.context_length, stop_ids, spec.vocab_size)
 
 
 def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCard:
@@ -407,22 +419,37 @@ def _reserve(options: StartOptions) -> int:
     return default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
 
 
-def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> Budget:
-    """Blocks for the asked bytes, or a quarter of what is available now; never more than all rows could use.
+def _measured(
+    loaded: LoadedModel, backend: Backend, options: StartOptions, config: RunnerConfig, progress: Progress
+) -> int | None:
+    """What steps need, where the pool takes all the rest."""
+    if options.kv_memory_bytes is not None:
+        return None
+    shape = kv_shape(loaded.model, options.block_size, options.kv)
+    return backend.measure_steps(loaded.model, config, shape, options.step_tokens, progress)
+
+
+def size_pool(
+    loaded: LoadedModel, backend: Backend, options: StartOptions, step_bytes: int | None = None
+) -> Budget:
+    """Blocks for the asked bytes, or a quarter of what is available now, or of a device all but what steps
+    need; never more than all rows could use.
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
-    return size_pool_beside(loaded.model.spec, loaded.mapped_bytes, backend, options)
+    return size_pool_beside(loaded.model.spec, loaded.mapped_bytes, backend, options, step_bytes)
 
 
-def size_pool_beside(spec: ModelSpec, beside: int, backend: Backend, options: StartOptions) -> Budget:
+def size_pool_beside(
+    spec: ModelSpec, beside: int, backend: Backend, options: StartOptions, step_bytes: int | None = None
+) -> Budget:
     """The same beside so many bytes that count as available now, and will be taken."""
     per_block = backend.bytes_per_block(kv_shape_of(spec, options.block_size, options.kv))
     available = max(0, backend.memory_available() - beside)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:
-        num_bytes, reason = _default_pool(available, backend)
+        num_bytes, reason = _default_pool(available, backend, step_bytes)
     num_blocks = num_bytes // per_block
     useful = options.max_seqs * blocks_for(spec.context_length, options.block_size)
     if num_blocks > useful:
@@ -440,12 +467,15 @@ def size_pool_beside(spec: ModelSpec, beside: int, backend: Backend, options: St
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
 
 
-def _default_pool(available: int, backend: Backend) -> tuple[int, str]:
+def _default_pool(available: int, backend: Backend, step_bytes: int | None) -> tuple[int, str]:
     """Bytes for blocks of those that are there, and why so many. A device's memory is nobody else's."""
     if backend.is_host:
         return available // 4, "a quarter of the memory available now"
-    spare = max(available // 10, min(DEVICE_SPARE_BYTES, available // 2))  # for steps, graphs and the driver
-    words = f"what {backend.device} has, less {format_bytes(spare)} for what steps need"
+    if step_bytes is None:
+        spare, known = max(available // 10, min(DEVICE_GUESS_BYTES, available // 2)), "about"
+    else:
+        spare, known = step_bytes + step_bytes // 8 + DEVICE_SPARE_BYTES, "as measured"
+    words = f"what {backend.device} has, less {format_bytes(spare)} for what steps need, {known}"
     return available - spare, words
 
 
