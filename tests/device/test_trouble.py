@@ -23,6 +23,7 @@ from octavo.executor.forward import Trouble
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.kernels.contract import KvShape, RawTensor
 from octavo.model.loader import LoadedModel
+from octavo.params import Pooling
 from octavo.serving.start import size_pool
 from octavo.types import FinishReason
 
@@ -121,6 +122,28 @@ def test_a_device_that_still_answers_says_what_failed(monkeypatch: pytest.Monkey
     assert short.is_shortage
     assert "no memory left for the step (CUDA out of memory." in short.text
     assert "give a smaller --kv-memory or --step-tokens" in short.text
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_mean_whose_first_chunk_found_no_memory_is_the_same(depth: int) -> None:
+    params = {"pooling": Pooling.MEAN, "temperature": 0.0, "logprobs": None}
+    prompt = random_prompt(np.random.default_rng(5), 90)  # in two steps of 64 at most
+    asked = request(1, prompt, 1, **params)
+    wanted = run(tiny_engine(TinyTorch(), depth=depth), [asked])
+    engine = tiny_engine(TinyTorch(), depth=depth)
+    arithmetic = engine.executor._runner.forward.arithmetic  # type: ignore[attr-defined]
+    plain, failures = arithmetic.hidden, [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def hidden() -> torch.Tensor:
+        if failures:
+            raise failures.pop()
+        return plain()
+
+    arithmetic.hidden = hidden
+    found = run(engine, [asked])
+    assert engine.num_recoveries == 0
+    assert found[1, 0].finish is FinishReason.LENGTH
+    assert found[1, 0].essence == wanted[1, 0].essence
 
 
 @pytest.mark.parametrize("depth", [0, 1])

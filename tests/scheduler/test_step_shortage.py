@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.scheduler.served import Served
 
+from octavo.scheduler import shortage
 from octavo.step.events import EventKind
 from octavo.types import FinishReason, SampledToken, StepPlan, StepResult, Update
 
@@ -64,12 +65,51 @@ def test_a_failure_that_was_met_ahead_of_its_result_is_none() -> None:
     assert request in served.scheduler.live
 
 
+def test_the_size_grows_back_and_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "GROW_AFTER", 4)
+    served = Served(tokens=16)
+    sizes = []
+    for _ in range(2):
+        served.add(40, 30)
+        commit_short(served, served.plan())
+        while served.scheduler.has_work:
+            served.step()
+            sizes.append(served.scheduler.step_tokens)
+    assert sizes[:6] == [8, 8, 8, 16, 16, 16]
+    second = sizes[len(sizes) // 2 :]
+    assert second.index(16) == 7  # twice as many steps
+
+
+def test_one_that_waits_is_not_told_that_its_prompt_was_scored() -> None:
+    served = Served(tokens=16, blocks=12)
+    scored = served.add(20, 2, prompt_logprobs=0, logprobs=0)
+    plan = served.plan()
+    [sequence] = served.scheduler.live.sequences_of(scored)
+    served.scheduler.preemption.preempt(sequence, None)
+    [update] = commit_short(served, plan)
+    assert (update.request_id, update.finish) == (scored, FinishReason.ERROR)
+
+
+def test_of_a_step_of_one_position_its_sequence_alone_fails() -> None:
+    served = Served(tokens=16)
+    request = served.add(4, 5, n=2)
+    served.step()  # both choices have their first token
+    served.scheduler.context.step_tokens = 1
+    plan = served.plan()
+    assert plan.num_tokens == 1
+    [update] = commit_short(served, plan)
+    assert (update.request_id, update.finish) == (request, FinishReason.ERROR)
+    assert len(served.scheduler.live.sequences_of(request)) == 1
+    assert served.scheduler.step_tokens == 1
+
+
 def test_a_step_of_one_position_cannot_be_smaller() -> None:
     served = Served(tokens=1)
     served.add(4, 5)
     [update] = commit_short(served, served.plan())
     assert (update.finish, update.error) == (FinishReason.ERROR, WHY)
     assert not served.scheduler.has_work
+    assert served.scheduler.events.counts[EventKind.STEP_SHRUNK] == 0
 
 
 @pytest.mark.parametrize("params", [{"prompt_logprobs": 0, "logprobs": 0}])

@@ -82,7 +82,7 @@ class Books:
             return
         if finish is FinishReason.ERROR:
             params = request.params
-            needs_all = params.beams or params.pooling or params.prompt_logprobs is not None
+            needs_all = params.beams or params.prompt_logprobs is not None
             is_short = update.error == NO_MEMORY and needs_all
             assert update.error == "poisoned" or is_short or request.fills_pin, update.error
             self._outcome.failed += 1

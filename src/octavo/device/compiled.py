@@ -75,6 +75,8 @@ class CompiledArithmetic:
                 self._try_sampling(logits)
         progress(f"trying a step of {step_tokens:,} tokens")
         self._steps.try_largest(step_tokens)
+        # What sampling needs is held when the start looks how much memory is left: captures had let go of it.
+        self._try_sampling(self.logits(self._steps.warm(sizes[0])))
 
     def warm_more(self) -> bool:
         """Capture one more size of decoding; False: there is none left."""

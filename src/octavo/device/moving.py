@@ -108,10 +108,12 @@ class DeviceBlocks:
         with current(self.pool.data.device):
             if self._begun is not None:
                 self._stream.wait_event(self._begun)
-            with torch.cuda.stream(self._stream):
-                for target, source in pairs:
-                    target.copy_(source, non_blocking=True)
-            self._stream.synchronize()
+            try:
+                with torch.cuda.stream(self._stream):
+                    for target, source in pairs:
+                        target.copy_(source, non_blocking=True)
+            finally:  # where one fails, those before it still move
+                self._stream.synchronize()
 
 
 def _bytes_of(buffer: torch.Tensor) -> memoryview:

@@ -274,9 +274,9 @@ class EngineHost:
             self._closed = self.gave_up = reason
             receivers = list(self._receivers)
         self._on_give_up(reason)
-        self._end_all(reason)
-        for receiver in receivers:
+        for receiver in receivers:  # before a stream ends, each knows why
             receiver.give_up(reason)
+        self._end_all(reason)
 
     def _end_all(self, reason: str) -> None:
         self.engine.inbox.close(EngineStopped(reason))

@@ -69,6 +69,7 @@ class ResultRows(msgspec.Struct, frozen=True, array_like=True):
     in_grammar: list[int]
     seconds: float
     way: StepWay | None = None
+    too_large: str = ""
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +154,7 @@ def rows_of_result(result: StepResult) -> ResultRows:
         sorted(result.in_grammar),
         result.seconds,
         result.way,
+        result.too_large,
     )
 
 
@@ -167,6 +169,7 @@ def result_of_rows(rows: ResultRows) -> StepResult:
         seconds=rows.seconds,
         in_grammar=frozenset(rows.in_grammar),
         way=rows.way,
+        too_large=rows.too_large,
     )
 
 

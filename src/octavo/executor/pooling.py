@@ -46,6 +46,8 @@ def _pool(entry: Row, chunk: Chunk, forward: Forward, places: range) -> Floats |
     """(E,): the embedding, where the chunk ends the prompt."""
     if entry.params.pooling is Pooling.LAST:
         return forward.hidden(places)[0] if chunk.num_samples else None
+    if entry.has_missed:
+        return None  # its sequence will begin again, or has failed
     assert entry.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
     entry.num_summed += len(places)
     for start in range(0, len(places), POOL_SLICE):

@@ -42,6 +42,7 @@ class Row:
     is_told: bool = False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
     hidden_sum: Doubles | None = None  # (E,): of the first `num_summed` hidden rows, for their mean
     num_summed: int = 0
+    has_missed: bool = False  # a step failed that held positions of it: what comes stands on nothing
 
     @property
     def is_plain(self) -> bool:

@@ -229,3 +229,5 @@ class Runner:
             step.trouble = self.forward.describe_trouble(error)
             if step.trouble is None:
                 raise
+            for chunk in step.plan.chunks:
+                self._rows[chunk.row].has_missed = True

@@ -107,7 +107,7 @@ class TransferWorker:
             blocks.pin(host.memory)
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Queue them. They happen in this order, one at a time; a load waits for the few stores before it."""
+        """Queue them. They happen in this order; a load waits for the few stores before it."""
         for transfer in transfers:
             self._queue.put(transfer)
 
@@ -146,15 +146,13 @@ class TransferWorker:
 
     def _take(self) -> _Work:
         """The next one, waited for. Commits meanwhile, when that is due."""
-        if self._ahead:
-            return self._ahead.pop()
         while True:
             left_s = None if self._commit_due is None else self._commit_due - time.monotonic()
             try:
                 if left_s is not None and left_s <= 0.0:
                     self._commit()
                     continue
-                return self._queue.get(timeout=left_s)
+                return self._ahead.pop() if self._ahead else self._queue.get(timeout=left_s)
             except queue.Empty:
                 continue
 

@@ -339,6 +339,8 @@ class Scheduler:
         if result.too_large:
             later = (flights for _, flights in self._in_flight)
             return self._shortage.take(flights, num_tokens, later, result.too_large)
+        if self.context.step_tokens < self.config.step_tokens:
+            self._shortage.note_step()
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)

@@ -2,16 +2,17 @@
 
     step of 512 positions, no memory  ->  all its sequences are requeued, 256 positions from now on
     step planned ahead of its result  ->  what it sampled for these requests stands on nothing: not taken
+    1,024 steps without a shortage    ->  512 positions again; after each further shortage twice as many steps
 
 Nothing of such a step is known to be computed, and nothing of it was published, so a requeued sequence
 computes the same again, as after a preemption. A step of one position cannot be smaller: its sequence fails.
-So do, of larger ones, those whose prompt leaves something behind with each step (logprobs, a mean) and beams.
+So do, of larger ones, requests whose prompt logprobs come with each step, and beams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.in_flight import InFlightChunk
@@ -22,6 +23,8 @@ from octavo.step.events import Event, EventKind
 from octavo.step.prefill_budget import PrefillBudget
 from octavo.types import FinishReason, Update
 
+GROW_AFTER, GROW_AFTER_MAX = 1024, 65_536  # steps
+
 
 @dataclass(eq=False)
 class StepShortage:
@@ -31,37 +34,62 @@ class StepShortage:
     _live: LiveSequences
     _prefill_budget: PrefillBudget
     _finisher: Finisher
+    _num_good: int = field(default=0, init=False)  # steps since the last shortage, or since the limit grew
+    _grow_after: int = field(default=0, init=False)  # of them, until it grows
 
     def take(
         self, flights: list[InFlightChunk], num_positions: int, later: Iterable[list[InFlightChunk]], why: str
     ) -> list[Update]:
-        """`flights` of a step of so many positions come to nothing, nor do those of `later` plans that count
+        """`flights` of a step of so many positions come to nothing, as do those of `later` plans that count
         on them. Returns the ends of sequences that fail."""
         for flight in flights:
             flight.sequence.pending -= flight.num_samples
+        hit = {flight.sequence.seq_id for flight in flights if not flight.is_void}
         requests = {flight.sequence.request.request_id for flight in flights if not flight.is_void}
         for planned in later:
             _void(planned, requests)
-        if requests:
+        if requests and num_positions > 1:
             self._shrink(num_positions, why)
         updates: list[Update] = []
         for request_id in sorted(requests):
             for sequence in self._live.sequences_of(request_id):
-                if sequence.state is not State.RUNNING:
-                    continue
-                if num_positions > 1 and _can_begin_again(sequence):
+                if sequence.state is State.FINISHED:
+                    continue  # with the beam before it
+                is_running = sequence.state is State.RUNNING
+                is_smallest = num_positions == 1 and is_running and sequence.seq_id in hit
+                if is_smallest or not _can_begin_again(sequence):
+                    updates += self._fail(sequence, why)
+                elif is_running:
                     self._live.requeue(sequence)
-                else:
-                    updates += self._finisher.end(sequence, FinishReason.ERROR, why)
         return updates
+
+    def note_step(self) -> None:
+        """A step was computed while the limit is less than the configured one: it may grow again."""
+        self._num_good += 1
+        if self._num_good >= self._grow_after:
+            self._num_good = 0
+            self._limit(min(2 * self._context.step_tokens, self._context.config.step_tokens))
 
     def _shrink(self, num_positions: int, why: str) -> None:
         """Half of what was too much; a step that was planned before may have had more."""
-        limit = min(self._context.step_tokens, max(1, num_positions // 2))
-        self._context.step_tokens = limit
-        self._context.costs.step_tokens = self._prefill_budget.step_tokens = limit
+        self._num_good = 0
+        self._grow_after = min(2 * self._grow_after, GROW_AFTER_MAX) or GROW_AFTER
+        self._limit(min(self._context.step_tokens, num_positions // 2))
+        limit = self._context.step_tokens
         text = f"a step of {num_positions:,} positions: {why}; steps compute up to {limit:,} from now on"
         self._context.events.record(Event(self._context.now, EventKind.STEP_SHRUNK, text))
+
+    def _limit(self, num_positions: int) -> None:
+        self._context.step_tokens = num_positions
+        self._context.costs.step_tokens = self._prefill_budget.step_tokens = num_positions
+
+    def _fail(self, sequence: Sequence, why: str) -> list[Update]:
+        request = sequence.request
+        text = f"request {request.request_id} failed: {why}"
+        self._context.events.record(
+            Event(self._context.now, EventKind.FAILED, text, request.request_id, request.tenant)
+        )
+        return self._finisher.end(sequence, FinishReason.ERROR, why)
 
 
 def _void(flights: list[InFlightChunk], requests: set[int]) -> None:
@@ -71,5 +99,4 @@ def _void(flights: list[InFlightChunk], requests: set[int]) -> None:
 
 
 def _can_begin_again(sequence: Sequence) -> bool:
-    params = sequence.request.params
-    return sequence.group is None and params.pooling is None and params.prompt_logprobs is None
+    return sequence.group is None and sequence.request.params.prompt_logprobs is None

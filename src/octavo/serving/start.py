@@ -476,7 +476,7 @@ def _default_pool(available: int, backend: Backend, step_bytes: int | None) -> t
     else:
         spare, known = step_bytes + step_bytes // 8 + DEVICE_SPARE_BYTES, "as measured"
     words = f"what {backend.device} has, less {format_bytes(spare)} for what steps need, {known}"
-    return available - spare, words
+    return max(0, available - spare), words
 
 
 def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:
