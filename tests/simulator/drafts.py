@@ -143,7 +143,7 @@ def check_committed(scheduler: Scheduler) -> None:
         )
         # One that was planned ahead of a step without memory: it was charged, and is not when it comes again.
         ahead = int(scheduler.events.counts[EventKind.STEP_SHRUNK] > 0)
-        assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1 + ahead), (
+        assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1) + ahead, (
             "rejected positions count as served"
         )
         assert s.block_use.peak <= blocks_for(len(s.tokens), size), "blocks of rejected positions are told"
