@@ -173,8 +173,9 @@ class EngineHost:
         with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
             if self._closed is not None or receiver not in self._receivers:
                 raise EngineStopped(self._closed or "the client has gone")
-            own = sum(one.tenant == request.tenant for one in self._open.values())
-            if len(self._open) >= self._max_open and own >= share_of(self._max_open, self.engine.num_tenants):
+            own = (one.tenant == request.tenant for one in self._open.values())
+            share = share_of(self._max_open, self.engine.num_tenants)
+            if len(self._open) >= self._max_open and sum(own) >= share:
                 raise QueueFull(
                     f"too many requests are waiting or running; allowed: {self._max_open:,} "
                     "(settings max_queue and max_seqs); try again shortly"

@@ -93,7 +93,7 @@ class FrontEnds:
 
     def __init__(self, started: Started, options: StartOptions, count: int, on_give_up: OnGiveUp) -> None:
         engine, facts = started.engine, started.facts
-        self._started, self._options, self._count = started, options, count
+        self._started, self._count = started, count
         self._max_open = options.max_queue + engine.config.max_rows
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
         self.host = EngineHost(engine, self._max_open, grammars, on_give_up)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import socket
 import threading
 import time
@@ -18,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TypeVar, cast
+from typing import cast
 
 from octavo.config import StartOptions
 from octavo.conversations.sessions import SessionSupport
@@ -66,11 +65,8 @@ from octavo.text.tokenizer import Tokenizer
 
 MessageOf = Callable[[int], Message]  # by the number of a call
 StopLocal = Callable[[str, str], Future[bool]]
-T = TypeVar("T")
 PROCESS_ENDED = "the engine's process has ended"
 _STOP_POLL_S = 0.05
-
-log = logging.getLogger("octavo.front_ends")
 
 
 class RemoteHost:
@@ -89,9 +85,7 @@ class RemoteHost:
         # Set by who makes answers here: stops one, if it runs.
         self.stop_answer_here: StopLocal | None = None
         self._lock = threading.Lock()  # guards all below
-        self._calls: dict[
-            int, tuple[Future[object], object]
-        ] = {}  # by number: those without a reply; its type
+        self._calls: dict[int, tuple[Future[object], object]] = {}  # without a reply, by number; its type
         self._numbers = itertools.count()
         self._ids = itertools.count(welcome.first_id, welcome.num_ids)
         self._receiver: Receiver | None = None
