@@ -141,11 +141,13 @@ def check_committed(scheduler: Scheduler) -> None:
         assert len(s.table) <= max(blocks_for(s.num_planned, size), blocks_for(s.num_computed, size)), (
             "a block of rejected positions is held"
         )
-        # One that was planned ahead of a step without memory: it was charged, and is not when it comes again.
+        # One that was planned ahead of a step without memory: it was charged and held a block.
         ahead = int(scheduler.events.counts[EventKind.STEP_SHRUNK] > 0)
         assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1) + ahead, (
             "rejected positions count as served"
         )
-        assert s.block_use.peak <= blocks_for(len(s.tokens), size), "blocks of rejected positions are told"
+        assert s.block_use.peak <= blocks_for(len(s.tokens) + ahead, size), (
+            "blocks of rejected positions are told"
+        )
         assert s.drafting.num_accepted <= s.drafting.num_drafted
         assert s.drafting.num_accepted < max(1, len(s.tokens) - s.num_prompt), "more right than there are"
