@@ -16,6 +16,8 @@ from octavo.step.events import EventKind
 from octavo.types import StepPlan
 from octavo.units import blocks_for
 
+OVERLAP_MAX = 2  # plans that are made before a result comes
+
 
 class SimulatedDrafter:
     """It knows what the oracle would say; of whom, `SimulatedSpeculator.attend` tells it."""
@@ -141,8 +143,8 @@ def check_committed(scheduler: Scheduler) -> None:
         assert len(s.table) <= max(blocks_for(s.num_planned, size), blocks_for(s.num_computed, size)), (
             "a block of rejected positions is held"
         )
-        # One that was planned ahead of a step without memory: it was charged and held a block.
-        ahead = int(scheduler.events.counts[EventKind.STEP_SHRUNK] > 0)
+        # Those that were planned ahead of a step without memory: they were charged and held blocks.
+        ahead = OVERLAP_MAX if scheduler.events.counts[EventKind.STEP_SHRUNK] else 0
         assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1) + ahead, (
             "rejected positions count as served"
         )
