@@ -44,6 +44,10 @@ class Files:
         """Read into a buffer; returns how many bytes came, which may be fewer, and is 0 at the end."""
         return os.preadv(fd, [into], offset)
 
+    def read_ahead(self, fd: int, offset: int, length: int) -> None:
+        """Let the system begin to read a range that will be read soon. It waits for nothing."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write a buffer; returns how many bytes went, which may be fewer."""
         return os.pwrite(fd, data, offset)

@@ -167,14 +167,15 @@ class Move(enum.Enum):
     STORE = "store"  # block to slot
     LOAD = "load"  # slot to block
     MOVE = "move"  # slot to slot, from one tier below to another; there is no block
+    VERIFY = "verify"  # what is in the slot is read and checked, and stays there; there is no block
     FORGET = "forget"  # what is in the slot may not be found, not after a restart either; there is no block
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """All bytes of a block go to a slot of the lower tier, or come from it. It begins when the plan begins,
-    and ends on its own time with a `TransferDone` (unless it is to forget); until then a holder keeps the
-    block. Transfers of one slot happen in the order of plans, and in the order of the plan."""
+    """All bytes of a block go to a slot of the lower tier, come from it, or are checked there. It begins when
+    the plan begins, and ends on its own time with a `TransferDone` (unless it is to forget); until then a
+    holder keeps the block. Transfers of one slot happen in the order of plans, and in that of the plan."""
 
     transfer_id: int
     block: int

@@ -210,6 +210,10 @@ class FaultyFiles(Files):
             _flip(into[:count], fault.at)
         return count
 
+    def read_ahead(self, fd: int, offset: int, length: int) -> None:
+        """As `Files` says. No call: nothing depends on it."""
+        self._files.read_ahead(fd, offset, length)
+
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """As `Files` says, or fewer bytes, or a wrong bit among them, or another fault."""
         fault = self.meet("pwrite")

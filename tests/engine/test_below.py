@@ -18,7 +18,7 @@ from octavo.executor.disk import DiskStore
 from octavo.files import Files
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.pool import bytes_per_block
+from octavo.kernels.pool import bytes_per_block, bytes_per_layer
 from octavo.retention.transfers import Transfers
 from octavo.types import Request
 
@@ -27,16 +27,17 @@ NUM_BLOCKS = 30
 
 
 class House:
-    """Engines over the tiny model, one after another, on one folder."""
+    """Engines over the tiny model, one after another, on one folder, where a layer of a block is a piece."""
 
     def __init__(self, folder: Path, kv: str) -> None:
         self.ops = over_kv_of(kv, NativeOps("f32"))
         self._folder = folder
-        self._bytes = bytes_per_block(KvShape(2, 2, 16, 16, kv))
+        shape = KvShape(2, 2, 16, 16, kv)
+        self._bytes, self._piece_bytes = bytes_per_block(shape), bytes_per_layer(shape)
         self._engines: list[Engine] = []
 
     def engine(self, slots: int = 400, files: object = None, **changes: object) -> Engine:
-        given = {} if files is None else {"files": files}
+        given = {"piece_bytes": self._piece_bytes, "files": files}
         store = DiskStore.open(self._folder, slots * (self._bytes + 4096), self._bytes, FINGERPRINT, **given)  # type: ignore[arg-type]
         engine = tiny_engine(self.ops, num_blocks=NUM_BLOCKS, store=store, **changes)  # type: ignore[arg-type]
         self._engines.append(engine)

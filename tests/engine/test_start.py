@@ -23,10 +23,13 @@ from tests.wanted import request_for
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.available import available_memory
+from octavo.engine.offload import Below, open_below
 from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
 from octavo.executor.runner import Runner
+from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.pool import bytes_per_layer
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
 from octavo.params import SamplerParams
@@ -105,6 +108,20 @@ def test_sessions_are_found_again_within_their_tenants_bounds(
 
     with mock.patch.object(Transfers, "is_worth_it", return_value=True):
         asyncio.run(asyncio.wait_for(after(asyncio.run(asyncio.wait_for(before(), 60))), 60))
+
+
+def test_a_block_lies_on_disk_in_a_piece_for_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Below | None] = []
+    monkeypatch.setattr(
+        start_module, "open_below", lambda *given: opened.append(open_below(*given)) or opened[-1]
+    )
+    start(tmp_path).close()
+    assert opened[0] is not None
+    extents = opened[0].store.extents
+    assert extents is not None
+    assert (extents.pieces, extents.piece_bytes) == (2, bytes_per_layer(KvShape(2, 2, 16, 16, "f32")))
 
 
 def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(

@@ -248,6 +248,9 @@ class ScriptedBackend:
         """Of a block of tokens."""
         return _BLOCK_BYTES
 
+    def bytes_per_layer(self, shape: KvShape) -> None:
+        """There are no layers."""
+
     def new_runner(
         self,
         model: Model,

@@ -88,6 +88,10 @@ class TorchBackend:
         """What a block takes."""
         return Layout(shape).bytes_per_block
 
+    def bytes_per_layer(self, shape: KvShape) -> int:
+        """What a layer of a block takes."""
+        return Layout(shape).bytes_per_layer
+
     def new_runner(
         self,
         model: Model,

@@ -47,12 +47,17 @@ class Below:
 
 
 def open_below(
-    options: StartOptions, block_bytes: int, fingerprint: bytes, needed_s: NeededSeconds = not_needed
+    options: StartOptions,
+    block_bytes: int,
+    fingerprint: bytes,
+    needed_s: NeededSeconds = not_needed,
+    piece_bytes: int | None = None,
 ) -> Below | None:
-    """Host memory, disk, both or nothing. Raises ConfigError."""
+    """Host memory, disk, both or nothing. On disk a block lies in pieces of `piece_bytes`, of one layer each,
+    or in one. Raises ConfigError."""
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
     clock = open_clock(options, fingerprint)
-    disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s)
+    disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s, piece_bytes)
     if not options.host_cache_bytes:
         return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock)
     try:
@@ -81,6 +86,7 @@ def open_disk(
     max_age_s: float,
     clock: SteadyClock,
     needed_s: NeededSeconds = not_needed,
+    piece_bytes: int | None = None,
 ) -> DiskStore | None:
     """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
     left in its folder is told, and removed where no server has used it for too long; nothing where `clock` is
@@ -99,6 +105,7 @@ def open_disk(
         options.disk_size_bytes,
         block_bytes,
         fingerprint,
+        piece_bytes=piece_bytes,
         max_age_s=max_age_s,
         needed_s=lambda namespace: needed_s(namespace, clock()),
         clock=clock,

@@ -19,7 +19,7 @@ from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, Ops, WeightOps
-from octavo.kernels.pool import bytes_per_block
+from octavo.kernels.pool import bytes_per_block, bytes_per_layer
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
@@ -63,6 +63,10 @@ class Backend(Protocol):
 
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes. Raises ConfigError for a shape or a kind of KV that it does not know."""
+
+    def bytes_per_layer(self, shape: KvShape) -> int | None:
+        """What each layer of a block takes, layer after layer from its beginning; None: blocks are not laid
+        out so."""
 
     def new_runner(
         self,
@@ -108,6 +112,10 @@ class HostBackend:
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes."""
         return bytes_per_block(shape)
+
+    def bytes_per_layer(self, shape: KvShape) -> int:
+        """What a layer of a block takes."""
+        return bytes_per_layer(shape)
 
     def new_runner(
         self,

@@ -3,7 +3,8 @@
     folder/
       3f0c...e1/         a namespace: the first 32 hex digits of the fingerprint of model and KV layout
         lock             held by the one process that uses the namespace
-        blocks           [ slot 0 | slot 1 | slot 2 | ... ]    block_bytes each, rounded up to 4 KiB
+        blocks           [ slot 0 | slot 1 | slot 2 | ... ]    block_bytes each, rounded up to 4 KiB; or
+                         [ stripe 0 | stripe 1 | ... ]         some slots each, layer by layer (`disk_layout`)
         index.sqlite     meta: what all of this is bound to
                          blocks: slot -> name, digest of (name, bytes), last use
 
@@ -41,13 +42,14 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.executor.disk_folder import bytes_free
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, IndexRow
+from octavo.executor.disk_layout import Extents, choose_lanes
 from octavo.files import Files, Whereabouts
 from octavo.units import format_bytes
 
@@ -72,27 +74,32 @@ class DiskStore:
         fingerprint: bytes,
         files: Files | None = None,
         *,
+        piece_bytes: int | None = None,
         max_age_s: float = math.inf,
         needed_s: Callable[[Path], float] = lambda namespace: 0.0,
         clock: Callable[[], float] = time.time,
     ) -> DiskStore:
         """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
 
-        Takes the space of all slots now, so that a full disk is met here, before memory is taken for so many
-        slots. A store that grew or shrank keeps
-        the blocks of the slots that it still has; blocks that were last used more than `max_age_s` ago are
-        dropped; `needed_s`, which is asked under the store's lock, may say a longer time. Raises ConfigError
-        for a folder that cannot be used, is in use, or has no room. O(blocks stored), without reading them.
+        A block lies in pieces of `piece_bytes`, what it has of one layer, or (None) in one piece. Takes the
+        space of all slots now, so that a full disk is met here, before memory is taken for so many slots. A
+        store that grew or shrank keeps the blocks of the slots that it still has, unless these are fewer than
+        its lanes; blocks that were last used more than `max_age_s` ago are dropped; `needed_s`, which is
+        asked under the store's lock, may say a longer time. Raises ConfigError for a folder that cannot be
+        used, is in use, or has no room. O(blocks stored), without reading them.
         """
         assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
         files = files or Files()
-        slot_bytes = -(-block_bytes // _PAGE) * _PAGE
+        page_bytes = -(-block_bytes // _PAGE) * _PAGE
+        pieces = 1 if piece_bytes is None else -(-block_bytes // piece_bytes)
+        slot_bytes = page_bytes if piece_bytes is None else pieces * piece_bytes
         num_slots = num_bytes // slot_bytes
         if num_slots < 1:
             raise ConfigError(
                 f"the disk tier has {num_bytes:,} bytes; allowed: {slot_bytes:,} (one block) or more; "
                 "give it more, or none"
             )
+        lanes = 1 if piece_bytes is None else choose_lanes(piece_bytes, num_slots)
         namespace = folder / namespace_of(fingerprint)
         with contextlib.ExitStack() as resources:
             try:
@@ -100,12 +107,13 @@ class DiskStore:
                 _lock(files, namespace / "lock", resources)
                 fd = files.open(namespace / "blocks")
                 resources.callback(files.close, fd)
-                _check_room(namespace / "blocks", num_slots * slot_bytes)
-                index = DiskIndex.open(
-                    files, namespace / "index.sqlite", Binding(fingerprint, block_bytes, num_slots)
-                )
+                binding = Binding(fingerprint, block_bytes, piece_bytes or 0, lanes, num_slots)
+                index = DiskIndex.open(files, namespace / "index.sqlite", binding)
                 resources.callback(index.close)
-                store = cls(files, fd, index, block_bytes, slot_bytes, num_slots, clock)
+                whole_stripes = num_slots // index.lanes * index.lanes
+                extents = Extents(fd, index.lanes, pieces, piece_bytes or slot_bytes, whole_stripes)
+                _check_room(namespace / "blocks", extents.file_bytes)
+                store = cls(files, extents, index, block_bytes, clock)
                 store.namespace = namespace
                 store._fit(max_age_s if max_age_s == math.inf else max(max_age_s, needed_s(namespace)))
                 files.sync_folder(namespace)
@@ -120,17 +128,16 @@ class DiskStore:
     def __init__(
         self,
         files: Files,
-        fd: int,
+        extents: Extents,
         index: DiskIndex,
         block_bytes: int,
-        slot_bytes: int,
-        num_slots: int,
         clock: Callable[[], float],
     ) -> None:
         self.namespace = Path()  # the folder of this fingerprint
         self.block_bytes = block_bytes
-        self.slot_bytes = slot_bytes
-        self.num_slots = num_slots
+        self.extents = extents  # where slots lie, for what reads pieces of blocks by itself
+        self.slot_bytes = extents.pieces * extents.piece_bytes
+        self.num_slots = extents.num_slots
         self.opened_afresh = index.opened_afresh  # why the content was given up at open; "" when it was not
         self.writes = 0  # blocks written, committed or not
         self.reads = 0  # blocks read and found sound
@@ -139,15 +146,16 @@ class DiskStore:
         self.errors = 0  # errors of the operating system or of SQLite
         self.last_error = ""  # the words of the last of either
         self._files = files
-        self._fd = fd
+        self._fd = extents.fd
         self._index = index
-        self._records: list[bytes | None] = [None] * num_slots  # name and digest of what can be read now
-        self._used = [0] * num_slots  # when, in microseconds since 1970; it grows with every use
+        self._records: list[bytes | None] = [None] * self.num_slots  # name and digest of what can be read now
+        self._used = [0] * self.num_slots  # when, in microseconds since 1970; it grows with every use
         self._last_use = 0
         self._clock = clock
         self._uncommitted: set[int] = set()  # slots with a record and no row
         self._stale: set[int] = set()  # slots without a record that have a row, or may have one
         self._touched: set[int] = set()  # slots used since the last commit
+        self._verified = bytearray()  # where blocks are read that are only verified
         self._digester = _Digester(len(os.sched_getaffinity(0)))
         self._resources = contextlib.ExitStack()
         self._is_open = True
@@ -174,7 +182,8 @@ class DiskStore:
             return False
         digest = self._digester.digest(name, data)
         try:
-            self._pwrite(slot * self.slot_bytes, data)
+            for offset, piece in self._pieces(slot, data):
+                self._pwrite(offset, piece)
         except OSError as error:
             self._record(error)
             return False
@@ -197,7 +206,7 @@ class DiskStore:
         into = into.cast("B")
         assert into.nbytes == self.block_bytes
         try:
-            sound = self._pread(slot * self.slot_bytes, into)
+            sound = self._pread_pieces(list(self._pieces(slot, into)))
             sound = sound and record[NAME_BYTES:] == self._digester.digest(name, into)
         except OSError as error:
             self._record(error)
@@ -211,6 +220,11 @@ class DiskStore:
         self._touch(slot)
         self.reads += 1
         return True
+
+    def verify(self, slot: int, name: bytes) -> bool:
+        """Whether `read` would find the block: it is read to the same ends, and not kept."""
+        self._verified = self._verified or bytearray(self.block_bytes)
+        return self.read(slot, name, memoryview(self._verified))
 
     def host_of(self, slot: int) -> None:
         """No slot lies in host memory."""
@@ -288,7 +302,7 @@ class DiskStore:
     def _fit(self, max_age_s: float) -> None:
         """Give the file its size, and take over the rows whose bytes it has and that are not too old."""
         index, length = self._index, self._files.size(self._fd)
-        num_present = length // self.slot_bytes
+        num_present = self.extents.num_present(length)
         num_cut = sum(num_present <= row.slot < self.num_slots for row in index.rows)
         if index.rows and num_present == 0:
             self.opened_afresh = "its blocks file was empty"
@@ -301,7 +315,7 @@ class DiskStore:
         if gone:
             index.change(gone, [], [], durable=True)
         # 2. The file; one that cannot grow is left as it was.
-        wanted = self.num_slots * self.slot_bytes
+        wanted = self.extents.file_bytes
         if length > wanted:
             self._files.truncate(self._fd, wanted)
         try:
@@ -331,6 +345,12 @@ class DiskStore:
         self._touched -= self._uncommitted
         self._uncommitted.clear()
 
+    def _pieces(self, slot: int, block: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Each piece of a block with its offset in the file. The last one may be short."""
+        size = self.extents.piece_bytes
+        for piece, start in enumerate(range(0, self.block_bytes, size)):
+            yield self.extents.offset(slot, piece), block[start : start + size]
+
     def _pwrite(self, offset: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
@@ -338,6 +358,13 @@ class DiskStore:
             if count == 0:
                 raise OSError(errno.EIO, "a write wrote nothing")
             done += count
+
+    def _pread_pieces(self, pieces: Sequence[tuple[int, memoryview]]) -> bool:
+        """False when the file ends first."""
+        if len(pieces) > 1:  # one after another, each would wait for the medium
+            for offset, piece in pieces:
+                self._files.read_ahead(self._fd, offset, len(piece))
+        return all(self._pread(offset, piece) for offset, piece in pieces)
 
     def _pread(self, offset: int, into: memoryview) -> bool:
         """False when the file ends first."""

@@ -1,6 +1,6 @@
 """The disk index: which block lies in which slot, in SQLite, as a restart will find it.
 
-    meta     one row: format, fingerprint, block_bytes, num_slots
+    meta     one row: format, fingerprint, block_bytes, piece_bytes, lanes, num_slots
     blocks   slot | name | digest | used (microseconds since 1970)
 
 It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
@@ -19,26 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.database import begin_anew, is_trouble, open_database, transaction
+from octavo.executor.disk_layout import are_lanes
 from octavo.files import Files
 
-FORMAT = 3  # 2: a digest was of a block as a whole
+FORMAT = 4  # 2: a digest was of a block as a whole; 3: a block lay in one piece
 NAME_BYTES = 32
 DIGEST_BYTES = 16
 _USED_MAX = 2**62  # far beyond any date in microseconds, and far from the end of SQLite's integers
 
 _SCHEMA = (
-    "CREATE TABLE meta (format, fingerprint, block_bytes, num_slots)",
+    "CREATE TABLE meta (format, fingerprint, block_bytes, piece_bytes, lanes, num_slots)",
     "CREATE TABLE blocks (slot INTEGER PRIMARY KEY, name, digest, used)",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a namespace holds. Another number of slots is adapted to; another anything begins afresh."""
+    """What a namespace holds. Another number of slots is adapted to, and lanes are kept where there are slots
+    for them; another anything begins afresh."""
 
     fingerprint: bytes
     block_bytes: int
-    num_slots: int
+    piece_bytes: int  # 0: a block is one piece
+    lanes: int  # of a namespace that begins
+    num_slots: int  # there is room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,9 @@ class IndexRow:
 class DiskIndex:
     """An open index. `rows` and `unsound` are what it held when it was opened."""
 
-    def __init__(self, database: sqlite3.Connection, opened_afresh: str) -> None:
+    def __init__(self, database: sqlite3.Connection, opened_afresh: str, lanes: int) -> None:
         self.opened_afresh = opened_afresh
+        self.lanes = lanes  # that the namespace has
         self.rows: list[IndexRow] = []
         self.unsound: list[int] = []  # slots whose rows make no sense
         self._database = database
@@ -72,13 +77,20 @@ class DiskIndex:
                 return found
             why = found
         with _kept_unless_raised(begin_anew(files.connect, files.remove, path)) as database:
-            index = cls(database, why)
+            index = cls(database, why, binding.lanes)
             with transaction(database, durable=True):
                 for table in _SCHEMA:
                     database.execute(table)
                 database.execute(
-                    "INSERT INTO meta VALUES (?, ?, ?, ?)",
-                    (FORMAT, binding.fingerprint, binding.block_bytes, binding.num_slots),
+                    "INSERT INTO meta VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        FORMAT,
+                        binding.fingerprint,
+                        binding.block_bytes,
+                        binding.piece_bytes,
+                        binding.lanes,
+                        binding.num_slots // binding.lanes * binding.lanes,
+                    ),
                 )
         return index
 
@@ -123,15 +135,15 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
     """The index as it was left, or why it is of no use."""
     try:
         with _kept_unless_raised(open_database(files.connect, path)) as database:
-            misfit = _misfit(database, binding)
-            if misfit:
+            lanes = _lanes_or_misfit(database, binding)
+            if isinstance(lanes, str):
                 database.close()
-                return misfit
-            index = DiskIndex(database, "")
+                return lanes
+            index = DiskIndex(database, "", lanes)
             _load(index, database)
             # Some damage shows only when something is written.
             with transaction(database, durable=False):
-                database.execute("UPDATE meta SET num_slots = ?", (binding.num_slots,))
+                database.execute("UPDATE meta SET num_slots = ?", (binding.num_slots // lanes * lanes,))
             return index
     except UnicodeDecodeError:
         return "its index was damaged (so badly that SQLite's words about it are no text)"
@@ -141,25 +153,33 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
         return f"its index was damaged ({error})"
 
 
-def _misfit(database: sqlite3.Connection, binding: Binding) -> str:
-    """Why this database is not the binding's, or ""."""
+def _lanes_or_misfit(database: sqlite3.Connection, binding: Binding) -> int | str:
+    """The lanes of this database's blocks, or why it is not the binding's."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != ("ok",):
         return f"its index was damaged ({verdict[0]})"
     schema = database.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
     if schema != [(table,) for table in _SCHEMA]:
-        return "its index was unfinished, or had other tables"
-    meta = database.execute("SELECT format, fingerprint, block_bytes FROM meta").fetchall()
+        return f"its index was unfinished, or had other tables than format {FORMAT}"
+    meta = database.execute(
+        "SELECT format, fingerprint, block_bytes, piece_bytes, lanes FROM meta"
+    ).fetchall()
     if len(meta) != 1:
         return f"its index had {len(meta)} rows about itself; it has one"
-    format_, fingerprint, block_bytes = meta[0]
+    format_, fingerprint, block_bytes, piece_bytes, lanes = meta[0]
     if format_ != FORMAT:
         return f"its index had format {format_!r}; this is format {FORMAT}"
     if fingerprint != binding.fingerprint:
         return "it belonged to another model or layout"
     if block_bytes != binding.block_bytes:
         return f"its blocks had {block_bytes!r} bytes; these have {binding.block_bytes}"
-    return ""
+    if piece_bytes != binding.piece_bytes:
+        return f"its pieces had {piece_bytes!r} bytes; these have {binding.piece_bytes} (0: a block is one)"
+    if not are_lanes(lanes):
+        return f"its stripes had {lanes!r} slots, which is no number of slots"
+    if lanes > binding.num_slots:
+        return f"its stripes had {lanes} slots, and there is room for {binding.num_slots}"
+    return int(lanes)
 
 
 def _load(index: DiskIndex, database: sqlite3.Connection) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
+from octavo.executor.disk_layout import Extents
 
 _PAGE = 4096
 
@@ -82,6 +83,14 @@ class HostStore:
         np.frombuffer(into, np.uint8)[:] = self._slots[slot, : self.block_bytes]
         return True
 
+    def verify(self, slot: int, name: bytes) -> bool:
+        """Whether the slot holds that name: nothing here is damaged."""
+        return self._names[slot] == name
+
+    @property
+    def extents(self) -> None:
+        """There is no file."""
+
     def forget(self, slot: int) -> None:
         """Empty a slot."""
         self._names[slot] = None
@@ -130,6 +139,16 @@ class TieredStore:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
         store, own = self._place(slot)
         return store.read(own, name, into)
+
+    def verify(self, slot: int, name: bytes) -> bool:
+        """Whether `read` would find the block."""
+        store, own = self._place(slot)
+        return store.verify(own, name)
+
+    @property
+    def extents(self) -> Extents:
+        """Of the disk, whose slots it numbers from 0: slot H of both is slot 0 there."""
+        return self._disk.extents
 
     def forget(self, slot: int) -> None:
         """What is in the slot is not listed any more."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo.errors import SessionRefused
+from octavo.executor.disk_layout import Extents
 from octavo.executor.forward import BlockMover
 from octavo.executor.host import HostStore
 from octavo.files import vanished_in_words
@@ -52,6 +53,14 @@ class BlockStore(Protocol):
 
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
+
+    def verify(self, slot: int, name: bytes) -> bool:
+        """Whether `read` would find the block. It is read and not kept; a damaged one is forgotten."""
+
+    @property
+    def extents(self) -> Extents | None:
+        """Where the slots on disk lie in their file, numbered from 0 behind those in host memory; None: there
+        is no disk."""
 
     def host_of(self, slot: int) -> HostStore | None:
         """Where the slot lies in host memory; None: it does not."""
@@ -248,6 +257,8 @@ class TransferWorker:
         if transfer.move is Move.FORGET:
             store.forget(transfer.slot)
             return True
+        if transfer.move is Move.VERIFY:
+            return store.verify(transfer.slot, transfer.name)
         if transfer.move is Move.MOVE:
             self._passing = self._passing or bytearray(blocks.bytes_per_block)
             data = memoryview(self._passing)

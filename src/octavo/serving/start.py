@@ -266,7 +266,9 @@ def _engine_over(
     facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
-    inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint, needed_s)
+    shape = kv_shape(loaded.model, budget.block_size, options.kv)
+    inbox, piece_bytes = Inbox(), backend.bytes_per_layer(shape)
+    below = open_below(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
     worker = None
     if below is not None:
         undo.callback(below.store.close)
@@ -274,7 +276,6 @@ def _engine_over(
         undo.callback(worker.close)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
-    shape = kv_shape(loaded.model, budget.block_size, options.kv)
     runner = backend.new_runner(
         loaded.model,
         of_runner,

@@ -1,0 +1,64 @@
+"""The layout of the blocks file: where each piece of each slot lies.
+
+    file      [ stripe 0 | stripe 1 | stripe 2 | ... ]             `lanes` slots in each
+    stripe    [ piece 0 of all its slots | piece 1 of all its slots | ... ]
+    piece p   [ lane 0 | lane 1 | ... | lane L - 1 ]               `piece_bytes` each
+
+A piece is what a block holds of one layer, so one layer of consecutive slots is one contiguous range. The end
+of the last piece lies behind the block and is never read. Where a block is one piece, and there is one lane,
+slots lie one after another.
+
+The number of lanes is chosen when a namespace begins (`choose_lanes`), and kept while it lives: to change it
+would move every block. It does not know what the bytes are, or which slots are in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LANES_MIN, LANES_MAX = 16, 256
+_RUN_BYTES = 1 << 20  # of one layer, to be read at once: a medium's rate needs no more
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """An open blocks file, and where the pieces of its slots lie in it; what reads pieces by itself needs no
+    more. A slot is `pieces * piece_bytes` long, which is a block or more. `fd` is valid until the store is
+    closed."""
+
+    fd: int
+    lanes: int
+    pieces: int
+    piece_bytes: int
+    num_slots: int  # a multiple of lanes
+
+    @property
+    def stripe_bytes(self) -> int:
+        """Of all slots of a stripe."""
+        return self.pieces * self.lanes * self.piece_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all stripes."""
+        return self.num_slots // self.lanes * self.stripe_bytes
+
+    def offset(self, slot: int, piece: int) -> int:
+        """Where a piece of a slot begins."""
+        stripe, lane = divmod(slot, self.lanes)
+        return stripe * self.stripe_bytes + (piece * self.lanes + lane) * self.piece_bytes
+
+    def num_present(self, length: int) -> int:
+        """Slots whose stripes lie wholly within a file of so many bytes: the first ones."""
+        return length // self.stripe_bytes * self.lanes
+
+
+def choose_lanes(piece_bytes: int, num_slots: int) -> int:
+    """For a namespace that begins: a power of two, for runs of up to 1 MiB where that makes 16 to 256 lanes,
+    and never more than there are slots."""
+    lanes = min(max(_RUN_BYTES // piece_bytes, LANES_MIN), LANES_MAX, num_slots)
+    return 1 << (lanes.bit_length() - 1)
+
+
+def are_lanes(lanes: object) -> bool:
+    """Whether that may have been chosen."""
+    return isinstance(lanes, int) and 1 <= lanes <= LANES_MAX and lanes & (lanes - 1) == 0
