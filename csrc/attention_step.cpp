@@ -44,11 +44,27 @@ Piece task_of(const AttentionStep& step, int64_t chunk, int64_t first_head, int6
 int64_t heads_together(const AttentionStep& step, int64_t threads) {
   int64_t walks = 0;  // of one head through one partition
   for (int64_t c = 0; c < step.num_chunks; ++c) {
-    walks += step.kv.kv_heads * ((step.starts[c] + partition_size) / partition_size);
+    const int64_t end = (step.starts[c] + partition_size) / partition_size;
+    const int64_t walked = std::min(end, step.last_partition) - step.first_partition;
+    walks += step.kv.kv_heads * std::max<int64_t>(walked, 0);
   }
   const int64_t bytes = kv_key_bytes(step.kv.kind, step.kv.head_size, step.kv.block_size);
   const int64_t wanted = std::min(walks / (threads * tasks_per_thread), read_together / bytes);
   return std::clamp<int64_t>(wanted, 1, step.kv.kv_heads);
+}
+
+// Leaves the task those of its partitions that this call walks: false if there are none.
+bool clip_task(const AttentionStep& step, Piece& piece) {
+  AttentionTask& task = piece.task;
+  const int64_t first = std::max(task.first_partition, step.first_partition);
+  const int64_t last = std::min(task.last_partition, step.last_partition);
+  if (first >= last) return false;
+  task.begins = first == task.first_partition;
+  task.ends = last == task.last_partition;
+  piece.cost = piece.cost * (last - first) / (task.last_partition - task.first_partition);
+  task.first_partition = first;
+  task.last_partition = last;
+  return true;
 }
 
 void list_tasks(const AttentionStep& step, int64_t threads, std::vector<Piece>& tasks) {
@@ -60,8 +76,9 @@ void list_tasks(const AttentionStep& step, int64_t threads, std::vector<Piece>& 
     const int64_t heads = std::max<int64_t>(1, std::min(together, rows_together / rows));
     for (int64_t head = 0; head < kv_heads; head += heads) {
       for (int64_t row = 0; row < rows; row += attention_rows) {
-        tasks.push_back(task_of(step, c, head, std::min(head + heads, kv_heads), row,
-                                std::min<int64_t>(row + attention_rows, rows)));
+        Piece task = task_of(step, c, head, std::min(head + heads, kv_heads), row,
+                             std::min<int64_t>(row + attention_rows, rows));
+        if (clip_task(step, task)) tasks.push_back(task);
       }
     }
   }
@@ -124,7 +141,8 @@ Attention chunk_of(const AttentionStep& step, int64_t c) {
           step.window,
           step.soft_cap,
           step.sinks,
-          step.slopes};
+          step.slopes,
+          step.state ? step.state + first * step.heads * part_floats(step.kv.head_size) : nullptr};
 }
 
 using Kernel = void (*)(const Attention&, const AttentionTask&);

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "arrays.hpp"
-#include "program.hpp"
+#include "cold_step.hpp"
 
 namespace octavo {
 namespace {
@@ -191,12 +191,7 @@ void finish(Program& program, BufferId result) {
 }
 
 // The result's rows as an array over the program's own memory: valid until its next run.
-auto run(Program& program, const StepInput& input) {
-  const float* rows = nullptr;
-  {
-    const nb::gil_scoped_release unlocked;
-    rows = program.run(input);
-  }
+auto array_of(Program& program, const float* rows, const StepInput& input) {
   const Buffer& result = program.buffer(program.result());
   // Should the program get a larger arena, this one lives as long as an array over it.
   const nb::capsule owner(new std::shared_ptr<float>(program.arena()),
@@ -206,9 +201,18 @@ auto run(Program& program, const StepInput& input) {
       const_cast<float*>(rows), {static_cast<size_t>(count), static_cast<size_t>(result.width)}, owner);
 }
 
-auto run_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
-              const IntVector& offsets, const IntMatrix& tables, const IntVector& logit_rows,
-              int64_t num_blocks) {
+auto run(Program& program, const StepInput& input) {
+  const float* rows = nullptr;
+  {
+    const nb::gil_scoped_release unlocked;
+    rows = program.run(input);
+  }
+  return array_of(program, rows, input);
+}
+
+StepInput step_input(const Program& program, const IntVector& tokens, const IntVector& positions,
+                     const IntVector& starts, const IntVector& offsets, const IntMatrix& tables,
+                     const IntVector& logit_rows) {
   const int64_t count = extent(tokens, 0), chunks = extent(starts, 0), table_width = extent(tables, 1);
   require(program.is_finished(), "the program is not finished");
   require(program.given() < 0, "the program takes rows, not a step");
@@ -226,14 +230,123 @@ auto run_step(Program& program, const IntVector& tokens, const IntVector& positi
       require(positions.data()[offsets.data()[c] + i] == starts.data()[c] + i,
               "positions do not follow the chunks' starts");
     }
-    if (program.num_layers() == 0) continue;
-    const int64_t blocks = (starts.data()[c] + length - 1) / program.layer(0).block_size + 1;
-    require(blocks <= table_width, "the block table of chunk " + std::to_string(c) + " is too short");
-    require_indices("block id", tables.data() + c * table_width + program.first_block(starts.data()[c]),
-                    blocks - program.first_block(starts.data()[c]), num_blocks);
   }
-  return run(program, {count, extent(logit_rows, 0), chunks, table_width, tokens.data(), positions.data(),
-                       logit_rows.data(), starts.data(), offsets.data(), tables.data(), nullptr});
+  return {count,           extent(logit_rows, 0), chunks,        table_width,    tokens.data(), positions.data(),
+          logit_rows.data(), starts.data(),       offsets.data(), tables.data(), nullptr};
+}
+
+// The entries of each chunk's table (`tables`, of the shape of the input's) that some layer reads or writes exist:
+// blocks of the pool, or, where nothing is written, slots of a second memory.
+void require_entries(const Program& program, const StepInput& input, const int32_t* tables, int64_t num_blocks,
+                     int64_t num_slots) {
+  if (program.num_layers() == 0) return;
+  const int64_t block_size = program.layer(0).block_size;
+  for (int64_t c = 0; c < input.num_chunks; ++c) {
+    const int64_t start = input.starts[c], stop = start + input.offsets[c + 1] - input.offsets[c];
+    const int64_t first = program.first_block(start), written = start / block_size;
+    const int64_t blocks = (stop - 1) / block_size + 1;
+    const int32_t* table = tables + c * input.table_width;
+    require(blocks <= input.table_width, "the block table of chunk " + std::to_string(c) + " is too short");
+    for (int64_t i = first; i < written; ++i) {
+      if (num_slots > 0 && table[i] >= cold_first) {
+        require_index("slot of the second memory", table[i] - cold_first, num_slots);
+      } else {
+        require_index("block id", table[i], num_blocks);
+      }
+    }
+    for (int64_t i = written; num_slots > 0 && i < blocks; ++i) {
+      require(table[i] < cold_first, "chunk " + std::to_string(c) + " writes to a slot of the second memory");
+    }
+    require_indices("block id", table + written, blocks - written, num_blocks);
+  }
+}
+
+auto run_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
+              const IntVector& offsets, const IntMatrix& tables, const IntVector& logit_rows,
+              int64_t num_blocks) {
+  const StepInput input = step_input(program, tokens, positions, starts, offsets, tables, logit_rows);
+  require_entries(program, input, input.tables, num_blocks, 0);
+  return run(program, input);
+}
+
+// -- a step over a second memory ----------------------------------------------------------------------
+
+// Raise unless every block of the program's has room in a slot, and every byte of the file an offset.
+void require_room(const Program& program, const SecondMemory& memory) {
+  const KvLayer& kv = program.layer(0);
+  const int64_t layers = program.num_layers();
+  const int64_t layer_bytes = kv_layer_bytes(kv.kind, kv.kv_heads, kv.head_size, kv.block_size);
+  if (memory.num_host > 0) {
+    require(memory.host_slot_bytes >= layers * layer_bytes,
+            "host_slot_bytes is " + std::to_string(memory.host_slot_bytes) + "; a block has " +
+                std::to_string(layers * layer_bytes));
+  }
+  if (!memory.has_file()) return;
+  require(memory.pieces >= layers, "pieces is " + std::to_string(memory.pieces) + "; the program has " +
+                                       std::to_string(layers) + " layers");
+  const int64_t padded = memory.num_slots - memory.num_host + memory.lanes;  // whole stripes, and more
+  require(padded <= INT64_MAX / layer_bytes / memory.pieces, "the slots of the file are absurdly many or large");
+}
+
+void begin_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
+                const IntVector& offsets, const IntMatrix& tables, const IntVector& logit_rows, int64_t num_blocks,
+                ColdReader& reader) {
+  const StepInput input = step_input(program, tokens, positions, starts, offsets, tables, logit_rows);
+  require(!program.windows().empty(), "the program attends to nothing");
+  require(num_blocks >= 0 && num_blocks <= cold_first, "absurdly many blocks");
+  require_room(program, reader.memory());
+  require_entries(program, input, input.tables, num_blocks, reader.memory().num_slots);
+  const nb::gil_scoped_release unlocked;
+  program.begin_step(input, num_blocks, reader);
+}
+
+nb::object advance(Program& program, const IntMatrix& tables, int64_t num_layers) {
+  require(num_layers >= 1, "num_layers is " + std::to_string(num_layers) + "; allowed: from 1");
+  StepInput input{};  // its counts are needed when the step has ended
+  const int64_t chunks = extent(tables, 0), width = extent(tables, 1);
+  const int32_t* entries = tables.data();
+  const auto check = [&](const ColdStep& step) {
+    input = step.input;
+    require_size("tables, first axis,", chunks, input.num_chunks);
+    require_size("tables, second axis,", width, input.table_width);
+    require_entries(program, input, entries, step.num_blocks, step.reader.memory().num_slots);
+  };
+  const float* rows = nullptr;
+  {
+    const nb::gil_scoped_release unlocked;
+    rows = program.advance(entries, num_layers, check);
+  }
+  return rows ? nb::cast(array_of(program, rows, input)) : nb::none();
+}
+
+void make_second_memory(ColdReader* self, const std::optional<ByteVector>& host, int64_t host_slot_bytes,
+                        int64_t num_host, int fd, int64_t lanes, int64_t pieces, int64_t num_slots,
+                        int64_t window_bytes, int64_t num_readers) {
+  const auto between = [](const char* name, int64_t given, int64_t low, int64_t high) {
+    require(given >= low && given <= high, std::string(name) + " is " + std::to_string(given) + "; allowed: " +
+                                               std::to_string(low) + " to " + std::to_string(high));
+  };
+  between("num_slots", num_slots, 1, cold_first);
+  between("num_host", num_host, 0, num_slots);
+  if (num_host > 0) {
+    require(host.has_value(), "there is no host memory for num_host slots");
+    between("host_slot_bytes", host_slot_bytes, 1, int64_t{1} << 40);
+    require(host_slot_bytes % 4 == 0 && reinterpret_cast<uintptr_t>(host->data()) % 4 == 0,
+            "slots of host memory do not start at multiples of 4 bytes");
+    require(extent(*host, 0) / host_slot_bytes >= num_host,
+            "host has " + std::to_string(extent(*host, 0)) + " bytes, too few for num_host slots");
+  }
+  if (num_slots > num_host) {
+    require(fd >= 0, "there is no file for the slots from num_host on");
+    between("lanes", lanes, 1, 1 << 20);
+    between("pieces", pieces, 1, 4096);
+    between("window_bytes", window_bytes, 1, int64_t{1} << 40);
+    between("num_readers", num_readers, 1, 64);
+  } else {
+    require(fd == -1, "a file is given, and no slot lies in it: num_slots is num_host; fd for none: -1");
+  }
+  new (self) ColdReader({host ? host->data() : nullptr, host_slot_bytes, num_host, fd, lanes, pieces, num_slots,
+                         window_bytes, num_readers});
 }
 
 StepInput rows_input(const Program& program, const FloatMatrix& x) {
@@ -266,6 +379,10 @@ void bind_program(nb::module_& m) {
   m.def("half_weight", half_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"));
   m.def("code_weight", code_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"),
         nb::arg("inputs"));
+  nb::class_<ColdReader>(m, "SecondMemory")
+      .def("__init__", make_second_memory, nb::arg("host").noconvert().none(), nb::arg("host_slot_bytes"),
+           nb::arg("num_host"), nb::arg("fd"), nb::arg("lanes"), nb::arg("pieces"), nb::arg("num_slots"),
+           nb::arg("window_bytes"), nb::arg("num_readers"), nb::keep_alive<1, 2>());
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::vector<KvLayer>>(), nb::arg("layers"))
       .def("given_rows", given_rows, nb::arg("width"))
@@ -313,6 +430,17 @@ void bind_program(nb::module_& m) {
       .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
            nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"))
+      .def("begin_step", begin_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
+           nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
+           nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"), nb::arg("memory"), nb::keep_alive<1, 9>())
+      .def("advance", advance, nb::arg("tables").noconvert(), nb::arg("num_layers"))
+      .def("abandon", &Program::abandon, nb::call_guard<nb::gil_scoped_release>())
+      .def("failed_slots", &Program::failed_slots)
+      .def("cold_stats",
+           [](const Program& program) {
+             const ColdStats stats = program.cold_stats();
+             return nb::make_tuple(stats.bytes_read, static_cast<double>(stats.wait_ns) * 1e-9);
+           })
       .def("run_rows", run_rows, nb::arg("x").noconvert())
       .def("run_rows_argmax", run_rows_argmax, nb::arg("x").noconvert(), nb::arg("out").noconvert());
 }

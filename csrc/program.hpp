@@ -26,12 +26,14 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "cold_reader.hpp"
 #include "experts.hpp"
 #include "kernels/kernels.hpp"
 #include "kv_prefetch.hpp"
@@ -123,11 +125,13 @@ struct StepInput {
 };
 
 struct Replay;
+struct ColdStep;
 
 class Program {
  public:
   // `layers[i]` is where layer i's K and V are; empty for a program that attends to nothing.
-  explicit Program(std::vector<KvLayer> layers) : layers_(std::move(layers)) {}
+  explicit Program(std::vector<KvLayer> layers);
+  ~Program();
 
   // -- recording ------------------------------------------------------------------------------------
   BufferId given_rows(int64_t width);
@@ -158,6 +162,22 @@ class Program {
   // out[i]: the lowest index of the largest number in row i of the result; -1 where there is NaN or +inf, or
   // nothing but -inf. A product that would be the result is not written: its largest is found piece by piece.
   void run_argmax(const StepInput& input, int32_t* out);
+
+  // -- one step whose block tables have cold entries (cold_step.hpp), in several calls -------------------
+  // Copies the input and starts to read. `memory` must stay until the step has ended; `num_blocks` are the pool's.
+  // Throws std::logic_error where a step is under way already or `memory` serves another program's.
+  void begin_step(const StepInput& input, int64_t num_blocks, ColdReader& memory);
+  // Runs on until `num_layers` more phases of attention are done (after the last one to the end): the result's rows
+  // as of `run`, or null where the step goes on. `tables` take the place of those before: what was read ahead of
+  // cold entries that differ is dropped. `check` is called first, and may refuse them by throwing.
+  const float* advance(const int32_t* tables, int64_t num_layers,
+                       const std::function<void(const ColdStep&)>& check);
+  // Waits for reads in flight and forgets the step, if there is one.
+  void abandon();
+  // Slots that the step that ended last could not read, in ascending order: they counted as zeros.
+  std::vector<int32_t> failed_slots();
+  // Of all such steps so far.
+  ColdStats cold_stats() const { return {cold_bytes_read_, cold_wait_ns_}; }
 
   // Whether steps fetch the next attention's K and V while linear layers run. Not told: as it pays here. Neither
   // while the program runs, nor is its trial to be read then.
@@ -200,6 +220,7 @@ class Program {
 
  private:
   friend struct Replay;
+  friend struct ColdStep;
 
   BufferId new_buffer(Rows rows, int64_t width, RowForm form = RowForm::floats);
   int64_t after(std::initializer_list<BufferId> read, Phase::Kind kind) const;
@@ -217,6 +238,9 @@ class Program {
   template <class Body>
   void timed(size_t phase, Body&& body);
   void run_phases(const Replay& replay, size_t count);
+  void require_no_cold_step() const;
+  void drop_cold_step();
+  void take_cold_stats();
 
   std::vector<KvLayer> layers_;
   std::vector<int64_t> stored_in_;  // by layer: the phase that stores it, or -1
@@ -242,6 +266,10 @@ class Program {
   std::atomic<bool> running_{false};
   std::shared_ptr<float> arena_;  // an array over a result keeps it alive
   int64_t arena_floats_ = 0;
+
+  std::unique_ptr<ColdStep> cold_step_;  // suspended, or being advanced
+  std::vector<int32_t> failed_slots_;
+  std::atomic<int64_t> cold_bytes_read_{0}, cold_wait_ns_{0};
 };
 
 }  // namespace octavo

@@ -311,6 +311,10 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Found
   });
 }
 
+OCTAVO_INLINE float* state_of(const Attention& a, const Owner& owner) {
+  return a.state + (owner.token * a.heads + owner.query_head) * part_floats(a.kv.head_size);
+}
+
 [[maybe_unused]] void finish_rows(const Attention& a, Rows& rows) {
   const int64_t size = a.kv.head_size;
   if (a.sinks) {  // one more partition, of one score whose value is zero
@@ -337,6 +341,28 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Found
   }
 }
 
+// Of a walk in several calls: rows that began in an earlier one go on from what they had.
+[[maybe_unused]] void resume_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
+  if (!a.state || task.begins) return;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float* state = state_of(a, rows.owners[r]);
+    rows.largest[r] = state[0];
+    rows.total[r] = state[1];
+    __builtin_memcpy(rows.out[r], state + kv_lanes, static_cast<uint64_t>(rows.padded_size) * 4);
+  }
+}
+
+// Writes the rows' output, or what they have so far.
+[[maybe_unused]] void end_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
+  if (!a.state || task.ends) return finish_rows(a, rows);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float* state = state_of(a, rows.owners[r]);
+    state[0] = rows.largest[r];
+    state[1] = rows.total[r];
+    __builtin_memcpy(state + kv_lanes, rows.out[r], static_cast<uint64_t>(rows.padded_size) * 4);
+  }
+}
+
 // Modes are set around it, which is not inlined: no operation moves out of them.
 template <KvKind kind>
 __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask& task) {
@@ -345,6 +371,7 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
   gather_queries<kind>(a, rows);
   const int64_t low = rows.low[0], high = rows.high[rows.count - 1];  // both ascend with the token
   float* parts = task.parts;
+  if (!parts) resume_rows(a, task, rows);
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
     Partition part;
     Found found;
@@ -361,7 +388,7 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
       __builtin_memcpy(parts + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
     }
   }
-  if (!task.parts) finish_rows(a, rows);
+  if (!task.parts) end_rows(a, task, rows);
 }
 
 }  // namespace

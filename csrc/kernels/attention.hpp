@@ -24,6 +24,10 @@ constexpr int attention_rows = 36;   // (token, query head) pairs that one atten
 constexpr int head_size_max = 256;
 constexpr int64_t kv_lanes = 16;
 
+// Entries of a block table from here on name slots of a second memory (cold_reader.hpp): entry - cold_first.
+// `COLD_FIRST` in contract.py.
+constexpr int32_t cold_first = 1 << 30;
+
 enum class KvKind { f32, bf16, int8 };
 
 // One layer inside the pool.
@@ -33,6 +37,8 @@ struct KvLayer {
   int64_t layer_start;  // bytes from the block's start to this layer's K
   int64_t kv_heads, head_size, block_size;
   KvKind kind;
+  // By slot of the second memory: this layer's bytes of that block, laid out as in the pool. Null: no entry is cold.
+  const uint8_t* const* cold = nullptr;
 };
 
 static constexpr int64_t kv_element_bytes(KvKind kind) {
@@ -76,6 +82,8 @@ struct Attention {
   float soft_cap;       // 0: none
   const float* sinks;   // (H,) logits that join the denominator only, or null
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
+  // Of a walk in several calls, what each row has so far, or null: (length, H) of [part_floats], as in `parts`.
+  float* state = nullptr;
 };
 
 // What the same thread reads next: K of positions [first, last), from kv head `head` on. It is fetched while the
@@ -94,6 +102,8 @@ struct AttentionTask {
   int64_t first_partition, last_partition;
   float* parts;  // [partitions][rows][part_floats]: largest score, total, 14 unused, output [D16]; or null
   NextKeys next;
+  // Of a walk in several calls: whether the rows' first partition is among these, and their last one.
+  bool begins = true, ends = true;
 };
 
 static constexpr int64_t rows_in(const AttentionTask& task) {

@@ -32,10 +32,12 @@ struct Place {
 template <KvKind kind>
 OCTAVO_INLINE Place place_of(const KvLayer& kv, const int32_t* table, int64_t head, int64_t position) {
   const int64_t slot = position & (kv.block_size - 1);
-  const int64_t block = table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
+  const int32_t block = table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
   const int64_t key_bytes = kv_key_bytes(kind, kv.head_size, kv.block_size);
   const int64_t value_bytes = kv_value_bytes(kind, kv.head_size, kv.block_size);
-  const uint8_t* keys = kv.pool + block * kv.block_bytes + kv.layer_start;
+  const uint8_t* keys = __builtin_expect(block >= cold_first, 0)
+                            ? kv.cold[block - cold_first]
+                            : kv.pool + block * kv.block_bytes + kv.layer_start;
   const uint8_t* values = keys + kv.kv_heads * key_bytes;
   const uint8_t* scales = values + kv.kv_heads * value_bytes;
   return {keys + head * key_bytes + slot * key_lane_bytes,

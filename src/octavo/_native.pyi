@@ -230,6 +230,28 @@ class Mixture:
 def experts(x: _Floats, logits: _Floats, mixture: Mixture, out: _Floats) -> None:
     """out (T, E): each row of x (T, E) through the experts that its logits (T, X) choose."""
 
+class SecondMemory:
+    """Slots of host memory, [0, num_host), and slots of a file, [num_host, num_slots); see csrc/cold_reader.hpp.
+
+    Slot s of host memory is host[s * host_slot_bytes :], laid out like a block of the pool. The file has stripes
+    of `lanes` slots: for each of `pieces` layers the bytes of all lanes, one after the other.
+    """
+
+    def __init__(
+        self,
+        host: _Bytes | None,
+        host_slot_bytes: int,
+        num_host: int,
+        fd: int,
+        lanes: int,
+        pieces: int,
+        num_slots: int,
+        window_bytes: int,
+        num_readers: int,
+    ) -> None:
+        """fd: -1 for no file; else it is duplicated. `num_readers` threads fill `window_bytes` of memory ahead of
+        attention. Raises ValueError for numbers that do not fit each other, RuntimeError for a bad fd."""
+
 class Program:
     """Ops over numbered buffers, recorded once and replayed in one call; see csrc/program.hpp.
 
@@ -303,6 +325,27 @@ class Program:
 
         Raises ValueError or IndexError, before anything is written, for a batch that makes no sense.
         """
+
+    def begin_step(
+        self,
+        tokens: _Ints,
+        positions: _Ints,
+        starts: _Ints,
+        offsets: _Ints,
+        tables: _Ints,
+        logit_rows: _Ints,
+        num_blocks: int,
+        memory: SecondMemory,
+    ) -> None:
+        """A step whose tables may name slots of `memory`: see `program.ColdStepProgram`."""
+
+    def advance(self, tables: _Ints, num_layers: int) -> _Floats | None:
+        """Until so many more phases of attention are done; after the last one to the end: the result's rows."""
+
+    def abandon(self) -> None: ...
+    def failed_slots(self) -> list[int]: ...
+    def cold_stats(self) -> tuple[int, float]:
+        """Bytes read, and seconds waited for them, by all such steps so far."""
 
     def run_rows(self, x: _Floats) -> _Floats:
         """The same for rows given from outside."""

@@ -26,6 +26,10 @@ Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
+# Entries of a block table from here on name slots of a second memory: entry - COLD_FIRST. Steps of prepared programs
+# refuse them; only a cold step reads there (`program.ColdStepProgram`). csrc/kernels/attention.hpp has it, too.
+COLD_FIRST = 1 << 30
+
 T = TypeVar("T")  # a buffer of a step
 I = TypeVar("I")  # integers of a batch  # noqa: E741
 P = TypeVar("P", contravariant=True)  # a pool

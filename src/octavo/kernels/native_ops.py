@@ -30,7 +30,7 @@ from octavo.kernels.contract import (
 from octavo.kernels.held import kind_held
 from octavo.kernels.mixture import mixture_of
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
-from octavo.kernels.program import RowsProgram, StepProgram
+from octavo.kernels.program import ColdStepProgram, RowsProgram, StepProgram
 
 ARITHMETIC_VERSION = 6  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
@@ -72,6 +72,12 @@ class NativeOps:
     def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """Recorded once, replayed in one native call."""
         return StepProgram(body, pool)
+
+    def prepare_cold_step(
+        self, body: StepBody, pool: KvPool, memory: _native.SecondMemory
+    ) -> ColdStepProgram:
+        """The step in several calls, over sequences of which some blocks lie in a second memory."""
+        return ColdStepProgram(body, pool, memory)
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """Recorded once, replayed in one native call."""

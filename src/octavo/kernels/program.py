@@ -8,6 +8,8 @@ the program's specification (tests/kernels/test_program.py).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from octavo import _native
@@ -111,6 +113,70 @@ class StepProgram:
             self._num_blocks,
         )
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStats:
+    """What the cold steps of a program have read of a file, and how long they waited for it."""
+
+    bytes_read: int
+    read_wait_s: float
+
+
+class ColdStepProgram:
+    """A recorded step whose block tables may name slots of a second memory; it runs in several calls.
+
+        begin(batch)  -->  advance(tables, num_layers), None while layers are left  -->  the result
+                      -->  abandon()
+
+    One step at a time, and one program at a time over one second memory. Bits are those of `StepProgram` over a
+    pool that holds all. An entry >= `COLD_FIRST` names a slot; blocks that the step writes are the pool's.
+    """
+
+    def __init__(self, body: StepBody, pool: KvPool, memory: _native.SecondMemory) -> None:
+        lowering = _NativeLowering(record_step(body, pool), layout_of(pool.shape).layers(pool.data))
+        self._program, self._kept = lowering.program, (lowering.kept, pool, memory)
+        self._num_blocks, self._memory = pool.num_blocks, memory
+
+    def begin(self, batch: HostBatch) -> None:
+        """Copy the batch and start to read ahead.
+
+        Raises ValueError or IndexError for a batch that makes no sense, RuntimeError where a step is under way
+        already, or the memory serves another program's.
+        """
+        self._program.begin_step(
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            batch.offsets,
+            batch.tables,
+            batch.logit_rows,
+            self._num_blocks,
+            self._memory,
+        )
+
+    def advance(self, tables: Ints, num_layers: int) -> Floats | None:
+        """Run until `num_layers` more layers have attended; after the last one to the end: then the result's
+        rows, overwritten by the next step.
+
+        `tables` (C, W) take the place of those before: K and V of positions before the step may have moved. What
+        was read ahead is dropped where cold entries differ. ValueError or IndexError leave the step as it was.
+        """
+        result: Floats | None = self._program.advance(tables, num_layers)
+        return result
+
+    def abandon(self) -> None:
+        """Wait for reads in flight and forget the step, if there is one."""
+        self._program.abandon()
+
+    def failed_slots(self) -> list[int]:
+        """Slots that the step that ended or was abandoned last could not read, ascending: its result means nothing
+        if there are any."""
+        return self._program.failed_slots()
+
+    def stats(self) -> ColdStats:
+        """Of all steps so far."""
+        return ColdStats(*self._program.cold_stats())
 
 
 class RowsProgram:
