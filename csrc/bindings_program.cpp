@@ -231,14 +231,15 @@ StepInput step_input(const Program& program, const IntVector& tokens, const IntV
               "positions do not follow the chunks' starts");
     }
   }
-  return {count,           extent(logit_rows, 0), chunks,        table_width,    tokens.data(), positions.data(),
-          logit_rows.data(), starts.data(),       offsets.data(), tables.data(), nullptr};
+  return {count,         extent(logit_rows, 0), chunks,            table_width,
+          tokens.data(), positions.data(),      logit_rows.data(), starts.data(),
+          offsets.data(), tables.data(),        nullptr};
 }
 
-// The entries of each chunk's table (`tables`, of the shape of the input's) that some layer reads or writes exist:
-// blocks of the pool, or, where nothing is written, slots of a second memory.
-void require_entries(const Program& program, const StepInput& input, const int32_t* tables, int64_t num_blocks,
-                     int64_t num_slots) {
+// The entries of each chunk's table (`tables`, of the shape of the input's) that some layer reads or writes
+// exist: blocks of the pool, or, where nothing is written, slots of a second memory.
+void require_entries(const Program& program, const StepInput& input, const int32_t* tables,
+                     int64_t num_blocks, int64_t num_slots) {
   if (program.num_layers() == 0) return;
   const int64_t block_size = program.layer(0).block_size;
   for (int64_t c = 0; c < input.num_chunks; ++c) {
@@ -285,12 +286,12 @@ void require_room(const Program& program, const SecondMemory& memory) {
   require(memory.pieces >= layers, "pieces is " + std::to_string(memory.pieces) + "; the program has " +
                                        std::to_string(layers) + " layers");
   const int64_t padded = memory.num_slots - memory.num_host + memory.lanes;  // whole stripes, and more
-  require(padded <= INT64_MAX / layer_bytes / memory.pieces, "the slots of the file are absurdly many or large");
+  require(padded <= INT64_MAX / layer_bytes / memory.pieces, "the file's slots are absurdly many or large");
 }
 
-void begin_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
-                const IntVector& offsets, const IntMatrix& tables, const IntVector& logit_rows, int64_t num_blocks,
-                ColdReader& reader) {
+void begin_step(Program& program, const IntVector& tokens, const IntVector& positions,
+                const IntVector& starts, const IntVector& offsets, const IntMatrix& tables,
+                const IntVector& logit_rows, int64_t num_blocks, ColdReader& reader) {
   const StepInput input = step_input(program, tokens, positions, starts, offsets, tables, logit_rows);
   require(!program.windows().empty(), "the program attends to nothing");
   require(num_blocks >= 0 && num_blocks <= cold_first, "absurdly many blocks");
@@ -323,8 +324,9 @@ void make_second_memory(ColdReader* self, const std::optional<ByteVector>& host,
                         int64_t num_host, int fd, int64_t lanes, int64_t pieces, int64_t num_slots,
                         int64_t window_bytes, int64_t num_readers) {
   const auto between = [](const char* name, int64_t given, int64_t low, int64_t high) {
-    require(given >= low && given <= high, std::string(name) + " is " + std::to_string(given) + "; allowed: " +
-                                               std::to_string(low) + " to " + std::to_string(high));
+    const std::string allowed = std::to_string(low) + " to " + std::to_string(high);
+    require(given >= low && given <= high,
+            std::string(name) + " is " + std::to_string(given) + "; allowed: " + allowed);
   };
   between("num_slots", num_slots, 1, cold_first);
   between("num_host", num_host, 0, num_slots);
@@ -345,8 +347,8 @@ void make_second_memory(ColdReader* self, const std::optional<ByteVector>& host,
   } else {
     require(fd == -1, "a file is given, and no slot lies in it: num_slots is num_host; fd for none: -1");
   }
-  new (self) ColdReader({host ? host->data() : nullptr, host_slot_bytes, num_host, fd, lanes, pieces, num_slots,
-                         window_bytes, num_readers});
+  new (self) ColdReader({host ? host->data() : nullptr, host_slot_bytes, num_host, fd, lanes, pieces,
+                         num_slots, window_bytes, num_readers});
 }
 
 StepInput rows_input(const Program& program, const FloatMatrix& x) {
@@ -432,7 +434,8 @@ void bind_program(nb::module_& m) {
            nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"))
       .def("begin_step", begin_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
-           nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"), nb::arg("memory"), nb::keep_alive<1, 9>())
+           nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"), nb::arg("memory"),
+           nb::keep_alive<1, 9>())
       .def("advance", advance, nb::arg("tables").noconvert(), nb::arg("num_layers"))
       .def("abandon", &Program::abandon, nb::call_guard<nb::gil_scoped_release>())
       .def("failed_slots", &Program::failed_slots)

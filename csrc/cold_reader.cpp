@@ -49,8 +49,9 @@ void ColdReader::acquire(int64_t layer_bytes, int64_t partition_blocks) {
   partitions = std::max<int64_t>(partitions, 1);
   const int64_t num_frames = memory_.window_bytes / (partitions * partition_bytes);
   if (memory_.has_file() && num_frames < 2) {
-    throw std::invalid_argument("window_bytes is " + std::to_string(memory_.window_bytes) + "; allowed: from " +
-                                std::to_string(2 * partition_bytes) + ", two partitions of one layer");
+    throw std::invalid_argument("window_bytes is " + std::to_string(memory_.window_bytes) +
+                                "; allowed: from " + std::to_string(2 * partition_bytes) +
+                                ", two partitions of one layer");
   }
   const std::lock_guard lock(mutex_);
   if (is_acquired_) throw std::logic_error("the second memory serves a step of another program");
@@ -172,7 +173,8 @@ int64_t ColdReader::read(const Job& job) const {
   const int64_t offset = memory_.file_offset(job.extent.slot, job.layer, layer_bytes_);
   int64_t done = 0;
   while (done < bytes) {
-    const ssize_t count = pread(memory_.fd, job.target + done, static_cast<size_t>(bytes - done), offset + done);
+    const auto left = static_cast<size_t>(bytes - done);
+    const ssize_t count = pread(memory_.fd, job.target + done, left, offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break;
     done += count;

@@ -1,17 +1,17 @@
 // A second memory, for sequences larger than the pool: slots of host memory, which attention reads where they
-// are, and slots of a file, whose bytes a few threads read ahead of it.
+// are, and slots of a file, which a few threads read ahead of it.
 //
 //   slots [0, num_host)           slot s at host + s * host_slot_bytes, laid out like a block of the pool
 //   slots [num_host, num_slots)   of the file, in stripes of `lanes` slots:
 //
 //     stripe | layer 0: lane 0, lane 1, ... | layer 1: lane 0, ... | ... | `pieces` layers in all |
 //
-// So a layer of consecutive slots of a stripe is one extent. What a step reads is known when it begins:
+// So one layer of consecutive slots of a stripe is one extent. What a step reads is known when it begins:
 //
 //   pass    one layer's attention; walks of layers with the same window are alike
 //   group   consecutive partitions of a chunk, whose blocks of the file fill at most one frame
-//   frame   of a window of memory: groups that read take its frames in turn, and a frame is filled again when its
-//           group was consumed
+//   frame   of a window of memory: groups that read take its frames in turn, and a frame is filled again when
+//           its group was consumed
 //
 // Results never depend on it: bytes that could not be read count as zeros, and their slots are reported.
 #pragma once
@@ -43,12 +43,12 @@ struct SecondMemory {
   }
 };
 
-// Slots [slot, slot + count) of the file, side by side in each layer; the first one is block `place` of a frame.
+// Slots [slot, slot + count) of the file, side by side in each layer: blocks of a frame from `place` on.
 struct ColdExtent {
   int64_t slot, count, place;
 };
 
-// Partitions [first_partition, last_partition) of a chunk, and which of the walk's extents and host slots they read.
+// Partitions [first_partition, last_partition) of a chunk; extents and host slots of the walk that they read.
 struct ColdGroup {
   int64_t chunk, first_partition, last_partition;
   int64_t first_extent, last_extent;
@@ -83,8 +83,8 @@ class ColdReader {
 
   const SecondMemory& memory() const { return memory_; }
 
-  // Makes it this step's: std::logic_error if it serves another one. Blocks have `layer_bytes` a layer, partitions
-  // so many blocks; std::invalid_argument if the window does not hold two frames of one partition.
+  // Makes it this step's: std::logic_error if it serves another one. Blocks have `layer_bytes` a layer,
+  // partitions so many blocks; std::invalid_argument if the window does not hold two frames of one partition.
   void acquire(int64_t layer_bytes, int64_t partition_blocks);
   // Stops, forgets what failed, and is free for another step.
   void release();

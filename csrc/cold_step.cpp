@@ -29,14 +29,17 @@ struct GroupBuilder {
   int64_t in_frame = 0;  // blocks of the group that is open
 
   void open(int64_t chunk, int64_t partition) {
-    const auto extents = static_cast<int64_t>(walk.extents.size()), hosts = static_cast<int64_t>(walk.host_slots.size());
+    const auto extents = static_cast<int64_t>(walk.extents.size());
+    const auto hosts = static_cast<int64_t>(walk.host_slots.size());
     walk.groups.push_back({chunk, partition, partition, extents, extents, hosts, hosts});
     in_frame = 0;
   }
 
   // The entries of one partition of the chunk.
   void add(int64_t chunk, int64_t partition, const int32_t* first, const int32_t* last) {
-    const auto is_read = [&](int32_t entry) { return is_cold(entry) && memory.is_in_file(entry - cold_first); };
+    const auto is_read = [&](int32_t entry) {
+      return is_cold(entry) && memory.is_in_file(entry - cold_first);
+    };
     if (in_frame + std::count_if(first, last, is_read) > frame_blocks) open(chunk, partition);
     ColdGroup& group = walk.groups.back();
     group.last_partition = partition + 1;
@@ -141,8 +144,8 @@ void ColdStep::plan() {
 
 // A step may turn cold while it is suspended.
 void ColdStep::reserve_state() {
-  const bool has_groups = std::any_of(walks.begin(), walks.end(), [](const ColdWalk& w) { return !w.groups.empty(); });
-  if (state || !has_groups) return;
+  const auto is_empty = [](const ColdWalk& walk) { return walk.groups.empty(); };
+  if (state || std::all_of(walks.begin(), walks.end(), is_empty)) return;
   int64_t widest = 0;  // of a row's state, all heads
   for (const Phase& phase : program.phases()) {
     for (const Attend& op : phase.attention) {
@@ -155,8 +158,9 @@ void ColdStep::reserve_state() {
 
 void ColdStep::replace_tables(const int32_t* given) {
   bool is_same = true;  // as far as it is cold
-  each_chunk(program.windows().empty() ? 0 : program.widest_window_, [&](int64_t chunk, int64_t first, int64_t last) {
-    for (int64_t i = chunk * input.table_width + first; i < chunk * input.table_width + last; ++i) {
+  each_chunk(program.widest_window_, [&](int64_t chunk, int64_t first, int64_t last) {
+    const int64_t table = chunk * input.table_width;
+    for (int64_t i = table + first; i < table + last; ++i) {
       const int32_t before = tables[static_cast<size_t>(i)];
       is_same = is_same && (before == given[i] || (!is_cold(before) && !is_cold(given[i])));
     }
@@ -225,7 +229,7 @@ void ColdStep::advance(int64_t num_layers) {
 
 void Program::require_no_cold_step() const {
   if (cold_step_) {
-    throw std::logic_error("a cold step is under way in this program: run this one in another, or abandon that one");
+    throw std::logic_error("a cold step is under way in this program: abandon it, or use another program");
   }
 }
 

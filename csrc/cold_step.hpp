@@ -1,9 +1,9 @@
-// A step whose sequences are larger than the pool: it reads some of their blocks from a second memory, and may be
-// suspended between two layers.
+// A step whose sequences are larger than the pool: it reads some of their blocks from a second memory, and
+// may be suspended between two layers.
 //
-// A chunk with cold entries is walked group after group (cold_reader.hpp): once the group's blocks are there, all
-// rows of the chunk take in its partitions, and what they have so far waits for the next group. Partitions and
-// their order are those of the uncut walk, so not one bit differs.
+// A chunk with cold entries is walked group after group (cold_reader.hpp): once a group's blocks are there,
+// all rows of the chunk take in its partitions, and what they have so far is kept for the next group.
+// Partitions and their order are those of the uncut walk, so not one bit differs.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct ColdStep {
   void attend(const Attend& op);
   void attend_group(const AttentionStep& chunk, const ColdPass& pass, const ColdGroup& group);
   void reserve_state();
-  // Calls body(chunk, first, last): blocks [first, last) of its table, which some layer with this window reads.
+  // Calls body(chunk, first, last): layers with this window read blocks [first, last) of its table.
   template <class Body>
   void each_chunk(int64_t window, Body&& body) const;
 
@@ -49,7 +49,7 @@ struct ColdStep {
   std::vector<ColdPass> passes;  // of the attention still to come when `plan` was called
   size_t next_pass = 0;
   std::vector<const uint8_t*> cold;  // by slot: see KvLayer
-  std::vector<uint8_t> zeros;        // what slots point to that are not read now: only prefetches go there
+  std::vector<uint8_t> zeros;        // where slots point that were not read: only prefetches go there
   std::unique_ptr<float[]> state;    // see AttentionStep
 };
 

@@ -163,13 +163,13 @@ class Program {
   // nothing but -inf. A product that would be the result is not written: its largest is found piece by piece.
   void run_argmax(const StepInput& input, int32_t* out);
 
-  // -- one step whose block tables have cold entries (cold_step.hpp), in several calls -------------------
-  // Copies the input and starts to read. `memory` must stay until the step has ended; `num_blocks` are the pool's.
-  // Throws std::logic_error where a step is under way already or `memory` serves another program's.
+  // -- one step in several calls, whose block tables may have cold entries (cold_step.hpp) ---------------
+  // Copies the input and starts to read. `memory` must stay until the step has ended; `num_blocks` are the
+  // pool's. Throws std::logic_error where a step is under way already or `memory` serves another program's.
   void begin_step(const StepInput& input, int64_t num_blocks, ColdReader& memory);
-  // Runs on until `num_layers` more phases of attention are done (after the last one to the end): the result's rows
-  // as of `run`, or null where the step goes on. `tables` take the place of those before: what was read ahead of
-  // cold entries that differ is dropped. `check` is called first, and may refuse them by throwing.
+  // Runs on until `num_layers` more phases of attention are done, after the last one to the end: the result's
+  // rows as of `run`, or null where the step goes on. `tables` replace those before; where cold entries
+  // differ, what was read ahead is dropped. `check` is called first, and may refuse them by throwing.
   const float* advance(const int32_t* tables, int64_t num_layers,
                        const std::function<void(const ColdStep&)>& check);
   // Waits for reads in flight and forgets the step, if there is one.

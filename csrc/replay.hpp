@@ -1,5 +1,5 @@
-// One run of a program: its phases over the team, and where their rows are. For what runs programs: replay.cpp and
-// cold_step.cpp.
+// One run of a program: its phases over the team, and where their rows are. Included by what runs programs:
+// replay.cpp and cold_step.cpp.
 #pragma once
 
 #include <algorithm>

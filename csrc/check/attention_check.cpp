@@ -47,8 +47,8 @@ Sequences stored(Random& random, const Case& c) {
   return s;
 }
 
-std::vector<float> attended(Sequences& s, const Case& c, const std::vector<float>& q, int64_t piece) {
-  std::vector<float> out(q.size());
+AttentionStep step_of(Sequences& s, const Case& c, const std::vector<float>& q, std::vector<float>& out,
+                      int64_t piece) {
   AttentionStep step{};
   step.kv = s.layout.layer(s.pool.data(), 0);
   step.q = q.data();
@@ -62,7 +62,41 @@ std::vector<float> attended(Sequences& s, const Case& c, const std::vector<float
   step.scale = 0.3f;
   step.window = c.window;
   step.piece_partitions = piece;
-  run_attention(step);
+  return step;
+}
+
+std::vector<float> attended(Sequences& s, const Case& c, const std::vector<float>& q, int64_t piece) {
+  std::vector<float> out(q.size());
+  run_attention(step_of(s, c, q, out, piece));
+  return out;
+}
+
+// The same in calls of `group` partitions each, with two of three blocks in memory of their own outside the
+// pool. What rows have in between begins as NaN.
+std::vector<float> attended_cold(Sequences& s, const Case& c, const std::vector<float>& q, int64_t piece,
+                                 int64_t group) {
+  std::vector<float> out(q.size());
+  AttentionStep step = step_of(s, c, q, out, piece);
+  const std::vector<int32_t> hot = s.tables;
+  std::vector<std::unique_ptr<uint8_t[]>> slots;
+  std::vector<const uint8_t*> cold;
+  const int64_t bytes = s.layout.layer_bytes(), block_bytes = s.layout.bytes_per_block();
+  for (size_t i = 0; i < hot.size(); ++i) {
+    slots.push_back(std::make_unique<uint8_t[]>(static_cast<size_t>(bytes)));
+    std::memcpy(slots[i].get(), s.pool.data() + hot[i] * block_bytes, static_cast<size_t>(bytes));
+    cold.push_back(slots[i].get());
+    if (i % 3) s.tables[i] = cold_first + static_cast<int32_t>(i);
+  }
+  step.kv.cold = cold.data();
+  const int64_t rows = (lengths[0] + lengths[1]) * step.heads;
+  std::vector<float> state(static_cast<size_t>(rows * part_floats(c.head_size)), std::nanf(""));
+  step.state = state.data();
+  for (int64_t first = 0; first * partition_size <= starts_of[1]; first += group) {
+    step.first_partition = first;
+    step.last_partition = first + group;
+    run_attention(step);
+  }
+  s.tables = hot;
   return out;
 }
 
@@ -95,7 +129,11 @@ void check_case(Random& random, const Case& c) {
   Team::instance().resize(1);
   const std::vector<float> alone = attended(s, c, q, 0);
   CHECK(same_bits(alone, attended(s, c, q, 1)));
+  CHECK(same_bits(alone, attended_cold(s, c, q, 0, 1)));
   Team::instance().resize(3);
+  for (const int64_t group : {1, 2, 3}) {
+    for (const int64_t piece : {0, 1}) CHECK(same_bits(alone, attended_cold(s, c, q, piece, group)));
+  }
   CHECK(same_bits(alone, attended(s, c, q, 0)));
   CHECK(same_bits(alone, attended(s, c, q, 1)));
   for (int64_t token = 0; token < tokens; ++token) {

@@ -50,6 +50,7 @@ inline bool same_bits(const std::vector<float>& x, const std::vector<float>& y) 
 void check_team();
 void check_products();
 void check_attention();
+void check_cold_reader();
 void check_experts();
 void check_program();
 

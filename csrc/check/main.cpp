@@ -14,7 +14,9 @@ int main(int count, char** arguments) {
   check_team();
   check_products();
   check_attention();
+  check_cold_reader();
   check_experts();
   check_program();
-  std::printf("%s: team, products, attention, experts and program are as they should be\n", octavo::kernels().name);
+  std::printf("%s: team, products, attention, cold reads, experts and program are as they should be\n",
+              octavo::kernels().name);
 }

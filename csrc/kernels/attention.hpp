@@ -37,7 +37,7 @@ struct KvLayer {
   int64_t layer_start;  // bytes from the block's start to this layer's K
   int64_t kv_heads, head_size, block_size;
   KvKind kind;
-  // By slot of the second memory: this layer's bytes of that block, laid out as in the pool. Null: no entry is cold.
+  // By slot of the second memory: this layer's bytes of that block, as in the pool. Null: no entry is cold.
   const uint8_t* const* cold = nullptr;
 };
 
@@ -82,7 +82,7 @@ struct Attention {
   float soft_cap;       // 0: none
   const float* sinks;   // (H,) logits that join the denominator only, or null
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
-  // Of a walk in several calls, what each row has so far, or null: (length, H) of [part_floats], as in `parts`.
+  // Of a walk in several calls, what each row has so far, or null: (length, H) of [part_floats], as `parts`.
   float* state = nullptr;
 };
 

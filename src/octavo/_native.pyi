@@ -231,10 +231,10 @@ def experts(x: _Floats, logits: _Floats, mixture: Mixture, out: _Floats) -> None
     """out (T, E): each row of x (T, E) through the experts that its logits (T, X) choose."""
 
 class SecondMemory:
-    """Slots of host memory, [0, num_host), and slots of a file, [num_host, num_slots); see csrc/cold_reader.hpp.
+    """Slots [0, num_host) of host memory and [num_host, num_slots) of a file; see csrc/cold_reader.hpp.
 
-    Slot s of host memory is host[s * host_slot_bytes :], laid out like a block of the pool. The file has stripes
-    of `lanes` slots: for each of `pieces` layers the bytes of all lanes, one after the other.
+    Slot s of host memory is host[s * host_slot_bytes :], laid out like a block of the pool. The file has
+    stripes of `lanes` slots: for each of `pieces` layers the bytes of all lanes, one after the other.
     """
 
     def __init__(
@@ -249,8 +249,10 @@ class SecondMemory:
         window_bytes: int,
         num_readers: int,
     ) -> None:
-        """fd: -1 for no file; else it is duplicated. `num_readers` threads fill `window_bytes` of memory ahead of
-        attention. Raises ValueError for numbers that do not fit each other, RuntimeError for a bad fd."""
+        """fd: -1 for no file; else it is duplicated. `num_readers` threads fill `window_bytes` of memory
+        ahead of attention. Raises ValueError for numbers that do not fit each other, RuntimeError for a bad
+        fd.
+        """
 
 class Program:
     """Ops over numbered buffers, recorded once and replayed in one call; see csrc/program.hpp.
@@ -340,7 +342,7 @@ class Program:
         """A step whose tables may name slots of `memory`: see `program.ColdStepProgram`."""
 
     def advance(self, tables: _Ints, num_layers: int) -> _Floats | None:
-        """Until so many more phases of attention are done; after the last one to the end: the result's rows."""
+        """Until so many more phases of attention are done, or to the end: then the result's rows."""
 
     def abandon(self) -> None: ...
     def failed_slots(self) -> list[int]: ...

@@ -1,4 +1,4 @@
-"""Steps over a second memory: the bits of a pool that holds everything, however they are cut, and what is refused."""
+"""Steps over a second memory: the bits of a pool that holds all, however they are cut; what is refused."""
 
 from __future__ import annotations
 

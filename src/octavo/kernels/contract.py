@@ -26,8 +26,8 @@ Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-# Entries of a block table from here on name slots of a second memory: entry - COLD_FIRST. Steps of prepared programs
-# refuse them; only a cold step reads there (`program.ColdStepProgram`). csrc/kernels/attention.hpp has it, too.
+# Entries of a block table from here on name slots of a second memory: entry - COLD_FIRST. Only a cold step
+# reads there (`program.ColdStepProgram`); all else refuses them. `cold_first` in csrc/kernels/attention.hpp.
 COLD_FIRST = 1 << 30
 
 T = TypeVar("T")  # a buffer of a step

@@ -129,8 +129,8 @@ class ColdStepProgram:
         begin(batch)  -->  advance(tables, num_layers), None while layers are left  -->  the result
                       -->  abandon()
 
-    One step at a time, and one program at a time over one second memory. Bits are those of `StepProgram` over a
-    pool that holds all. An entry >= `COLD_FIRST` names a slot; blocks that the step writes are the pool's.
+    One step at a time, and one program at a time over one second memory. Bits are those of `StepProgram` over
+    a pool that holds all. An entry >= `COLD_FIRST` names a slot; blocks that the step writes are the pool's.
     """
 
     def __init__(self, body: StepBody, pool: KvPool, memory: _native.SecondMemory) -> None:
@@ -141,8 +141,8 @@ class ColdStepProgram:
     def begin(self, batch: HostBatch) -> None:
         """Copy the batch and start to read ahead.
 
-        Raises ValueError or IndexError for a batch that makes no sense, RuntimeError where a step is under way
-        already, or the memory serves another program's.
+        Raises ValueError or IndexError for a batch that makes no sense, RuntimeError where a step is under
+        way already, or the memory serves another program's.
         """
         self._program.begin_step(
             batch.tokens,
@@ -159,8 +159,9 @@ class ColdStepProgram:
         """Run until `num_layers` more layers have attended; after the last one to the end: then the result's
         rows, overwritten by the next step.
 
-        `tables` (C, W) take the place of those before: K and V of positions before the step may have moved. What
-        was read ahead is dropped where cold entries differ. ValueError or IndexError leave the step as it was.
+        `tables` (C, W) replace those before: blocks may have moved, with the K and V that the step itself has
+        stored. Where cold entries differ, what was read ahead is dropped. ValueError or IndexError leave the
+        step as it was.
         """
         result: Floats | None = self._program.advance(tables, num_layers)
         return result
@@ -170,8 +171,8 @@ class ColdStepProgram:
         self._program.abandon()
 
     def failed_slots(self) -> list[int]:
-        """Slots that the step that ended or was abandoned last could not read, ascending: its result means nothing
-        if there are any."""
+        """Slots that the step that ended last, or was abandoned, could not read, ascending: if there are any,
+        its result means nothing."""
         return self._program.failed_slots()
 
     def stats(self) -> ColdStats:
