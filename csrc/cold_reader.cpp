@@ -59,7 +59,11 @@ void ColdReader::acquire(int64_t layer_bytes, int64_t partition_blocks) {
     allocate_window();
     start_threads();
   }
-  layer_bytes_ = layer_bytes;
+  if (layer_bytes != layer_bytes_) {
+    zeros_.assign(static_cast<size_t>(layer_bytes), 0);
+    places_.assign(static_cast<size_t>(memory_.num_slots), zeros_.data());
+    layer_bytes_ = layer_bytes;
+  }
   frame_blocks_ = partitions * partition_blocks;
   num_frames_ = num_frames;
   failed_.clear();

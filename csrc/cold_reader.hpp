@@ -90,6 +90,9 @@ class ColdReader {
   void release();
 
   int64_t blocks_per_frame() const { return frame_blocks_; }
+  // By slot: where attention finds a block's bytes of one layer (KvLayer::cold). The step sets those of its
+  // next group; the others are earlier ones, or zeros: only prefetches go there.
+  const uint8_t** places() { return places_.data(); }
 
   // Reads ahead for these passes, which must stay until `stop` or `release`. Nothing may be under way.
   void start(const std::vector<ColdPass>& passes);
@@ -126,6 +129,8 @@ class ColdReader {
   SecondMemory memory_;
   std::unique_ptr<uint8_t, void (*)(void*)> window_;
   int64_t layer_bytes_ = 0, frame_blocks_ = 0, num_frames_ = 0;
+  std::vector<uint8_t> zeros_;          // of a layer
+  std::vector<const uint8_t*> places_;  // kept from step to step: there may be millions
 
   std::mutex mutex_;  // of everything behind it
   std::condition_variable has_work_, has_read_;

@@ -81,13 +81,11 @@ ColdStep::ColdStep(Program& its_program, const StepInput& given, int64_t pool_bl
             offsets.data(),    tables.data(),        nullptr},
       replay(program.begin(input)) {
   const KvLayer& kv = program.layer(0);
-  const int64_t layer_bytes = kv_layer_bytes(kv.kind, kv.kv_heads, kv.head_size, kv.block_size);
+  layer_bytes = kv_layer_bytes(kv.kind, kv.kv_heads, kv.head_size, kv.block_size);
   const std::vector<Phase>& phases = program.phases();
   for (size_t i = 0; i < phases.size(); ++i) {
     if (phases[i].kind == Phase::Kind::attention) last_attention = i;
   }
-  zeros.resize(static_cast<size_t>(layer_bytes));
-  cold.resize(static_cast<size_t>(reader.memory().num_slots), zeros.data());
   walks.resize(program.windows().size());
   reader.acquire(layer_bytes, partition_size / kv.block_size);
   try {
@@ -171,19 +169,17 @@ void ColdStep::replace_tables(const int32_t* given) {
 
 void ColdStep::attend_group(const AttentionStep& chunk, const ColdPass& pass, const ColdGroup& group) {
   const SecondMemory& memory = reader.memory();
-  const int64_t layer_bytes = static_cast<int64_t>(zeros.size());
+  const uint8_t** places = reader.places();
   const bool reads = group.first_extent < group.last_extent;
   for (int64_t i = group.first_host; i < group.last_host; ++i) {
     const int64_t slot = pass.walk->host_slots[static_cast<size_t>(i)];
-    cold[static_cast<size_t>(slot)] = memory.host + slot * memory.host_slot_bytes + pass.layer * layer_bytes;
+    places[slot] = memory.host + slot * memory.host_slot_bytes + pass.layer * layer_bytes;
   }
   if (reads) {
     const uint8_t* frame = reader.wait();
     for (int64_t i = group.first_extent; i < group.last_extent; ++i) {
       const auto& [slot, count, place] = pass.walk->extents[static_cast<size_t>(i)];
-      for (int64_t at = 0; at < count; ++at) {
-        cold[static_cast<size_t>(slot + at)] = frame + (place + at) * layer_bytes;
-      }
+      for (int64_t at = 0; at < count; ++at) places[slot + at] = frame + (place + at) * layer_bytes;
     }
   }
   AttentionStep step = chunk;
@@ -200,7 +196,7 @@ void ColdStep::attend(const Attend& op) {
   AttentionStep step = replay.attention_step(op);
   if (groups.empty()) return run_attention(step);
   int64_t done = 0;  // chunks
-  step.kv.cold = cold.data();
+  step.kv.cold = reader.places();
   for (const ColdGroup& group : groups) {
     if (done < group.chunk) run_attention(chunks_of(step, done, group.chunk));
     done = group.chunk + 1;

@@ -44,13 +44,12 @@ struct ColdStep {
   template <class Body>
   void each_chunk(int64_t window, Body&& body) const;
 
+  int64_t layer_bytes = 0;
   size_t next_phase = 0, last_attention = 0;
   std::vector<ColdWalk> walks;   // one for each window
   std::vector<ColdPass> passes;  // of the attention still to come when `plan` was called
   size_t next_pass = 0;
-  std::vector<const uint8_t*> cold;  // by slot: see KvLayer
-  std::vector<uint8_t> zeros;        // where slots point that were not read: only prefetches go there
-  std::unique_ptr<float[]> state;    // see AttentionStep
+  std::unique_ptr<float[]> state;  // see AttentionStep
 };
 
 }  // namespace octavo

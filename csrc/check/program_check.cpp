@@ -1,8 +1,8 @@
 // A recorded layer: the same bits with one thread and with three, and for steps that grow and shrink.
-#include "check/check.hpp"
-#include "dispatch.hpp"
 #include "attention_step.hpp"
-#include "program.hpp"
+#include "check/check.hpp"
+#include "cold_step.hpp"
+#include "dispatch.hpp"
 #include "team.hpp"
 
 namespace octavo::check {
@@ -114,8 +114,23 @@ std::vector<float> run_on(Program& program, int32_t after) {
   return {rows, rows + 2 * after * hidden};
 }
 
-// Two layers, of which the second sees 24 positions: what its tasks fetch is all that attention will read, once
-// and in order, and no bit depends on it.
+// Two layers, of which the second sees 24 positions.
+void record_two_layers(Program& program, const Weight& table, const Weight& w, const Weight& narrow) {
+  BufferId x = program.embed(table, Source::tokens);
+  for (const int64_t layer : {0, 1}) {
+    const BufferId key = program.linear(x, narrow, nullptr);
+    program.store(layer, key, program.linear(x, narrow, nullptr));
+    Attend attend{};
+    attend.q = program.linear(x, w, nullptr);
+    attend.layer = layer;
+    attend.scale = 0.2f;
+    attend.window = layer == 0 ? 0 : 24;
+    x = program.linear(program.attend(attend), w, nullptr);
+  }
+  program.finish(program.take(x));
+}
+
+// What tasks of such a program fetch is all that attention will read, once and in order; no bit depends on it.
 void check_kv_prefetch(Kind kind) {
   Random random(7);
   const KvLayout layout{2, 1, head_size, block_size, KvKind::bf16};
@@ -123,18 +138,7 @@ void check_kv_prefetch(Kind kind) {
   const Panels w = panels(random, kind, hidden, hidden), narrow = panels(random, kind, head_size, hidden);
   const Panels table = panels(random, kind, vocabulary, hidden);
   Program program({layout.layer(pool.data(), 0), layout.layer(pool.data(), 1)});
-  BufferId x = program.embed(table.weight, Source::tokens);
-  for (const int64_t layer : {0, 1}) {
-    const BufferId key = program.linear(x, narrow.weight, nullptr);
-    program.store(layer, key, program.linear(x, narrow.weight, nullptr));
-    Attend attend{};
-    attend.q = program.linear(x, w.weight, nullptr);
-    attend.layer = layer;
-    attend.scale = 0.2f;
-    attend.window = layer == 0 ? 0 : 24;
-    x = program.linear(program.attend(attend), w.weight, nullptr);
-  }
-  program.finish(program.take(x));
+  record_two_layers(program, table.weight, w.weight, narrow.weight);
 
   // The second sequence shares a block with the first, the third has no rows, the second owner no context.
   const std::vector<int32_t> starts{20, 40, 60, 0, 50}, offsets{0, 10, 20, 20, 40, 60},
@@ -183,6 +187,68 @@ void check_kv_prefetch(Kind kind) {
   }
 }
 
+// Runs one step layer by layer, another program's steps in between; all rows.
+std::vector<float> run_cold(Program& program, const StepInput& input, ColdReader& memory, Program& other) {
+  program.begin_step(input, 8, memory);
+  const float* rows = nullptr;
+  while (!(rows = program.advance(input.tables, 1, [](const ColdStep&) {}))) run_on(other, 2);
+  return {rows, rows + input.num_logit_rows * hidden};
+}
+
+// One token behind each of two sequences, whose first blocks lie in host memory and in a file.
+void check_cold_step() {
+  Random random(13);
+  const KvLayout layout{2, 1, head_size, block_size, KvKind::f32};
+  const int64_t block_bytes = layout.bytes_per_block(), layer_bytes = layout.layer_bytes();
+  std::vector<float> pool = random.values(8 * block_bytes / 4), other_pool = pool;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(pool.data());
+  const Panels w = panels(random, Kind::f32, hidden, hidden);
+  const Panels narrow = panels(random, Kind::f32, head_size, hidden);
+  const Panels table = panels(random, Kind::f32, vocabulary, hidden);
+  const auto program_over = [&](std::vector<float>& memory) {
+    auto* start = reinterpret_cast<uint8_t*>(memory.data());
+    auto program = std::make_unique<Program>(std::vector{layout.layer(start, 0), layout.layer(start, 1)});
+    record_two_layers(*program, table.weight, w.weight, narrow.weight);
+    return program;
+  };
+  const std::unique_ptr<Program> program = program_over(pool), other = program_over(other_pool);
+
+  // Block 2 in slot 0 of host memory, blocks 5 and 4 in slots 1 and 2 of a file.
+  const std::vector<uint8_t> host(bytes + 2 * block_bytes, bytes + 3 * block_bytes);
+  std::FILE* file = std::tmpfile();
+  SecondMemory memory{host.data(), block_bytes, 1, fileno(file), 2, 2, 3, 2 * 16 * layer_bytes, 2};
+  for (const int64_t layer : {0, 1}) {
+    for (const int64_t slot : {1, 2}) {
+      CHECK(std::fwrite(bytes + (slot == 1 ? 5 : 4) * block_bytes + layer * layer_bytes, 1,
+                        static_cast<size_t>(layer_bytes), file) == static_cast<size_t>(layer_bytes));
+    }
+  }
+  std::fflush(file);
+  ColdReader reader(memory);
+  const std::vector<int32_t> tokens{7, 9}, positions{20, 40}, starts{20, 40}, offsets{0, 1, 2}, rows{0, 1},
+      hot{2, 0, 3, 1, 5, 4, 7, 6}, cold{cold_first, 0, 3, 1, cold_first + 1, cold_first + 2, 7, 6};
+  StepInput input{2, 2, 2, 4, tokens.data(), positions.data(), rows.data(), starts.data(), offsets.data(),
+                  nullptr, nullptr};
+  for (const int threads : {1, 3}) {
+    Team::instance().resize(threads);
+    input.tables = hot.data();
+    const float* result = program->run(input);
+    const std::vector<float> expected(result, result + 2 * hidden);
+    CHECK(same_bits(expected, run_cold(*program, input, reader, *other)));
+    input.tables = cold.data();
+    CHECK(same_bits(expected, run_cold(*program, input, reader, *other)));
+    program->begin_step(input, 8, reader);
+    program->abandon();
+    // And a step that turns cold while it is suspended.
+    program->begin_step(input, 8, reader);
+    CHECK(!program->advance(hot.data(), 1, [](const ColdStep&) {}));
+    result = program->advance(cold.data(), 1, [](const ColdStep&) {});
+    CHECK(same_bits(expected, {result, result + 2 * hidden}));
+  }
+  CHECK(program->failed_slots().empty() && program->cold_stats().bytes_read > 0);
+  std::fclose(file);
+}
+
 // Three runs tell which way is faster, also where each takes longer than the one before. Another size, or a run of
 // something else in between, makes no comparison, and one that another process disturbed changes little.
 void check_trial() {
@@ -217,6 +283,7 @@ void check_trial() {
 void check_program() {
   for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_kv_prefetch(kind);
   check_trial();
+  check_cold_step();
   for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_with(kind);
   for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_argmax(kind);
 }
