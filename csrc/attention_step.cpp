@@ -205,7 +205,7 @@ void run_attention(const AttentionStep& step) {
   thread_local AttentionScratch own;
   AttentionScratch& scratch = step.scratch ? *step.scratch : own;
   const Kernels& k = kernels();
-  const Kernel attend = k.attend[static_cast<int>(step.kv.kind)];
+  const Kernel attend = (step.kv.cold ? k.attend_cold : k.attend)[static_cast<int>(step.kv.kind)];
   scratch.pieces.clear();
   scratch.merges.clear();
   const int64_t threads = Team::instance().size();

@@ -53,8 +53,9 @@ struct AttentionStep {
   int64_t piece_partitions;
   int64_t owners;  // that the step's rows have (team.hpp)
   AttentionScratch* scratch;  // null: one that belongs to the calling thread
-  // A walk in several calls, each of the next partitions: here of [first_partition, last_partition). `state`,
-  // (T, H) of [part_floats], has what rows found so far; `out` gets rows whose last partition is among them.
+  // Beside `kv.cold`, a walk in several calls, each of the next partitions: here of [first_partition,
+  // last_partition). `state`, (T, H) of [part_floats], has what rows found so far; `out` gets rows whose last
+  // partition is among them.
   int64_t first_partition = 0, last_partition = INT64_MAX;
   float* state = nullptr;  // null: one call walks everything
 };

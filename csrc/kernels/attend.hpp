@@ -25,6 +25,16 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+// attend_cold.cpp compiles these kernels once more, for block tables whose entries may be cold: one function for
+// both, and each way to look for such entries in it, made decoding 4% slower where caches hold everything.
+#if defined(OCTAVO_COLD)
+constexpr bool maybe_cold = true;
+#define OCTAVO_ATTEND(kind) attend_cold_##kind
+#else
+constexpr bool maybe_cold = false;
+#define OCTAVO_ATTEND(kind) attend_##kind
+#endif
+
 // Rows of a tile at most. Six leave room for four vectors beside them, so that what was widened is used six
 // times and what was broadcast four times.
 constexpr int rows_max = tile_rows < 6 ? tile_rows : 6;
@@ -342,8 +352,7 @@ OCTAVO_INLINE float* state_of(const Attention& a, const Owner& owner) {
 }
 
 // Of a walk in several calls: rows that began in an earlier one go on from what they had.
-[[maybe_unused]] void resume_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
-  if (!a.state || task.begins) return;
+[[maybe_unused]] __attribute__((noinline)) void resume_rows(const Attention& a, Rows& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* state = state_of(a, rows.owners[r]);
     rows.largest[r] = state[0];
@@ -352,9 +361,8 @@ OCTAVO_INLINE float* state_of(const Attention& a, const Owner& owner) {
   }
 }
 
-// Writes the rows' output, or what they have so far.
-[[maybe_unused]] void end_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
-  if (!a.state || task.ends) return finish_rows(a, rows);
+// And keep what they have for a later one.
+[[maybe_unused]] __attribute__((noinline)) void keep_rows(const Attention& a, const Rows& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
     float* state = state_of(a, rows.owners[r]);
     state[0] = rows.largest[r];
@@ -371,11 +379,11 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
   gather_queries<kind>(a, rows);
   const int64_t low = rows.low[0], high = rows.high[rows.count - 1];  // both ascend with the token
   float* parts = task.parts;
-  if (!parts) resume_rows(a, task, rows);
+  if (maybe_cold && !task.begins && !parts) resume_rows(a, rows);
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
     Partition part;
     Found found;
-    find_partition<kind>(a, task, index * partition_size, low, high, part);
+    find_partition<kind, maybe_cold>(a, task, index * partition_size, low, high, part);
     take_partition<kind>(a, rows, part, found);
     if (!parts) {
       merge(rows, found, rows.part[0], head_size_max);
@@ -388,7 +396,9 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
       __builtin_memcpy(parts + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
     }
   }
-  if (!task.parts) end_rows(a, task, rows);
+  if (task.parts) return;
+  if (maybe_cold && !task.ends) return keep_rows(a, rows);
+  finish_rows(a, rows);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ void take_partition<KvKind::bf16>(const Attention& a, Rows& rows, const Partitio
 }  // namespace
 #endif
 
-void attend_bf16(const Attention& a, const AttentionTask& task) {
+void OCTAVO_ATTEND(bf16)(const Attention& a, const AttentionTask& task) {
   const FlushingMode flushing;
 #if defined(OCTAVO_MATRICES)
   const MatrixMode matrices(attention_shapes(task.last_row - task.first_row, a.kv.head_size));

@@ -3,6 +3,6 @@
 
 namespace octavo::OCTAVO_ISA {
 
-void attend_f32(const Attention& a, const AttentionTask& task) { attend_as<KvKind::f32>(a, task); }
+void OCTAVO_ATTEND(f32)(const Attention& a, const AttentionTask& task) { attend_as<KvKind::f32>(a, task); }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -3,6 +3,6 @@
 
 namespace octavo::OCTAVO_ISA {
 
-void attend_int8(const Attention& a, const AttentionTask& task) { attend_as<KvKind::int8>(a, task); }
+void OCTAVO_ATTEND(int8)(const Attention& a, const AttentionTask& task) { attend_as<KvKind::int8>(a, task); }
 
 }  // namespace octavo::OCTAVO_ISA

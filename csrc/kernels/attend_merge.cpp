@@ -7,7 +7,7 @@ namespace {
 __attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTask& task) {
   Rows rows;
   begin_rows(a, task, rows);
-  resume_rows(a, task, rows);
+  if (!task.begins) resume_rows(a, rows);
   const int64_t pitch = part_floats(a.kv.head_size);
   const float* parts = task.parts;
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
@@ -19,7 +19,8 @@ __attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTas
     merge(rows, found, parts + kv_lanes, pitch);
     parts += rows.count * pitch;
   }
-  end_rows(a, task, rows);
+  if (!task.ends) return keep_rows(a, rows);
+  finish_rows(a, rows);
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ struct Attention {
   const float* sinks;   // (H,) logits that join the denominator only, or null
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
   // Of a walk in several calls, what each row has so far, or null: (length, H) of [part_floats], as `parts`.
+  // Only beside `kv.cold`.
   float* state = nullptr;
 };
 

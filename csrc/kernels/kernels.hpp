@@ -137,6 +137,7 @@ struct Kernels {
   void (*quantise_rows)(const float* x, Kind, int64_t first, int64_t rows, const Activations&);
 
   void (*attend[3])(const Attention&, const AttentionTask&);  // by KvKind
+  void (*attend_cold[3])(const Attention&, const AttentionTask&);  // where there is `kv.cold`
   // Writes the `out` of a task that was walked in pieces; task.parts holds those of all its partitions.
   void (*merge_parts)(const Attention&, const AttentionTask&);
   // K and V (K * D each) of one token into slot `slot` of block `block`.

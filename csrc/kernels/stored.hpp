@@ -29,13 +29,13 @@ struct Place {
 };
 
 // `position` is a multiple of 16. Blocks hold a power of two of tokens: no division for each vector.
-template <KvKind kind>
+template <KvKind kind, bool maybe_cold>
 OCTAVO_INLINE Place place_of(const KvLayer& kv, const int32_t* table, int64_t head, int64_t position) {
   const int64_t slot = position & (kv.block_size - 1);
-  const int32_t block = table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
+  const int64_t block = table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
   const int64_t key_bytes = kv_key_bytes(kind, kv.head_size, kv.block_size);
   const int64_t value_bytes = kv_value_bytes(kind, kv.head_size, kv.block_size);
-  const uint8_t* keys = __builtin_expect(block >= cold_first, 0)
+  const uint8_t* keys = maybe_cold && block >= cold_first
                             ? kv.cold[block - cold_first]
                             : kv.pool + block * kv.block_bytes + kv.layer_start;
   const uint8_t* values = keys + kv.kv_heads * key_bytes;
@@ -62,7 +62,7 @@ struct Partition {
 };
 
 // Positions [low, high) are what the rows see; blocks beyond them are not even looked up.
-template <KvKind kind>
+template <KvKind kind, bool maybe_cold>
 OCTAVO_INLINE void find_partition(const Attention& a, const AttentionTask& task, int64_t base, int64_t low,
                                   int64_t high, Partition& part) {
   const int64_t head = task.first_head;
@@ -75,7 +75,7 @@ OCTAVO_INLINE void find_partition(const Attention& a, const AttentionTask& task,
   part.key_stride = key_lane_bytes * a.kv.block_size;
   part.value_stride = kv_padded_size(a.kv.head_size) * kv_element_bytes(kind) * positions_per_step(kind);
   for (int64_t i = part.first; i < part.last; ++i) {
-    const Place place = place_of<kind>(a.kv, a.table, head, base + i * lane_count);
+    const Place place = place_of<kind, maybe_cold>(a.kv, a.table, head, base + i * lane_count);
     part.keys[i] = place.key;
     part.values[i] = place.value;
     part.key_scales[i] = place.key_scale;
@@ -88,7 +88,7 @@ OCTAVO_INLINE void find_partition(const Attention& a, const AttentionTask& task,
     const bool known = next.table && position < next.last;
     part.keys[part.last + i] = part.values[smaller_of(part.first + i, last)];
     part.values[part.last + i] =
-        known ? place_of<kind>(a.kv, next.table, next.head, position).key : part.values[last];
+        known ? place_of<kind, maybe_cold>(a.kv, next.table, next.head, position).key : part.values[last];
   }
 }
 

@@ -29,6 +29,7 @@ Kernels table_over(Kernels table) {
   table.name = OCTAVO_TEXT(OCTAVO_ISA);
 #if defined(__AVX512BF16__)
   table.attend[static_cast<int>(KvKind::bf16)] = attend_bf16;
+  table.attend_cold[static_cast<int>(KvKind::bf16)] = attend_cold_bf16;
 #if !defined(__AMX_INT8__)  // whose processors take four times as long for a product of pairs
   table.product = product;
   table.round_row = round_row;
@@ -43,6 +44,7 @@ Kernels table_over(Kernels table) {
 #endif
 #if defined(__AVXVNNI__)
   table.attend[static_cast<int>(KvKind::int8)] = attend_int8;
+  table.attend_cold[static_cast<int>(KvKind::int8)] = attend_cold_int8;
 #endif
   table.peak_multiply_add = peak_multiply_add;
   table.peak_pairs = peak_pairs;
@@ -67,6 +69,7 @@ constexpr Kernels table{
     unpack_codes,
     quantise_rows,
     {attend_f32, attend_bf16, attend_int8},
+    {attend_cold_f32, attend_cold_bf16, attend_cold_int8},
     merge_parts,
     store_kv,
     rms_norm,

@@ -22,6 +22,9 @@ void quantise_rows(const float* x, Kind kind, int64_t first, int64_t rows, const
 void attend_f32(const Attention&, const AttentionTask&);
 void attend_bf16(const Attention&, const AttentionTask&);
 void attend_int8(const Attention&, const AttentionTask&);
+void attend_cold_f32(const Attention&, const AttentionTask&);
+void attend_cold_bf16(const Attention&, const AttentionTask&);
+void attend_cold_int8(const Attention&, const AttentionTask&);
 void merge_parts(const Attention&, const AttentionTask&);
 void store_kv(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 
