@@ -1,5 +1,5 @@
-// Attention where entries of a block table may be cold: the kernels of each kind once more (attend.hpp). Over a
-// base only those that its instruction set changes (table.cpp).
+// Attention where entries of a block table may be cold: the kernels of each kind once more (attend.hpp). Over
+// a base only those that its instruction set changes (table.cpp).
 #define OCTAVO_COLD
 
 #if !defined(OCTAVO_BASE) || defined(__AVX512BF16__)
