@@ -20,6 +20,9 @@ namespace {
 constexpr int64_t frame_wanted = 2 << 20;  // bytes: enough for a disk, few enough to stay in a cache
 constexpr int64_t frames_wanted = 4;       // of a window too small for such ones
 constexpr size_t page = 4096;
+constexpr double ns_per_byte_of_memory = 0.5;  // at most: reads that are slower wait for a medium
+constexpr double newest_share = 0.125;         // of the last read in their mean
+constexpr int64_t readers_of_memory = 2;       // of what needs no medium: more take time from those that compute
 
 }  // namespace
 
@@ -27,9 +30,6 @@ ColdReader::ColdReader(const SecondMemory& memory) : memory_(memory), window_(nu
   if (memory_.fd < 0) return;
   memory_.fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
   if (memory_.fd < 0) throw std::system_error(errno, std::generic_category(), "the file of a second memory");
-#if defined(POSIX_FADV_RANDOM)
-  posix_fadvise(memory_.fd, 0, 0, POSIX_FADV_RANDOM);  // nothing is read but what is asked for
-#endif
 }
 
 ColdReader::~ColdReader() {
@@ -144,6 +144,7 @@ ColdStats ColdReader::take_stats() {
 // The next extent, if there is one and its group's frame is free.
 bool ColdReader::claim(Job& job) {
   if (!passes_) return false;
+  if (num_in_flight_ >= readers_of_memory && ns_per_byte_ < ns_per_byte_of_memory) return false;
   for (; pass_ < passes_->size(); ++pass_, group_ = 0) {
     const auto& [layer, walk] = (*passes_)[pass_];
     for (; group_ < walk->groups.size(); ++group_) {
@@ -194,8 +195,11 @@ void ColdReader::work() {
     has_work_.wait(lock, [&] { return is_closing_ || claim(job); });
     if (is_closing_) return;
     lock.unlock();
+    const auto begun = std::chrono::steady_clock::now();
     const int64_t done = read(job);
+    const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begun;
     lock.lock();
+    if (done) ns_per_byte_ += newest_share * (taken.count() / static_cast<double>(done) - ns_per_byte_);
     stats_.bytes_read += done;
     for (int64_t i = done / layer_bytes_; i < job.extent.count; ++i) {
       failed_.push_back(static_cast<int32_t>(job.extent.slot + i));

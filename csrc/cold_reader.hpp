@@ -141,6 +141,7 @@ class ColdReader {
   int64_t num_claimed_ = 0;      // groups that read whose extents all have been claimed
   int64_t num_consumed_ = 0;
   int64_t num_in_flight_ = 0;    // extents
+  double ns_per_byte_ = 0;       // of the last reads: their mean
   std::vector<int32_t> failed_;
   ColdStats stats_;
   bool is_acquired_ = false, is_closing_ = false;

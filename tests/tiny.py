@@ -165,6 +165,7 @@ def tiny_engine(
     grammars: Grammars | None = None,
     fast_forward: bool = True,
     speculator: Speculator | None = None,
+    long_context: bool = False,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
     if model is None:
@@ -188,10 +189,14 @@ def tiny_engine(
         pace=False,
         pin_blocks=num_blocks // 2,
         staging_blocks=staging,
+        num_layers=model.spec.num_layers,
     )
 
     def scheduler() -> Scheduler:
-        tier = None if store is None else OffloadTier(store.num_slots, store.entries(), num_host=num_host)
+        num_readable = runner.num_readable if long_context else 0
+        tier = None
+        if store is not None:
+            tier = OffloadTier(store.num_slots, store.entries(), num_host=num_host, num_readable=num_readable)
         memory = Ledger(num_blocks, block_size)
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier, speculator)
 

@@ -136,6 +136,12 @@ class StartOptions:
         "0: never.",
         bounds=(0, 100_000),
     )
+    long_context: bool = setting(
+        True,
+        "Take requests larger than the KV memory where there is a disk (or host memory) for their oldest "
+        "blocks, which attention reads there.",
+        more=" ([memory.md](memory.md#sequences-larger-than-the-pool))",
+    )
 
     backend: str = setting(
         "auto",

@@ -90,6 +90,9 @@ class Request:
     n: int = 1
     tenant: str = ""
     priority: int = 0
+    # 0: all its blocks are in the pool. Else it may need more than there are: so many are promised to it
+    # there, and the blocks before them may lie in an offload tier while it runs.
+    hot_blocks: int = 0
     arrival: float = 0.0  # on the engine's clock, in seconds
     timeouts: Timeouts = NO_TIMEOUTS
     fills_pin: str = ""  # the name of the pin that takes over this request's full blocks when it ends
@@ -134,9 +137,14 @@ class Fork:
     choice: int
 
 
+# A table's entry from here on names a slot of an offload tier, counted from COLD_FIRST: attention reads it
+# there.
+COLD_FIRST = 1 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """Entry `index` of the row's block table becomes `block`."""
+    """Entry `index` of the row's block table becomes `block`, or COLD_FIRST + a slot."""
 
     row: int
     index: int
@@ -193,6 +201,7 @@ class TransferDone:
     transfer_id: int
     ok: bool
     seconds: float = 0.0
+    lost: tuple[bytes, ...] = ()  # names that the store below has given up: what it wrote may not be there
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -211,9 +220,15 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     num_samples: int
     logits_from: int
     drafts: tuple[int, ...] = ()
+    # Of a chunk whose sequence has cold blocks, only the layers of one part are computed: the parts follow
+    # each other, one in a plan, and the last one ends it. No other chunk of the plan has cold blocks.
+    part: int = 0
+    num_parts: int = 0  # 0: it has no cold blocks
 
     def __post_init__(self) -> None:
         assert self.length >= 1, "a chunk must compute a position to sample after"
+        assert self.num_parts == 0 or 0 <= self.part < self.num_parts
+        assert self.is_last_part or self.num_samples == 0
         assert 0 <= self.num_samples <= self.length
         assert self.start <= self.logits_from <= self.stop - self.num_samples
         assert not self.drafts or self.num_samples == 1 + len(self.drafts)
@@ -222,6 +237,16 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     def stop(self) -> int:
         """One past the last position."""
         return self.start + self.length
+
+    @property
+    def is_cold(self) -> bool:
+        """True where its sequence has cold blocks."""
+        return self.num_parts > 0
+
+    @property
+    def is_last_part(self) -> bool:
+        """True of a whole chunk, too."""
+        return self.part + 1 >= self.num_parts
 
     @property
     def continues(self) -> bool:
@@ -254,6 +279,13 @@ class StepPlan:
         """Positions that this step computes."""
         return sum(chunk.length for chunk in self.chunks)
 
+    @property
+    def ended(self) -> tuple[Chunk, ...]:
+        """The chunks of which all layers are computed when the step has run: those that have hidden rows."""
+        if all(chunk.is_last_part for chunk in self.chunks):
+            return self.chunks
+        return tuple(chunk for chunk in self.chunks if chunk.is_last_part)
+
 
 class StepWay(enum.Enum):
     """How a step's kernels were started on a device."""
@@ -285,6 +317,9 @@ class StepResult:
     pooled: Mapping[int, bytes] = field(default_factory=dict)
     way: StepWay | None = None  # None: not on a device
     too_large: str = ""  # why nothing of it was computed: the device had no memory for so many positions
+    # Slots that could not be read, of sequences with cold blocks: nothing was computed of these.
+    unreadable: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    cold_seconds: float = 0.0  # of `seconds`, for the part of a chunk with cold blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Machine:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         """(R, V) logits of the plan's chunks; the likeliest tokens are theirs."""
-        self.arithmetic.prepare(shape_of(plan), self.rows.written_by(plan))
+        self.arithmetic.prepare(shape_of(plan.chunks), self.rows.written_by(plan))
         hidden = self.arithmetic.hidden()
         self.ways.append(self.arithmetic.way())
         logits = self.arithmetic.logits(hidden)
@@ -146,7 +146,7 @@ def test_a_step_has_six_launches_beside_its_layers_and_few_more_where_it_samples
     chunks, writes = (Chunk(7, 1, 5, 1, 1, 5),), (TokenWrite(1, 5, 9),)
     plan = StepPlan(0, (), (), (), (), chunks, (), token_writes=writes)
     with torch.inference_mode():
-        arithmetic.prepare(shape_of(plan), machine.rows.written_by(plan))
+        arithmetic.prepare(shape_of(plan.chunks), machine.rows.written_by(plan))
         hidden = arithmetic.hidden()
         if kind == "greedy":
             tokens = arithmetic.likeliest(hidden)

@@ -16,7 +16,7 @@ from octavo.device.rows import Writes
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
 from octavo.executor.runner import Runner
-from octavo.types import Chunk, StepPlan
+from octavo.types import Chunk
 
 pytestmark = pytest.mark.full
 
@@ -96,7 +96,7 @@ def test_a_size_of_prompts_is_launched_before_it_is_captured(engine: Any) -> Non
     ways = []
     with torch.inference_mode():
         for _ in range(19):
-            steps.prepare(shape_of(StepPlan(1, (), (), (), (), chunks, ())), Writes())
+            steps.prepare(shape_of(chunks), Writes())
             assert steps.run().shape[0] == 2
             ways.append(steps.way.value)
     assert ways == ["first", *["warming"] * 15, "first", "replayed", "replayed"]

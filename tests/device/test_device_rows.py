@@ -30,7 +30,7 @@ class WithDeviceRows(OracleExecutor):
         self.on_device = DeviceRows(64, 2048, self.block_size, CPU)
 
     def run(self, plan: StepPlan) -> StepResult:
-        shape = shape_of(plan)
+        shape = shape_of(plan.chunks)
         indices, values = carry(self.on_device.written_by(plan).arrays(), CPU)
         assert len(set(indices.tolist())) == indices.numel(), "writes have no order"
         self.on_device.state[indices.long()] = values

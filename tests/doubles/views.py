@@ -24,7 +24,7 @@ from octavo.engine.outputs import (
 from octavo.memory.holders import HolderKind
 from octavo.memory.table import BlockTable
 
-_SEQUENCE = SequenceView(0, State.RUNNING, "", "", 512, 2048, 40, 256, 0, 0, 0, 34, False, 0)
+_SEQUENCE = SequenceView(0, State.RUNNING, "", "", 512, 2048, 40, 256, 0, 0, 0, 34, 0, False, 0)
 _TOTALS = Totals(BlockCounts(10, 3, 2, 5), 5, 0, 0, 0, "", {}, (), None)
 _POOL = PoolView(100.0, None, 16, 368_640, 10, 20, "", 0, 0, 0, 0, 0, (), (), _TOTALS)
 TIER = TierView(400, 30, 2, 5, 6, 0, 0)

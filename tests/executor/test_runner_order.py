@@ -8,6 +8,7 @@ from tests.tiny import CONTEXT, EOS, VOCAB, tiny_model
 
 from octavo.executor.forward import BlockMover, HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
+from octavo.kernels.contract import SlotMemory
 from octavo.kernels.native_ops import NativeOps
 from octavo.params import SamplerParams
 from octavo.types import AdmittedRow, BlockCopy, Chunk, Move, StepPlan, StepWay, TableWrite, Transfer
@@ -21,6 +22,9 @@ class Looking:
 
     def serve(self, blocks: BlockMover) -> None:
         self._blocks = blocks
+
+    def slot_memory(self) -> SlotMemory:
+        return SlotMemory(None, 0, 0, -1, 1, 1, 0)
 
     def begin(self, transfers: tuple[Transfer, ...]) -> None:
         self.seen += [np.array(self._blocks.read_block(transfer.block)) for transfer in transfers]

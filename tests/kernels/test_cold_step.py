@@ -13,7 +13,6 @@ import pytest
 
 from octavo import _native
 from octavo.kernels.contract import (
-    COLD_FIRST,
     AttentionSpec,
     Batch,
     Floats,
@@ -26,6 +25,7 @@ from octavo.kernels.contract import (
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_layer
 from octavo.kernels.program import ColdStepProgram, StepProgram
+from octavo.types import COLD_FIRST
 
 LAYERS, HEADS, KV_HEADS, SIZE, HIDDEN, VOCAB = 3, 4, 2, 16, 32, 61
 LENGTHS = (1500, 700)  # positions that the two sequences have in memory
@@ -185,7 +185,7 @@ def split(
     )
     if has_file:
         os.close(fd)
-    program = NativeOps("f32").prepare_cold_step(decoder(NativeOps("f32"), pool, full.specs), pool, memory)
+    program = ColdStepProgram(decoder(NativeOps("f32"), pool, full.specs), pool, memory)
     return Split(pool, memory, tables, path, program)
 
 

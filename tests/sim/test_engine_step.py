@@ -40,7 +40,7 @@ def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() ->
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, time.perf_counter)
     engine.inbox.post(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
     with (
-        mock.patch.object(Planner, "ready", return_value=([], [])),
+        mock.patch.object(Planner, "ready", return_value=([], [], [])),
         pytest.raises(AssertionError, match="wedged") as caught,
     ):
         engine.step()

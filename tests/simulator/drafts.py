@@ -120,9 +120,7 @@ def check_planned(plan: StepPlan, scheduler: Scheduler) -> int:
                 assert shares.used(tenant) <= quotas.policy(tenant).guaranteed, "drafts borrow"
     if taken and not plan.transfers:  # which hold blocks for a moment, behind the drafts
         promised = sum(
-            max(0, s.blocks_known(size) - len(s.table)) + s.forks_left
-            for s in scheduler.live.running
-            if s.table is not None
+            s.blocks_promised(size) + s.forks_left for s in scheduler.live.running if s.table is not None
         )
         assert ledger.num_unheld >= promised, "drafts took what was promised"
     return sum(len(chunk.drafts) for chunk in plan.chunks)
@@ -140,11 +138,11 @@ def check_committed(scheduler: Scheduler) -> None:
         if s.state is not State.RUNNING or s.group is not None or s.pending or s.drafting is None:
             continue
         assert s.table is not None
-        assert len(s.table) <= max(blocks_for(s.num_planned, size), blocks_for(s.num_computed, size)), (
-            "a block of rejected positions is held"
-        )
-        # Those that were planned ahead of a step without memory: they were charged and held blocks.
-        ahead = OVERLAP_MAX if scheduler.events.counts[EventKind.STEP_SHRUNK] else 0
+        needed = max(blocks_for(s.num_planned, size), blocks_for(s.num_computed, size))
+        assert len(s.table) <= needed or s.has_cold, "a block of rejected positions is held"
+        # Those that were planned ahead of a step that came to nothing: they were charged and held blocks.
+        is_void = scheduler.events.counts[EventKind.STEP_SHRUNK] or scheduler.long_contexts.num_unreadable
+        ahead = OVERLAP_MAX if is_void else 0
         assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1) + ahead, (
             "rejected positions count as served"
         )

@@ -54,6 +54,7 @@ from octavo.types import Request, StepPlan, StepResult, Transfer, Update
 
 VOCAB, EOS = 50, 0
 DRAFTING = 0.4  # of all lives
+LONG = 0.3  # of the requests of lives whose tier can be read: more tokens than the pool has room for
 SHORT = 0.15  # of all lives: their device has memory for small steps alone
 SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
 
@@ -91,6 +92,9 @@ class Simulation:
         guesses = random.Random(
             repr(r.getstate()[1][:8])
         )  # of their own: lives without guesses stay as they were
+        self._long = random.Random(repr(r.getstate()[1][8:16]))  # of its own likewise
+        if self._tiers.exist:
+            self._config = replace(self._config, num_layers=self._long.randint(1, 5))
         self._speculator = SimulatedSpeculator(guesses, VOCAB) if guesses.random() < DRAFTING else None
         self._begin()
         self.overlap = overlap
@@ -185,6 +189,7 @@ class Simulation:
         outcome.evictions += self.memory.pool.num_evictions
         outcome.stored += transfers.num_stored
         outcome.loaded += transfers.num_loaded
+        outcome.cooled += self.scheduler.long_contexts.num_made_cold
         outcome.transfers_failed += transfers.num_failed
         outcome.aged += transfers.tier.num_expired if transfers.tier is not None else 0
         outcome.gave_way += self.scheduler.events.counts[EventKind.SESSION_GAVE_WAY]
@@ -253,9 +258,14 @@ class Simulation:
         return True
 
     def some_prompt(self) -> list[int]:
-        """One of a few prefixes, and perhaps a few tokens more."""
-        r = self.random
-        return r.choice(self._prefixes) + [r.randrange(1, VOCAB) for _ in range(r.randint(0, 6))]
+        """One of a few prefixes, and perhaps a few tokens more; or many, of which others begin alike."""
+        r, tier = self.random, self.scheduler.transfers.tier
+        prompt = r.choice(self._prefixes) + [r.randrange(1, VOCAB) for _ in range(r.randint(0, 6))]
+        room = self.memory.pool.num_blocks * self.block_size
+        if tier is not None and tier.num_readable and room < 200 and self._long.random() < LONG:
+            own = self._long.randint(room // 2, 2 * room)
+            prompt += [1 + (7 * i + i // 5) % (VOCAB - 1) for i in range(own)]
+        return prompt
 
     def _timeouts(self) -> Timeouts:
         r = self.random
@@ -309,7 +319,14 @@ class Simulation:
     def pass_time(self, seconds: float) -> None:
         """Deadlines pass: nobody may outlive the one that counts."""
         self.clock += seconds
-        running = [r for r in self.scheduler.live.running_requests() if not self._is_late(r)]
+        stuck = {
+            s.request.request_id for s in self.scheduler.live.running if s.is_long
+        }  # they may have to end
+        running = [
+            r
+            for r in self.scheduler.live.running_requests()
+            if not self._is_late(r) and r.request_id not in stuck
+        ]
         self.learn(self.scheduler.expire(self.clock))
         assert all(r.request_id in self.scheduler.live for r in running), "a queue deadline ended what runs"
         self.scheduler.check()
@@ -334,6 +351,7 @@ class Simulation:
         self.check_below()
         self.pass_time(self.random.choice([0.0, 0.001, 0.1, 1.0]))
         self.end_transfers()
+        self._tiers.damage(self.executor)
         if self.random.random() < self._machine.rate:
             self.look_at_machine()
         planned = self.plan()
@@ -359,7 +377,8 @@ class Simulation:
             check_sights(self.scheduler, self.clock)
         self._watch.look(self.scheduler)
         if plan is None:
-            assert self.pipe or self.executor.moving or not self.scheduler.has_work, (
+            may_go_on = self.executor.moving or self.scheduler.has_stuck
+            assert self.pipe or may_go_on or not self.scheduler.has_work, (
                 "wedged: work is left, nothing is planned, nothing is in flight"
             )
             return False
@@ -367,8 +386,11 @@ class Simulation:
         self.outcome.forks += len(plan.forks)
         check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
         self.outcome.drafted += check_planned(plan, self.scheduler)
-        assert plan.num_tokens <= self.scheduler.context.step_tokens, "the step's budget was exceeded"
-        self.pipe.append((plan, self._disturb(plan, self.executor.run(plan))))
+        hot = sum(chunk.length for chunk in plan.chunks if not chunk.is_cold)
+        assert hot <= self.scheduler.context.step_tokens, "the step's budget was exceeded"
+        result = self.executor.run(plan)
+        self.outcome.unreadable += len(result.unreadable)
+        self.pipe.append((plan, self._disturb(plan, result)))
         self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
         if plan.discarded or plan.step_id % 8 == 0:
             check_resident(self.scheduler, self.executor)
@@ -386,7 +408,15 @@ class Simulation:
         dead_ends = {seq_id: "dead end" for seq_id in failed if r.random() < 0.3}
         failures = {seq_id: "poisoned" for seq_id in failed if seq_id not in dead_ends}
         seconds = r.choice([0.001, 0.01, 1.0]) * r.random() if self._is_timed else 0.0
-        return replace(result, samples=samples, failures=failures, dead_ends=dead_ends, seconds=seconds)
+        cold_seconds = 0.7 * seconds if any(chunk.is_cold for chunk in plan.chunks) else 0.0
+        return replace(
+            result,
+            samples=samples,
+            failures=failures,
+            dead_ends=dead_ends,
+            seconds=seconds,
+            cold_seconds=cold_seconds,
+        )
 
     def commit(self) -> None:
         """Take the result of the oldest plan in flight."""

@@ -11,9 +11,10 @@ from random import Random
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
-from octavo.types import Move, StepPlan, TransferDone
+from octavo.types import COLD_FIRST, Move, StepPlan, TransferDone
 
 Below = dict[int, tuple[bytes, list[tuple[int, int, int] | None]]]  # slot -> name, meanings
+DAMAGES_MAX = 10  # in a life, so that it comes to an end
 
 
 class SimulatedTiers:
@@ -25,6 +26,12 @@ class SimulatedTiers:
         self._num_slots = self._num_host + random.choice([0, 3, 20, 200])
         self._move_failures = random.choice([0.0, 0.3])
         self._max_age_s = random.choice([math.inf, math.inf, 60.0])
+        self._own = own = Random(
+            repr(random.getstate()[1][:8])
+        )  # so that lives without cold blocks stay as they were
+        self._num_readable = own.choice([0, self._num_host, self._num_slots, self._num_slots])
+        self._num_damages = 0
+        self.damage_rate = own.choice([0.0, 0.0, 0.05])
 
     @property
     def exist(self) -> bool:
@@ -36,7 +43,11 @@ class SimulatedTiers:
         if not self.exist:
             return None
         return OffloadTier(
-            self._num_slots, stored.items(), num_host=self._num_host, max_age_s=self._max_age_s
+            self._num_slots,
+            stored.items(),
+            num_host=self._num_host,
+            max_age_s=self._max_age_s,
+            num_readable=self._num_readable,
         )
 
     def after_restart(self, executor: OracleExecutor) -> Below:
@@ -59,3 +70,12 @@ class SimulatedTiers:
                 executor.below[transfer.slot] = (b"", [])
             scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok))
         return len(moves)
+
+    def damage(self, executor: OracleExecutor) -> None:
+        """Now and then a slot cannot be read any more, of those where cold blocks lie."""
+        if self._num_damages < DAMAGES_MAX and self._own.random() < self.damage_rate:
+            rows = executor.rows.values()
+            slots = sorted({e - COLD_FIRST for row in rows for e in row.blocks if e >= COLD_FIRST})
+            if slots:
+                self._num_damages += 1
+                executor.damaged.add(self._own.choice(slots))

@@ -18,6 +18,8 @@ class Outcome:
     stored: int = 0
     loaded: int = 0
     transfers_failed: int = 0
+    cooled: int = 0  # blocks that became cold
+    unreadable: int = 0  # chunks that met a damaged slot
     shortages: int = 0  # steps for which the device had no memory
     moved: int = 0
     aged: int = 0

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tests.simulator import planted_beams
 from tests.simulator.lives import drive
+from tests.simulator.planted_cold import COLD_BUGS
 from tests.simulator.planted_drafts import DRAFT_BUGS
 from tests.simulator.planted_preemption import PREEMPTION_BUGS
 from tests.simulator.planted_sessions import SESSION_BUGS
@@ -426,6 +427,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("placeholder counted as output", Sequence, "num_output", _ALL_BEHIND_THE_PROMPT),
     *SESSION_BUGS,
     *DRAFT_BUGS,
+    *COLD_BUGS,
 )
 
 

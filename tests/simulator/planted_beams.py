@@ -61,13 +61,13 @@ def penalised_never(score: float, length: int, params: BeamParams) -> float:
     return score
 
 
-def ready_ahead(self: Planner) -> tuple[list[Sequence], list[Sequence]]:
+def ready_ahead(self: Planner) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
     """A beam continues by the sample that is in flight, as if it were its own."""
-    continuing, prompts = _READY(self)
+    continuing, prompts, cold = _READY(self)
     for s in self._live.running:
         if s.pending and s.group is not None and s.num_planned < s.known < s.max_length:
             continuing.append(s)
-    return continuing, prompts
+    return continuing, prompts, cold
 
 
 def victim_in_the_group(self: Victims, winner: Sequence) -> list[Sequence]:

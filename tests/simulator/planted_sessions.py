@@ -27,9 +27,9 @@ def _keep_by_count_alone(self: OffloadTier, names: Many[bytes]) -> bool:
 
 
 def _keep_without_bound(self: OffloadTier, names: Many[bytes]) -> bool:
-    bound, self.kept_max = self.kept_max, self.num_slots
+    bound, self._kept_max = self._kept_max, self.num_slots
     done = _KEEP(self, names)
-    self.kept_max = bound
+    self._kept_max = bound
     return done
 
 

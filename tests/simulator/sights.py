@@ -29,7 +29,7 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
     assert sum(kv.waiting for kv in kvs) == len(scheduler.live.waiting_requests()), (
         "a waiting request is no tenant's"
     )
-    tables = [len(s.table) for s in scheduler.live.running if s.table is not None]
+    tables = [len(s.table.blocks) for s in scheduler.live.running if s.table is not None]
     assert sum(kv.held_by_sequences for kv in kvs) == sum(tables), "blocks of sequences are nobody's"
     totals = inspector.kv(now).totals
     assert totals is not None

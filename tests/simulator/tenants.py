@@ -159,7 +159,7 @@ class GuaranteeWatch:
                 continue
             seen.add(tenant)
             lent = any(other.request.tenant != tenant for other in borrowed)
-            is_following = s.queue.wait.reason is WaitReason.FOLLOWS
+            is_following = s.queue.wait.reason in (WaitReason.FOLLOWS, WaitReason.SLOTS)
             if is_following or 1 + s.forks_left > scheduler.live.num_free_rows + lent:
                 continue  # a guarantee is of blocks: of rows, one
             if not scheduler.shares.allows(s, 0, scheduler.live.running, frozenset()):

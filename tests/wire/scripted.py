@@ -165,7 +165,7 @@ class ScriptedForward(Forward):
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Gather tokens and block tables."""
         if plan.chunks:
-            self._batch = host_batch(plan, rows)
+            self._batch = host_batch(plan.chunks, rows)
 
     def run(self) -> None:
         """Write the step's tokens, then read each wanted row's context."""

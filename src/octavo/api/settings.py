@@ -96,6 +96,7 @@ class OwnSettings(TypedDict, total=False):
     max_seqs: int | None
     step_tokens: int | None
     max_queue: int | None
+    long_context: bool | None
     prefix_caching: bool | None
     speculate: str | None
     pace: bool | None

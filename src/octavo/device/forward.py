@@ -83,7 +83,7 @@ class DeviceForward(Forward):
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Bring the rows up to the plan, and carry the step's arrays over."""
-        self.arithmetic.prepare(shape_of(plan), self._rows.written_by(plan))
+        self.arithmetic.prepare(shape_of(plan.chunks), self._rows.written_by(plan))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -97,9 +97,8 @@ class Engine:
             self._in_flight.append((plan, self.executor.submit(plan)))
             self._counters.steps += 1
         self._stalled = not self._in_flight and self.scheduler.has_work
-        assert not self._stalled or self.scheduler.waits_for_transfers, (
-            "wedged: work is left and nothing can be planned"
-        )
+        may_go_on = self.scheduler.waits_for_transfers or self.scheduler.has_stuck
+        assert not self._stalled or may_go_on, "wedged: work is left and nothing can be planned"
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             updates += self._commit(planned - started)
         for update in updates:

@@ -40,10 +40,11 @@ class Below:
     namespace: Path | None = None  # the disk's folder for this model and layout
     clock: SteadyClock | None = None  # by which things on disk are as old as they are
 
-    def setup(self) -> TierSetup:
-        """With what is there now."""
+    def setup(self, num_readable: int = 0) -> TierSetup:
+        """With what is there now; attention can read in the first `num_readable` slots."""
         max_age_s = None if math.isinf(self.max_age_s) else self.max_age_s
-        return TierSetup(self.store.num_slots, self.num_host, max_age_s, self.store.entries())
+        stored = self.store.entries()
+        return TierSetup(self.store.num_slots, self.num_host, max_age_s, stored, num_readable)
 
 
 def open_below(

@@ -420,6 +420,7 @@ def inspector_of(scheduler: Scheduler) -> Inspector:
         scheduler.idle_memory,
         scheduler.staging,
         scheduler.speculator,
+        scheduler.cold_chunks,
     )
 
 

@@ -51,7 +51,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True):
     admitted: list[Row]
     table_writes: list[Row]
     copies: list[Row]
-    chunks: list[tuple[int, int, int, int, int, int, Row]]
+    chunks: list[tuple[int, int, int, int, int, int, Row, int, int]]
     forks: list[Row]
     transfers: list[tuple[int, int, int, bytes, str, int]]
     discarded: list[Row]
@@ -70,6 +70,8 @@ class ResultRows(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     way: StepWay | None = None
     too_large: str = ""
+    unreadable: dict[int, tuple[int, ...]] = {}
+    cold_seconds: float = 0.0
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -129,7 +131,10 @@ def rows_of_plan(plan: StepPlan) -> PlanRows:
         ],
         [(w.row, w.index, w.block) for w in plan.table_writes],
         [(c.source, c.target) for c in plan.copies],
-        [(c.seq_id, c.row, c.start, c.length, c.num_samples, c.logits_from, c.drafts) for c in plan.chunks],
+        [
+            (c.seq_id, c.row, c.start, c.length, c.num_samples, c.logits_from, c.drafts, c.part, c.num_parts)
+            for c in plan.chunks
+        ],
         [(f.parent_row, f.child_row, f.child_seq_id, f.choice) for f in plan.forks],
         [(t.transfer_id, t.block, t.slot, t.name, t.move.value, t.source) for t in plan.transfers],
         [*plan.discarded],
@@ -155,6 +160,8 @@ def rows_of_result(result: StepResult) -> ResultRows:
         result.seconds,
         result.way,
         result.too_large,
+        {**result.unreadable},
+        result.cold_seconds,
     )
 
 
@@ -170,6 +177,8 @@ def result_of_rows(rows: ResultRows) -> StepResult:
         in_grammar=frozenset(rows.in_grammar),
         way=rows.way,
         too_large=rows.too_large,
+        unreadable=rows.unreadable,
+        cold_seconds=rows.cold_seconds,
     )
 
 

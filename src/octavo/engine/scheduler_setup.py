@@ -23,11 +23,18 @@ class TierSetup(msgspec.Struct, frozen=True):
     num_host: int  # slots in host memory: the first ones
     max_age_s: float | None  # None: for ever
     stored: list[tuple[bytes, int]]  # names and slots
+    num_readable: int = 0  # slots in which attention can read cold blocks: the first ones
 
     def new_tier(self) -> OffloadTier:
         """A ledger over it."""
         max_age_s = math.inf if self.max_age_s is None else self.max_age_s
-        return OffloadTier(self.num_slots, self.stored, num_host=self.num_host, max_age_s=max_age_s)
+        return OffloadTier(
+            self.num_slots,
+            self.stored,
+            num_host=self.num_host,
+            max_age_s=max_age_s,
+            num_readable=self.num_readable,
+        )
 
 
 class SchedulerSetup(msgspec.Struct, frozen=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Batch, HostBatch, Ints
-from octavo.types import StepPlan
+from octavo.types import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class StepShape:
         return np.diff(self.offsets)
 
 
-def shape_of(plan: StepPlan) -> StepShape:
-    """The plan's chunks."""
-    about = [(chunk.row, chunk.start, chunk.length, chunk.logits_from) for chunk in plan.chunks]
+def shape_of(chunks: Sequence[Chunk]) -> StepShape:
+    """Of these chunks."""
+    about = [(chunk.row, chunk.start, chunk.length, chunk.logits_from) for chunk in chunks]
     columns = np.ascontiguousarray(np.array(about, np.int32).reshape(-1, 4).T)  # (4, C)
     rows, starts, lengths, logits_from = columns
     offsets = np.zeros(rows.size + 1, np.int32)
@@ -51,12 +52,12 @@ def batch_of(shape: StepShape, tokens: Ints, tables: Ints, block_size: int) -> H
     )
 
 
-def host_batch(plan: StepPlan, rows: Rows) -> HostBatch:
-    """The step over the host's rows, in which its drafts stand from now on."""
-    for chunk in plan.chunks:
+def host_batch(chunks: Sequence[Chunk], rows: Rows) -> HostBatch:
+    """A step of these chunks over the host's rows, in which its drafts stand from now on."""
+    for chunk in chunks:
         entry, known = rows[chunk.row], chunk.stop - len(chunk.drafts)
         assert entry.seq_id == chunk.seq_id, "a chunk runs in another's row"
         assert known <= entry.length, "a chunk runs ahead of its tokens"
         if chunk.drafts:
             rows.tokens[chunk.row, known : chunk.stop] = chunk.drafts
-    return batch_of(shape_of(plan), rows.tokens, rows.tables, rows.block_size)
+    return batch_of(shape_of(chunks), rows.tokens, rows.tables, rows.block_size)

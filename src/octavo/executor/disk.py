@@ -144,6 +144,7 @@ class DiskStore:
         self.damaged = 0  # blocks dropped because their bytes or rows were not what was written
         self.aged = 0  # blocks dropped at open because they had not been used for too long
         self.errors = 0  # errors of the operating system or of SQLite
+        self.given_up: list[bytes] = []  # names, see `take_given_up`
         self.last_error = ""  # the words of the last of either
         self._files = files
         self._fd = extents.fd
@@ -285,6 +286,11 @@ class DiskStore:
         self._touched.clear()
         return True
 
+    def take_given_up(self) -> list[bytes]:
+        """Names that a commit since the last call could not bring to the medium: they cannot be read."""
+        names, self.given_up = self.given_up, []
+        return names
+
     def close(self) -> None:
         """Commit, and let go of files and lock. Again does nothing. `errors` tells what did not go well."""
         if not self._is_open:
@@ -341,6 +347,7 @@ class DiskStore:
 
     def _give_up_uncommitted(self) -> None:
         for slot in self._uncommitted:
+            self.given_up.append(self._name(slot))
             self._records[slot] = None
         self._touched -= self._uncommitted
         self._uncommitted.clear()

@@ -53,9 +53,10 @@ class Extents:
 
 
 def choose_lanes(piece_bytes: int, num_slots: int) -> int:
-    """For a namespace that begins: a power of two, for runs of up to 1 MiB where that makes 16 to 256 lanes,
-    and never more than there are slots."""
-    lanes = min(max(_RUN_BYTES // piece_bytes, LANES_MIN), LANES_MAX, num_slots)
+    """For a namespace that begins: a power of two, for runs of up to 1 MiB where that makes 16 to 256 lanes.
+    Never more than there are slots, nor, beyond 8, than an eighth of them: few are lost where they are no
+    multiple of it."""
+    lanes = min(max(_RUN_BYTES // piece_bytes, LANES_MIN), LANES_MAX, num_slots, max(8, num_slots // 8))
     return 1 << (lanes.bit_length() - 1)
 
 

@@ -66,7 +66,7 @@ def draws_of(plan: StepPlan, rows: Rows) -> list[Draw]:
     """For every chunk that is sampled from, and every fork of one."""
     draws, end = [], 0
     begun: dict[int, Draw] = {}  # by the chunk's row
-    for chunk in plan.chunks:
+    for chunk in plan.ended:
         end += chunk.stop - chunk.logits_from
         if chunk.num_samples and rows[chunk.row].params.pooling is None:
             position = chunk.stop - len(chunk.drafts)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from octavo.executor.batch import host_batch
+from octavo.executor.cold_parts import ColdPart, ColdParts
 from octavo.executor.draws import Draw, Drawn, Taken
 from octavo.executor.rows import Rows
-from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops
+from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops, SlotMemory
 from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
-from octavo.types import Fork, StepPlan, StepWay
+from octavo.types import Chunk, Fork, StepPlan, StepWay
 
 
 class BlockMover(Protocol):
@@ -123,6 +124,15 @@ class Forward(Protocol):
         of ours."""
         return None
 
+    def read_below(self, memory: SlotMemory) -> int:
+        """Attention finds cold blocks there from now on. Of how many slots, from the first on, it can
+        read."""
+        return 0
+
+    def cold_part(self) -> ColdPart | None:
+        """What became of the cold chunk of the step that ran last, if it had one."""
+        return None
+
     def way(self) -> StepWay | None:
         """How the step that ran last was started; None: not on a device."""
         return None
@@ -182,16 +192,45 @@ class HostForward(Forward):
         self.pool = pool
         self.blocks = HostBlocks(pool.data)
         self.readying = PagePrefaulter(pool, ready_blocks)
-        self._ops = ops
-        self._batch: HostBatch
+        self._model, self._ops = model, ops
+        self._cold: ColdParts | None = None
+        self._chunks: tuple[Chunk, ...] = ()  # of the step that is prepared: those with hidden rows
+        self._batch: HostBatch | None = None
         self._hidden: Floats  # (R, E) of the step that ran last
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
-        """Gather tokens and block tables."""
-        if plan.chunks:
-            self._batch = host_batch(plan, rows)
+        """Gather tokens and block tables; begin to read cold blocks."""
+        if not plan.chunks:
+            return
+        cold, chunks = None, plan.chunks
+        if self._cold is not None:
+            cold = next((chunk for chunk in chunks if chunk.is_cold), None)
+            self._cold.prepare(cold, rows)
+        if cold is not None:
+            chunks = tuple(chunk for chunk in chunks if chunk is not cold)
+        self._batch, self._chunks = host_batch(chunks, rows) if chunks else None, plan.ended
+
+    def read_below(self, memory: SlotMemory) -> int:
+        """Attention finds cold blocks there from now on: in host memory, and in a file where a layer's
+        bytes lie together."""
+        if memory.pieces < self._model.spec.num_layers:
+            memory = replace(memory, fd=-1, num_slots=memory.num_host)
+        if memory.num_slots == 0:
+            return 0
+        model, pool = self._model, self.pool
+        step = self._ops.prepare_cold_step(
+            lambda o, batch: hidden_states(o, model, pool, batch), pool, memory
+        )
+        if step is None:
+            return 0
+        self._cold = ColdParts(step, self._model.spec.num_layers)
+        return memory.num_slots
+
+    def cold_part(self) -> ColdPart | None:
+        """What became of the step's cold chunk."""
+        return None if self._cold is None else self._cold.done
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -204,7 +243,25 @@ class HostForward(Forward):
 
     def run(self) -> None:
         """Compute the step that was prepared."""
-        self._hidden = self._hidden_states(self._batch)
+        hidden = np.empty((0, self._model.spec.hidden_size), np.float32)
+        if self._batch is not None:
+            hidden = self._hidden_states(self._batch)
+        if self._cold is not None and self._cold.is_prepared:
+            hidden = self._with_cold(hidden, self._cold.run())
+        self._hidden = hidden
+
+    def _with_cold(self, hidden: Floats, cold: Floats | None) -> Floats:
+        """Hidden rows in the order of chunks: `cold` are those of the cold chunk, if it has ended."""
+        if cold is None:
+            return hidden
+        parts, first = list[Floats](), 0
+        for chunk in self._chunks:
+            if chunk.is_cold:
+                parts.append(cold)
+                continue
+            parts.append(hidden[first : first + chunk.stop - chunk.logits_from])
+            first += len(parts[-1])
+        return np.concatenate(parts)
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens of hidden rows."""
@@ -225,5 +282,7 @@ class HostForward(Forward):
         return self.readying.wait(timeout_s)
 
     def close(self) -> None:
-        """Ask the system for no more memory."""
+        """Ask the system for no more memory; end reads."""
         self.readying.stop()
+        if self._cold is not None:
+            self._cold.close()

@@ -107,6 +107,10 @@ class HostStore:
         """Nothing here survives."""
         return True
 
+    def take_given_up(self) -> list[bytes]:
+        """Nothing is lost here."""
+        return []
+
     def close(self) -> None:
         """Let go of the memory. No call may follow."""
         self._slots = np.empty((0, 0), np.uint8)
@@ -167,6 +171,10 @@ class TieredStore:
     def commit(self) -> bool:
         """Make what is on disk survive a crash."""
         return self._disk.commit()
+
+    def take_given_up(self) -> list[bytes]:
+        """Of the disk."""
+        return self._disk.take_given_up()
 
     def close(self) -> None:
         """Commit, and let go of both."""

@@ -30,7 +30,7 @@ def pool_prompts(plan: StepPlan, rows: Rows, forward: Forward, taken: Taken) -> 
     those that go on have their sums in their rows."""
     found: dict[int, bytes] = {}
     first = 0  # of the chunk's hidden rows
-    for chunk in plan.chunks:
+    for chunk in plan.ended:
         count = chunk.stop - chunk.logits_from
         entry = rows[chunk.row]
         if entry.params.pooling is not None:

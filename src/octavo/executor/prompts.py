@@ -14,7 +14,7 @@ def prompt_logprobs(plan: StepPlan, rows: Rows, forward: Forward) -> dict[int, t
     """Of prompt tokens that follow the positions [logits_from, stop) of their chunks, by sequence."""
     found: dict[int, tuple[SampledToken, ...]] = {}
     first = 0
-    for chunk in plan.chunks:
+    for chunk in plan.ended:
         entry = rows[chunk.row]
         count = min(chunk.stop, entry.num_prompt - 1) - chunk.logits_from
         top = entry.params.prompt_logprobs

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from octavo.executor.cold_parts import ColdPart
 from octavo.executor.draws import Taken, draws_of
 from octavo.executor.forward import Forward, Trouble
 from octavo.executor.pooling import pool_prompts
@@ -66,6 +67,7 @@ class PendingStep:
     batch_seconds: float = 0.0
     mask_seconds: float = 0.0
     way: StepWay | None = None
+    cold: ColdPart | None = None
     trouble: Trouble | None = None  # why its sequences fail, or are to be computed in smaller steps
     _result: StepResult | None = None
 
@@ -100,6 +102,8 @@ class Runner:
         self._transfers = transfers
         if transfers is not None:
             transfers.serve(forward.blocks)
+        # Slots below, from the first on, in which attention can read cold blocks.
+        self.num_readable = 0 if transfers is None else forward.read_below(transfers.slot_memory())
         self._sampler = Sampler(config.vocab_size, config.stop_ids)
         self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
         self._finished = 0.0  # when the last result was there
@@ -132,6 +136,7 @@ class Runner:
             failed = {chunk.seq_id: text for chunk in plan.chunks}
             failed |= {fork.child_seq_id: text for fork in plan.forks}
             return StepResult(plan.step_id, {}, {}, failed, seconds=seconds, way=step.way)
+        cold = step.cold
         poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}
         return StepResult(
@@ -147,6 +152,8 @@ class Runner:
             taken.in_grammar,
             step.pooled,
             step.way,
+            unreadable={cold.seq_id: cold.unreadable} if cold is not None and cold.unreadable else {},
+            cold_seconds=0.0 if cold is None else cold.seconds,
         )
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
@@ -192,7 +199,7 @@ class Runner:
         masked = self._sampler.mask_seconds
         with self._noting_trouble(step):
             self.forward.run()
-            step.way = self.forward.way()
+            step.way, step.cold = self.forward.way(), self.forward.cold_part()
             self._sample(step)
         step.mask_seconds = self._sampler.mask_seconds - masked
         return step

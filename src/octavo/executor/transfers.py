@@ -22,11 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from octavo.errors import SessionRefused
 from octavo.executor.disk_layout import Extents
 from octavo.executor.forward import BlockMover
 from octavo.executor.host import HostStore
 from octavo.files import vanished_in_words
+from octavo.kernels.contract import SlotMemory
 from octavo.types import Move, Transfer, TransferDone
 
 log = logging.getLogger("octavo.transfers")
@@ -74,6 +77,9 @@ class BlockStore(Protocol):
     def commit(self) -> bool:
         """Make what was written survive a crash."""
 
+    def take_given_up(self) -> list[bytes]:
+        """Names that a commit since the last call could not bring to the medium: they cannot be read."""
+
     def close(self) -> None:
         """Commit, and let go of the files."""
 
@@ -114,6 +120,24 @@ class TransferWorker:
         host = self._store.host_of(0)
         if host is not None:
             blocks.pin(host.memory)
+
+    def slot_memory(self) -> SlotMemory:
+        """Where attention finds what is in the slots."""
+        host, extents, num_slots = self._store.host_of(0), self._store.extents, self._store.num_slots
+        memory = None if host is None else np.frombuffer(host.memory, np.uint8)
+        num_host = 0 if host is None else host.num_slots
+        slot_bytes = 0 if host is None or memory is None else memory.size // host.num_slots
+        if extents is None:
+            return SlotMemory(memory, slot_bytes, num_host, -1, 1, 1, num_slots)
+        return SlotMemory(
+            memory,
+            slot_bytes,
+            num_host,
+            extents.fd,
+            extents.lanes,
+            extents.pieces,
+            num_host + extents.num_slots,
+        )
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
         """Queue them. They happen in this order; a load waits for the few stores before it."""
@@ -250,6 +274,8 @@ class TransferWorker:
             self._store.commit()
         except Exception:
             log.exception("the tier below could not commit")
+        if given_up := self._store.take_given_up():
+            self._done(TransferDone(0, False, lost=tuple(given_up)))
 
     def _move(self, transfer: Transfer) -> bool:
         blocks, store = self._blocks, self._store

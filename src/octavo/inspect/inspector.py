@@ -37,6 +37,7 @@ from octavo.retention.session_table import SessionTable
 from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
+from octavo.scheduler.cold_chunks import ColdChunks
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
 from octavo.speculation.speculator import Speculator
@@ -65,6 +66,7 @@ class Inspector:
     idle_memory: IdleMemory
     staging: Staging
     speculator: Speculator | None
+    cold_chunks: ColdChunks
 
     def stats(self, counters: EngineCounters) -> EngineStats:
         """All numbers of an engine, of which `counters` has what only grows. O(sequences that run)."""
@@ -73,7 +75,7 @@ class Inspector:
         counts, size = ledger.counts(), ledger.block_size
         preemptions = counters.preemptions_before + live.num_preemptions
         kept = counters.kept_before + self.staging.num_kept
-        waste = sum(len(s.table.blocks) * size - s.num_planned for s in live.running if s.table is not None)
+        waste = sum(len(s.table) * size - s.num_planned for s in live.running if s.table is not None)
         return EngineStats(
             waiting=len(live.waiting.line),
             running=len(live.running),
@@ -111,6 +113,7 @@ class Inspector:
             transfers_failed=transfers.num_failed,
             sessions=len(self.sessions),
             blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
+            blocks_cold=0 if transfers.tier is None else transfers.tier.num_read,
             events={kind.value: events.counts[kind] for kind in EventKind},
         )
 
@@ -218,5 +221,5 @@ class Inspector:
             tenants=tuple(
                 islice(tenants, TENANTS_GLIMPSED) if is_glimpse else with_blocks(tenants, ledger, pins)
             ),
-            tier=view_tier(self.transfers),
+            tier=view_tier(self.transfers, self.cold_chunks.blocks_per_s),
         )

@@ -68,6 +68,7 @@ def view_sequence(live: LiveSequences, sequence: Sequence, sight: Sight) -> Sequ
         num_accepted=0 if drafting is None else drafting.num_accepted,
         preemptions=sequence.preemptions,
         num_blocks=0 if sequence.table is None else len(sequence.table.blocks),
+        num_cold=0 if sequence.table is None else len(sequence.table.cold),
         in_grammar=sequence.in_grammar,
         forced_tokens=sequence.num_forced,
     )
@@ -195,7 +196,7 @@ def with_blocks(uses: Iterator[TenantUse], ledger: Ledger, pins: Pins) -> Iterat
             yield replace(use, blocks_held=blocks_held, blocks_pinned=pinned[use.name])
 
 
-def view_tier(transfers: Transfers) -> TierView | None:
+def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView | None:
     """The tiers below, or None where there is none."""
     tier = transfers.tier
     if tier is None:
@@ -210,6 +211,9 @@ def view_tier(transfers: Transfers) -> TierView | None:
         evictions=tier.num_evictions,
         num_host_slots=tier.num_host,
         num_in_host=tier.num_in_host,
+        num_cold=tier.num_read,
+        cold_max=tier.num_to_read,
+        cold_blocks_per_s=cold_blocks_per_s or 0.0,
     )
 
 

@@ -51,6 +51,7 @@ class EngineStats:
     blocks_loaded: int = 0
     transfers_failed: int = 0
     sessions: int = 0  # that the scheduler knows
+    blocks_cold: int = 0  # in a tier below, that attention reads there
     blocks_kept_below: int = 0  # that only damage drops from the tier below
     events: dict[str, int] = field(default_factory=dict)  # by kind
 

@@ -47,6 +47,7 @@ class SequenceView(msgspec.Struct, frozen=True):
     num_accepted: int
     preemptions: int
     num_blocks: int
+    num_cold: int  # blocks before these, which lie below and are read there
     in_grammar: bool  # a grammar leads its output now
     forced_tokens: int  # of its output, those that the grammar forced
     # In answers about requests, not in a glimpse:
@@ -168,6 +169,9 @@ class TierView(msgspec.Struct, frozen=True):
     evictions: int
     num_host_slots: int = 0  # of the slots, in host memory; the others are on disk
     num_in_host: int = 0
+    num_cold: int = 0  # names that sequences list as cold
+    cold_max: int = 0  # slots that these may take, now
+    cold_blocks_per_s: float = 0.0  # of them that a token reads, as measured; 0: not measured
 
 
 class TableView(msgspec.Struct, frozen=True):

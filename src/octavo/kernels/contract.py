@@ -26,10 +26,6 @@ Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-# Entries of a block table from here on name slots of a second memory: entry - COLD_FIRST. Only a cold step
-# reads there (`program.ColdStepProgram`); all else refuses them. `cold_first` in csrc/kernels/attention.hpp.
-COLD_FIRST = 1 << 30
-
 T = TypeVar("T")  # a buffer of a step
 I = TypeVar("I")  # integers of a batch  # noqa: E741
 P = TypeVar("P", contravariant=True)  # a pool
@@ -271,6 +267,39 @@ class WeightOps(Protocol):
         """The backend's form of these numbers."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Where attention finds cold blocks: slots [0, num_host) of host memory, then those of a file, in
+    stripes of `lanes` slots, of which each holds `pieces` pieces of a layer's bytes one layer after the
+    other."""
+
+    host: Bytes | None
+    host_slot_bytes: int
+    num_host: int
+    fd: int  # -1: no file
+    lanes: int
+    pieces: int
+    num_slots: int
+
+
+class ColdStep(Protocol):
+    """A step over sequences with cold blocks, some layers at a time. One step at a time."""
+
+    def begin(self, batch: HostBatch) -> None:
+        """Copy the batch, and start to read ahead. Table entries from COLD_FIRST (octavo.types) on are
+        slots."""
+
+    def advance(self, tables: Ints, num_layers: int) -> Floats | None:
+        """Compute so many layers more; after the last one the result's rows, which live until the next
+        step."""
+
+    def abandon(self) -> None:
+        """Forget the step, if there is one."""
+
+    def failed_slots(self) -> list[int]:
+        """Slots that the step that ended last could not read: if there are any, its result means nothing."""
+
+
 class Ops(StepOps[Floats, Ints, KvPool], WeightOps, Protocol):
     """The ops of the processor: native kernels, or their specification in NumPy."""
 
@@ -289,6 +318,9 @@ class Ops(StepOps[Floats, Ints, KvPool], WeightOps, Protocol):
     def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """The step made ready to be called many times, one call at a time. A result lives until the next
         call."""
+
+    def prepare_cold_step(self, body: StepBody, pool: KvPool, memory: SlotMemory) -> ColdStep | None:
+        """The step for sequences of which some blocks lie in slots; None: it cannot be had."""
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """The same for a function of rows (R, width)."""

@@ -24,14 +24,17 @@ from octavo.kernels.contract import (
     RawTensor,
     Routing,
     RowsBody,
+    SlotMemory,
     StepBody,
     Vector,
 )
 from octavo.kernels.held import kind_held
 from octavo.kernels.mixture import mixture_of
-from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
+from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of, partition_bytes
 from octavo.kernels.program import ColdStepProgram, RowsProgram, StepProgram
 
+WINDOW_BYTES = 8 << 20  # of cold blocks that are read ahead of attention: it stays in a cache
+READERS = 4  # threads that read them, and wait for the medium most of the time
 ARITHMETIC_VERSION = 6  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
 
@@ -73,11 +76,21 @@ class NativeOps:
         """Recorded once, replayed in one native call."""
         return StepProgram(body, pool)
 
-    def prepare_cold_step(
-        self, body: StepBody, pool: KvPool, memory: _native.SecondMemory
-    ) -> ColdStepProgram:
-        """The step in several calls, over sequences of which some blocks lie in a second memory."""
-        return ColdStepProgram(body, pool, memory)
+    def prepare_cold_step(self, body: StepBody, pool: KvPool, memory: SlotMemory) -> ColdStepProgram:
+        """Recorded once, replayed some layers at a time."""
+        window = max(WINDOW_BYTES, 4 * partition_bytes(pool.shape))
+        second = _native.SecondMemory(
+            memory.host,
+            memory.host_slot_bytes,
+            memory.num_host,
+            memory.fd,
+            memory.lanes,
+            memory.pieces,
+            memory.num_slots,
+            window,
+            READERS,
+        )
+        return ColdStepProgram(body, pool, second)
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """Recorded once, replayed in one native call."""

@@ -26,6 +26,7 @@ from octavo import _native
 from octavo.kernels.contract import Bytes, Floats, KvPool, KvShape
 
 LANES = 16
+PARTITION = 256  # positions
 _PAGE = 4096
 _ELEMENT_BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 
@@ -99,6 +100,12 @@ def bytes_per_layer(shape: KvShape) -> int:
     slots = shape.num_kv_heads * shape.block_size
     scales = 2 * 4 if shape.kind == "int8" else 0
     return slots * ((shape.head_size + padded_head_size(shape)) * _ELEMENT_BYTES[shape.kind] + scales)
+
+
+def partition_bytes(shape: KvShape) -> int:
+    """What attention reads of a layer at a time: the positions of a partition, or of a block that is
+    larger."""
+    return max(PARTITION // shape.block_size, 1) * bytes_per_layer(shape)
 
 
 def bytes_per_block(shape: KvShape) -> int:

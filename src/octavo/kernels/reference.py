@@ -32,6 +32,7 @@ from octavo.kernels.contract import (
     RawTensor,
     Routing,
     RowsBody,
+    SlotMemory,
     StepBody,
     Vector,
 )
@@ -79,6 +80,9 @@ class ReferenceOps:
     def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """The body itself, op after op."""
         return lambda batch: body(self, batch)
+
+    def prepare_cold_step(self, body: StepBody, pool: KvPool, memory: SlotMemory) -> None:
+        """The specification reads blocks of the pool alone."""
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """The body itself, op after op."""

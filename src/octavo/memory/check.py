@@ -49,7 +49,9 @@ def check(memory: Ledger) -> None:
     in_use = {block for block in range(pool.capacity) if pool.holders[block] or pool.name_of[block]}
     assert pool.backing.count == len(with_memory), "the count of blocks with memory is wrong"
     assert in_use <= set(with_memory), "the memory of a block that is held or cached was given back"
+    cold = Counter(name for table in memory.holders for name in table.cold)
+    assert memory.tier is None or memory.tier.readers() == cold, "cold blocks are miscounted below"
     for table, holder in memory.holders.items():
         assert holder.table is table, f"{holder.label} is registered with a table that is not its own"
-        assert 0 <= table.num_published <= len(table.blocks)
+        assert len(table.cold) <= table.num_published <= len(table)
         assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"

@@ -8,16 +8,28 @@ from octavo.units import blocks_for
 
 
 def blocks_needed(request: Request, block_size: int) -> int:
-    """Blocks of one of its sequences at its longest: the last token is sampled, never computed.
+    """Blocks of the pool for one of its sequences at its longest: the last token is sampled, never computed.
 
     Beams run together or not at all, so they count together: they share the full blocks of the prompt.
     """
+    if request.hot_blocks:
+        return request.hot_blocks
     longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
     beams = request.params.beams
     if beams is None:
         return longest
     shared = len(request.prompt) // block_size
     return shared + beams.width * (longest - shared)
+
+
+def slots_needed(request: Request, block_size: int) -> int:
+    """Slots below for the cold blocks of all its sequences at their longest; 0: it has none. They share the
+    full blocks of the prompt."""
+    if not request.hot_blocks:
+        return 0
+    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    shared = len(request.prompt) // block_size
+    return shared + request.n * (longest - shared)
 
 
 def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:

@@ -21,7 +21,8 @@ from octavo.memory.holders import Holder, Without
 from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
-from octavo.types import BlockCopy
+from octavo.memory.tiers import OffloadTier
+from octavo.types import COLD_FIRST, BlockCopy
 from octavo.units import blocks_for
 
 
@@ -53,6 +54,7 @@ class Ledger:
 
     def __init__(self, num_blocks: int, block_size: int, capacity: int | None = None) -> None:
         self.block_size = block_size
+        self.tier: OffloadTier | None = None  # where cold blocks lie
         self.pool = BlockPool(num_blocks, capacity)
         self.quotas = Quotas(self.pool)
         self.holders: dict[BlockTable, Holder] = {}  # every holder there is
@@ -101,15 +103,73 @@ class Ledger:
     def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
         """Become one more holder of the published blocks that lead `names`; returns how many. The table was
         empty."""
-        assert not table.blocks, "only an empty table adopts"
+        assert not table.blocks, "only a table without blocks adopts"
         for name in names:
             block = self.pool.find(name)
             if block is None:
                 break
             self.pool.retain(block, charge=table.charges)
             table.blocks.append(block)
-        table.num_published = len(table.blocks)
+        table.num_published = len(table)
         return len(table.blocks)
+
+    def adopt_cold(self, table: BlockTable, names: Sequence[bytes]) -> None:
+        """List these names as cold: each `may_read` below. The table was empty."""
+        assert not len(table), "only an empty table adopts"
+        self._read(table, names)
+        table.num_published = len(names)
+
+    def make_cold(self, table: BlockTable, count: int) -> list[int]:
+        """The table's first `count` blocks are cold from now on; the pool may take them, and finds them
+        while it has not. Each is published, and `may_read` below. Returns their entries' indices."""
+        first, blocks = len(table.cold), table.blocks[:count]
+        assert count <= table.num_published - first, "what is not published stays"
+        self._read(table, [self._name_of(block) for block in blocks])
+        del table.blocks[:count]
+        for block in reversed(blocks):
+            self.pool.release(block, charge=table.charges)
+        return list(range(first, first + count))
+
+    def make_hot(self, table: BlockTable) -> list[int]:
+        """The table's cold blocks are hot again: the pool has a block of each name. Returns the blocks."""
+        assert self.tier is not None
+        blocks = self.blocks_of(table.cold)
+        for block in blocks:
+            self.pool.retain(block, charge=table.charges)
+        for name in reversed(table.cold):
+            self.tier.end_read(name)
+        table.cold.clear()
+        table.blocks[:0] = blocks
+        return blocks
+
+    def num_that_can_be_cold(self, table: BlockTable, at_most: int) -> int:
+        """How many of the table's first blocks `make_cold` may take. O(these)."""
+        name_of, tier = self.pool.name_of, self.tier
+        for count, block in enumerate(table.published[:at_most]):
+            name = name_of[block]
+            if tier is None or name is None or not tier.may_read(name):
+                return count
+        return min(at_most, len(table.published))
+
+    def entries(self, table: BlockTable) -> list[int]:
+        """What the executor's row lists: where each entry's bytes are."""
+        return [*self.cold_entries(table), *table.blocks]
+
+    def cold_entries(self, table: BlockTable) -> list[int]:
+        """The same for its cold prefix."""
+        tier = self.tier
+        return [] if tier is None else [COLD_FIRST + tier.slot_read(name) for name in table.cold]
+
+    def _read(self, table: BlockTable, names: Sequence[bytes]) -> None:
+        assert self.tier is not None
+        for name in names:
+            self.tier.read(name)
+        table.cold += names
+
+    def _name_of(self, block: int) -> bytes:
+        name = self.pool.name_of[block]
+        assert name is not None, "a cold block has a name"
+        return name
 
     def reserve(self, table: BlockTable, start: int, stop: int) -> Reservation | None:
         """Make positions [start, stop) writable, or change nothing and return None.
@@ -119,12 +179,12 @@ class Ledger:
         longest unheld first. Copies must run before the step that writes. O(blocks of the range). Source:
         Kwon et al. 2023, section 4.4.
         """
-        size, pool = self.block_size, self.pool
-        first, end = start // size, -(-stop // size)
+        size, pool, num_cold = self.block_size, self.pool, len(table.cold)
+        first, end = start // size - num_cold, -(-stop // size) - num_cold  # in `blocks`
         assert start < stop
-        assert first <= len(table.blocks), "a table has no holes"
+        assert 0 <= first <= len(table.blocks), "a table has no holes, and cold blocks are not written"
         if end == len(table.blocks) == first + 1 and pool.is_writable(table.blocks[first]):
-            table.num_published = min(table.num_published, first)
+            table.num_published = min(table.num_published, num_cold + first)
             return UNCHANGED  # the common case: one more token in a private tail
         stale = [
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
@@ -135,15 +195,16 @@ class Ledger:
         copies = []
         for index in stale:
             old, new = table.blocks[index], pool.take(table.owner)
-            if index * size < start:
+            if (num_cold + index) * size < start:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
             table.blocks[index] = new
-        table.num_published = min(table.num_published, first)  # the rest is about to be rewritten
+        table.num_published = min(table.num_published, num_cold + first)  # the rest is about to be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
             table.blocks.append(pool.take(table.owner))
-        return Reservation(changed_from, tuple(table.blocks[changed_from:end]), tuple(copies))
+        blocks = tuple(table.blocks[changed_from:end])
+        return Reservation(num_cold + changed_from, blocks, tuple(copies))
 
     def fork(self, table: BlockTable, holder: Holder) -> BlockTable:
         """One more holder of the same blocks; the first write to a shared one copies it."""
@@ -152,6 +213,8 @@ class Ledger:
         for block in table.blocks:
             self.pool.retain(block)
         twin.blocks = list(table.blocks)
+        if table.cold:
+            self._read(twin, table.cold)
         twin.num_published = table.num_published
         return twin
 
@@ -159,7 +222,8 @@ class Ledger:
         """Give back the blocks that hold no position below `num_positions`, tail first. A published block
         that is cut stays held, and is copied before it is written; for this table it is not published."""
         keep = blocks_for(num_positions, self.block_size)
-        while len(table.blocks) > keep:
+        assert keep >= len(table.cold), "what is cold stays"
+        while len(table) > keep:
             self.pool.release(table.blocks.pop())
         table.num_published = min(table.num_published, num_positions // self.block_size)
 
@@ -174,7 +238,7 @@ class Ledger:
         """
         changed, pool = [], self.pool
         for index in range(table.num_published, num_computed // self.block_size):
-            block = table.blocks[index]
+            block = table.block_at(index)
             if pool.name_of[block] is None:  # else a fork that shares the block has published it
                 existing = pool.find(names[index])
                 if existing in pool.uncharged and pool.holders[block] > 1:
@@ -187,7 +251,7 @@ class Ledger:
                 if canonical != block:
                     self.pool.retain(canonical)
                     self.pool.release(block)
-                    table.blocks[index] = canonical
+                    table.blocks[index - len(table.cold)] = canonical
                     changed.append(index)
             table.num_published = index + 1
         return changed
@@ -238,5 +302,9 @@ class Ledger:
         for block in reversed(table.blocks):
             self.pool.release(block, charge=table.charges)
         table.blocks.clear()
+        for name in reversed(table.cold):
+            assert self.tier is not None
+            self.tier.end_read(name)
+        table.cold.clear()
         table.num_published = 0
         self.holders.pop(table).table = None

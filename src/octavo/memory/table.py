@@ -6,6 +6,12 @@
     num_published     3                 blocks 7, 2, 9 are full, committed and named; 4 is private
 
 A block's holder count is the number of tables that list it. Only `memory.Ledger` changes a table.
+
+A sequence larger than the pool has a cold prefix: its first entries are names, whose bytes lie in an offload
+tier, and `blocks` are those behind them.
+
+    cold            [ name 0 | name 1 ]
+    blocks                             [ 9 | 4 ]       entry 2 is block 9; num_published is 3
 """
 
 from __future__ import annotations
@@ -25,9 +31,22 @@ class BlockTable:
     owner: int = 0
     num_shared: int = 0
     charges: bool = True  # False: a copy on its way to an offload tier, which keeps its block for a moment
-    num_published: int = 0
+    num_published: int = 0  # entries, cold ones included
     blocks: list[int] = field(default_factory=list)
+    cold: list[bytes] = field(default_factory=list)
+    # Of a long sequence: entries that could be cold, or could when that was last looked at.
+    num_stored: int = 0
     number: int = field(default_factory=_next_number)  # no other table's: views name tables by it
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        """Entries."""
+        return len(self.cold) + len(self.blocks)
+
+    @property
+    def published(self) -> list[int]:
+        """The blocks of the pool that were published through it or adopted by it."""
+        return self.blocks[: self.num_published - len(self.cold)]
+
+    def block_at(self, index: int) -> int:
+        """The block of an entry that is not cold."""
+        return self.blocks[index - len(self.cold)]

@@ -16,6 +16,8 @@ comes before the store that takes its slot, and before any later load.
 A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks,
 and time is an argument.
 
+A name may be *read* in its slot, by sequences whose table lists it as cold: nothing takes its slot meanwhile.
+
 A name may be *kept*, by several keepers, also before it is stored: on disk alone, and then nothing but damage
 takes its slot. At most `kept_max` names are, so that there is always room for others.
 """
@@ -50,12 +52,20 @@ class OffloadTier:
         num_host: int = 0,
         max_age_s: float = math.inf,
         kept_max: int | None = None,
+        num_readable: int = 0,
     ) -> None:
+        """`num_readable`: attention can read the slots before this one."""
         assert 0 <= num_host <= num_slots
         self.num_slots = num_slots
         self.num_host = num_host
         # Names that may be kept: only on disk, where a restart finds them, and never all of it.
-        self.kept_max = (num_slots - num_host) * 3 // 4 if kept_max is None else kept_max
+        self._kept_max = (num_slots - num_host) * 3 // 4 if kept_max is None else kept_max
+        # Where cold blocks may lie, and how many of these slots they may take; some are left to all else.
+        self.num_readable = num_readable
+        self.read_max = num_readable - max(1, num_readable // 8)
+        self.num_claimed = 0  # slots for the cold blocks of requests: those that run together, or the largest
+        self.claimed_by: dict[str, int] = {}  # the same by tenant
+        self.spoilt: list[bytes] = []  # names that are read and whose bytes are not to be trusted any more
         self.num_evictions = 0
         self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
@@ -72,6 +82,10 @@ class OffloadTier:
         free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in taken]
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
+        self._readers: Counter[bytes] = Counter()  # of names that are stored
+        # Names whose bytes were found right since this ledger began: stored, loaded or verified.
+        self._verified: set[bytes] = set()
+        self._leaving: Counter[bytes] = Counter()  # names whose bytes are on their way to another slot
         self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
         self._names_of: dict[int, dict[bytes, None]] = {}  # that are not kept, least recently used first
         self._kept_of: Counter[int] = Counter()  # by owner
@@ -93,6 +107,11 @@ class OffloadTier:
         return len(self._keepers)
 
     @property
+    def kept_max(self) -> int:
+        """How many may be kept now, beside the cold blocks of the request that needs most slots."""
+        return min(self._kept_max, self.num_slots - self.num_claimed)
+
+    @property
     def num_in_host(self) -> int:
         """Those of them whose bytes are in host memory."""
         return len(self._used[_HOST])
@@ -109,8 +128,8 @@ class OffloadTier:
     def names(self) -> list[bytes]:
         """All that can be found, tier by tier from below, least recently used first, kept ones last."""
         used = [name for tier in reversed(self._used) for name in tier]
-        kept = [name for name in self._keepers if name in self._slot_of]
-        return [name for name in used + kept if name not in self._doomed]
+        others = [name for name in {**self._keepers, **self._readers} if name in self._slot_of]
+        return [name for name in used + others if name not in self._doomed]
 
     def slots(self) -> dict[bytes, int]:
         """Every slot that is taken, by name: for checks."""
@@ -124,6 +143,62 @@ class OffloadTier:
         """True when it can be found on disk."""
         return name in self and self._tier_of(self._slot_of[name]) == _DISK
 
+    @property
+    def num_read(self) -> int:
+        """Names that tables list as cold."""
+        return len(self._readers)
+
+    def readers(self) -> Counter[bytes]:
+        """How many tables list each name as cold: for checks."""
+        return Counter(self._readers)
+
+    def is_read(self, name: bytes) -> bool:
+        """True while a table lists it as cold, also where it was forgotten meanwhile."""
+        return name in self._readers
+
+    def may_read(self, name: bytes) -> bool:
+        """Whether it can be listed as cold: found where attention reads, and known to be right."""
+        return name in self._verified and self.could_read(name)
+
+    def could_read(self, name: bytes) -> bool:
+        """Whether it may be listed as cold once it is verified."""
+        return name in self and self._slot_of[name] < self.num_readable and name not in self._leaving
+
+    def is_leaving(self, name: bytes) -> bool:
+        """True while its bytes are on their way to another slot."""
+        return name in self._leaving
+
+    def is_kept(self, name: bytes) -> bool:
+        """True for one that is kept."""
+        return name in self._keepers
+
+    @property
+    def num_to_read(self) -> int:
+        """Slots that cold blocks of all sequences may take together now."""
+        return min(self.read_max, self.num_slots - self.num_kept)
+
+    def read(self, name: bytes) -> None:
+        """One more table lists it as cold: its slot is not taken until `end_read`."""
+        assert self.may_read(name) or name in self._readers  # a fork reads what its parent does
+        self._readers[name] += 1
+        for used in self._used:
+            used.pop(name, None)
+
+    def slot_read(self, name: bytes) -> int:
+        """Where a name is that is read, also one that was forgotten meanwhile."""
+        return self._slot_of[name]
+
+    def end_read(self, name: bytes) -> None:
+        """One table less; without any it is the most recently used one."""
+        self._readers[name] -= 1
+        if self._readers[name]:
+            return
+        del self._readers[name]
+        if name not in self._doomed:
+            self._put(name, self._slot_of[name], self._now)
+        elif name not in self._loading:
+            self._forget(name)
+
     def keepers(self) -> Counter[bytes]:
         """How many keep each name: for checks."""
         return Counter(self._keepers)
@@ -133,10 +208,11 @@ class OffloadTier:
         nothing is changed, when more names would be kept than may be. What is in host memory is forgotten
         there: it must be stored again, on disk. O(names)."""
         in_host = [name for name in names if self._slot_of.get(name, self.num_host) < self.num_host]
-        if self.num_kept + sum(name not in self._keepers for name in names) > self.kept_max:
+        num_kept = self.num_kept + sum(name not in self._keepers for name in names)
+        if num_kept > self.kept_max:
             return False
         for name in in_host:
-            self.forget(name)
+            self._forget(name)
         for name in names:
             if name not in self._keepers:
                 self._uncount(name)
@@ -166,7 +242,7 @@ class OffloadTier:
     def oldest_of(self, owner: int) -> bytes | None:
         """The one of them that it can best do without; None: all are kept, or on their way somewhere."""
         own = self._names_of.get(owner, ())
-        return next((name for name in own if not (name in self._storing or name in self._loading)), None)
+        return next((name for name in own if not (name in self._storing or self._is_in_use(name))), None)
 
     def begin_store(self, name: bytes, owner: int = 0) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
@@ -189,6 +265,7 @@ class OffloadTier:
         slot = self._storing.pop(name)
         is_in_place = name not in self._keepers or self._tier_of(slot) == _DISK
         if ok and is_in_place and name not in self._doomed:
+            self._verified.add(name)
             self._put(name, slot, self._now)
         else:
             self._drop(slot)
@@ -197,6 +274,9 @@ class OffloadTier:
 
     def end_move(self, moved: Moved, ok: bool) -> None:
         """The bytes are at their target, or could not be written there: then the name is forgotten."""
+        self._leaving[moved.name] -= 1
+        if not self._leaving[moved.name]:
+            del self._leaving[moved.name]
         if not ok and self._slot_of.get(moved.name) == moved.target:
             self.forget(moved.name)
 
@@ -216,16 +296,23 @@ class OffloadTier:
         if self._loading[name] == 0:
             del self._loading[name]
         wanted = ok and name in self
-        if not wanted:
+        if wanted:
+            self._verified.add(name)
+        else:
             self.forget(name)
         return wanted
 
     def forget(self, name: bytes) -> None:
-        """It is not found again."""
+        """It is not found again; who reads it in its slot must not trust that."""
+        if name in self._readers:
+            self.spoilt.append(name)
+        self._forget(name)
+
+    def _forget(self, name: bytes) -> None:
         if name in self._storing:
             self._doomed.add(name)
-        elif name in self._loading:
-            self._doomed.add(name)  # its slot is free when the last load has ended
+        elif self._is_in_use(name):
+            self._doomed.add(name)  # its slot is free when the last load or read has ended
         else:
             self._doomed.discard(name)
             if name in self._slot_of:
@@ -247,6 +334,9 @@ class OffloadTier:
             self.forget(oldest)
             self.num_expired += 1
 
+    def _is_in_use(self, name: bytes) -> bool:
+        return name in self._loading or name in self._readers
+
     def _tier_of(self, slot: int) -> int:
         return _HOST if slot < self.num_host else _DISK
 
@@ -257,7 +347,7 @@ class OffloadTier:
         oldest = next((name for name in self._used[tier] if name not in self._loading), None)
         if oldest is None:
             return None
-        used_at = self._used[tier][oldest]
+        used_at, is_verified = self._used[tier][oldest], oldest in self._verified
         slot = self._remove(oldest)
         target = self._take(_DISK) if tier == _HOST else None
         if target is None:
@@ -265,6 +355,9 @@ class OffloadTier:
             self._disown(oldest)
         else:
             self._put(oldest, target, used_at)
+            if is_verified:
+                self._verified.add(oldest)
+            self._leaving[oldest] += 1
             self.moved.append(Moved(oldest, slot, target))
         return slot
 
@@ -272,7 +365,7 @@ class OffloadTier:
         """The name is in that slot, and the most recently used one of its tier."""
         used = self._used[self._tier_of(slot)]
         used.pop(name, None)
-        if name not in self._keepers:
+        if name not in self._keepers and name not in self._readers:
             used[name] = used_at
         self._slot_of[name] = slot
         own = self._names_of.get(self._owner_of.get(name, -1))
@@ -304,6 +397,7 @@ class OffloadTier:
 
     def _remove(self, name: bytes) -> int:
         slot = self._slot_of.pop(name)
+        self._verified.discard(name)
         self._used[self._tier_of(slot)].pop(name, None)
         return slot
 

@@ -85,8 +85,8 @@ class Staging:
         for holder in members:
             assert holder.table is not None
             findable = holder.is_findable
-            published = holder.table.blocks[: holder.table.num_published]
-            recomputed += holder.num_planned - len(published) * size
+            published = holder.table.published
+            recomputed += holder.num_planned - holder.table.num_published * size
             for block in published:
                 name = name_of[block]
                 if block in seen or (findable and name is not None and block not in freed):
@@ -94,7 +94,7 @@ class Staging:
                 seen.add(block)
                 is_below = findable and name is not None and worth_it and transfers.is_below(name)
                 # One that was forgotten below while others still read it there cannot be stored yet.
-                can_store = findable and name is not None and not transfers.is_loading(name)
+                can_store = findable and name is not None and not transfers.is_read_below(name)
                 if is_below:
                     loaded += 1
                 elif can_store and len(stored) < room:

@@ -69,6 +69,8 @@ class Transfers:
         self._loading: dict[bytes, int] = {}  # name -> transfer
         self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
         self._num_stores = 0
+        self._verifying: set[bytes] = set()  # for running sequences
+        self.num_failed_stores = 0  # since the last that did not fail
         self._stores_max = max(STORES_MIN, min(STORES_MAX, context.ledger.pool.num_blocks // 64))
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s = transfer_average()
@@ -108,11 +110,11 @@ class Transfers:
     def blocks(self) -> set[int]:
         """Blocks whose bytes are on their way: they cannot move."""
         staged = self._arena.first
-        return {m.transfer.block for m in self._moving.values() if m.transfer.block < staged}
+        return {m.transfer.block for m in self._moving.values() if 0 <= m.transfer.block < staged}
 
     def staged(self) -> list[tuple[int, bytes]]:
         """Blocks of the staging arena whose bytes are on their way down, and their names: for checks."""
-        moving = [m.transfer for m in self._moving.values() if m.holder is None and m.fetch is None]
+        moving = [m.transfer for m in self._moving.values() if m.transfer.block >= self._arena.first]
         return [(transfer.block, transfer.name) for transfer in moving]
 
     def fetching(self) -> set[int]:
@@ -154,11 +156,20 @@ class Transfers:
                 continue  # its end is told to the pins that wait
             block = self._context.ledger.pool.find(name)
             assert block is not None, "a warm pin waits for a block that it does not hold"
-            if name in self._loading or not self._has_room_below(tier, block):
+            if self.is_read_below(name) or not self._has_room_below(tier, block):
                 holding.defer(name)  # damaged, and others still read it; or its tenant must wait
             elif not self._begin_store(tier, name, block):
                 holding.requeue(name)
                 return
+
+    def store_cold(self, name: bytes, block: int) -> bool:
+        """Send a block down that a sequence holds, and will want to read there. False where it must wait: for
+        others on their way, or for its tenant's room."""
+        assert self.tier is not None
+        self._send_forgets(self.tier)
+        if self._num_stores >= self._stores_max:
+            return False
+        return self._has_room_below(self.tier, block) and self._begin_store(self.tier, name, block)
 
     def _has_room_below(self, tier: OffloadTier, block: int) -> bool:
         """Whether the tenant of a block of the pool may store one more, once its least recently used one is
@@ -291,6 +302,29 @@ class Transfers:
             self._begin(_Moving(transfer, None, fetch))
         self._fetches[seq_id] = fetch
 
+    def verify(self, seq_id: int, tenant: str, names: Many[bytes]) -> None:
+        """Have these read below, before a waiting sequence lists them as cold."""
+        assert self.tier is not None
+        assert seq_id not in self._fetches
+        holder = Holder(
+            HolderKind.FETCH, tenant, "being verified in an offload tier", is_fixed=True, group=seq_id
+        )
+        self._context.ledger.open(holder)
+        fetch = Fetch(seq_id, holder, frozenset())
+        for name in names:
+            transfer = Transfer(self._new_id(), -1, self.tier.begin_load(name), name, Move.VERIFY)
+            fetch.pending.add(transfer.transfer_id)
+            self._begin(_Moving(transfer, None, fetch))
+        self._fetches[seq_id] = fetch
+
+    def verify_for_running(self, name: bytes) -> None:
+        """Have it read below, before a running sequence lists it as cold."""
+        assert self.tier is not None
+        if name not in self._verifying:
+            self._verifying.add(name)
+            transfer = Transfer(self._new_id(), -1, self.tier.begin_load(name), name, Move.VERIFY)
+            self._begin(_Moving(transfer, None, None))
+
     def let_go(self, seq_id: int) -> None:
         """The sequence was admitted, or has ended, or others need the blocks: its fetch holds nothing for it
         any more."""
@@ -309,6 +343,7 @@ class Transfers:
 
     def finish(self, done: TransferDone) -> None:
         """A transfer has ended. One of an earlier scheduler is ignored."""
+        self.lose(done.lost)
         moved = self._moves.pop(done.transfer_id, None)
         if moved is not None and self.tier is not None:
             was_there = moved.name in self.tier
@@ -326,6 +361,7 @@ class Transfers:
             self._record_failure(transfer)
         if transfer.move is Move.STORE:
             self.num_stored += done.ok
+            self.num_failed_stores = 0 if done.ok else self.num_failed_stores + 1
             self.tier.end_store(transfer.name, done.ok)
             if moving.holder is None:
                 self._arena.finish(transfer.block, done)
@@ -339,23 +375,32 @@ class Transfers:
             if waiting and waiting[-1] == transfer.block:
                 waiting.pop()  # it has had its turn: a tier smaller than the pool shall come to rest
             return
-        fetch = moving.fetch
-        assert fetch is not None
-        if done.ok:
-            self.num_loaded += 1
-            self._load_s.add(done.seconds, self._context.now)
-        if self._loading.get(transfer.name) == transfer.transfer_id:
-            del self._loading[transfer.name]
-        if self.tier.end_load(transfer.name, done.ok):
-            is_shared = transfer.name in fetch.shared
-            memory.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
-        elif not done.ok:
+        is_found, fetch = self.tier.end_load(transfer.name, done.ok), moving.fetch
+        if not done.ok:
             self._warm_pins.lost(transfer.name)
+        if fetch is None:
+            self._verifying.discard(transfer.name)
+            self._warm_pins.try_again()
+            return
+        if transfer.move is Move.LOAD:
+            self._take_loaded(transfer, done, is_found=is_found, is_shared=transfer.name in fetch.shared)
         self._warm_pins.try_again()
         fetch.pending.discard(transfer.transfer_id)
         fetch.holder.is_fixed = bool(fetch.pending)
         if fetch.abandoned and not fetch.pending:
             self._close(fetch.holder)
+
+    def _take_loaded(
+        self, transfer: Transfer, done: TransferDone, *, is_found: bool, is_shared: bool
+    ) -> None:
+        """A load has ended: the block is found under its name, if that still counts."""
+        if done.ok:
+            self.num_loaded += 1
+            self._load_s.add(done.seconds, self._context.now)
+        if self._loading.get(transfer.name) == transfer.transfer_id:
+            del self._loading[transfer.name]
+        if is_found:
+            self._context.ledger.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
 
     def _tell_stored(self, name: bytes, ok: bool) -> None:
         """Pins that wait for the store learn how it ended."""
@@ -385,7 +430,11 @@ class Transfers:
 
     def _is_missing_below(self, name: bytes) -> bool:
         assert self.tier is not None
-        return not (name in self.tier or self.tier.is_storing(name) or name in self._loading)
+        return not (name in self.tier or self.tier.is_storing(name) or self.is_read_below(name))
+
+    def is_read_below(self, name: bytes) -> bool:
+        """True while others read its bytes below, which may have been forgotten there."""
+        return name in self._loading or (self.tier is not None and self.tier.is_read(name))
 
     def _begin(self, moving: _Moving) -> None:
         self._moving[moving.transfer.transfer_id] = moving
@@ -409,8 +458,11 @@ class Transfers:
 
     def _record_failure(self, transfer: Transfer) -> None:
         self.num_failed += 1
-        what = "loaded from" if transfer.move is Move.LOAD else "stored in"
-        text = f"block {transfer.block} could not be {what} slot {transfer.slot} below; it will be recomputed"
+        text = f"slot {transfer.slot} below did not read back as it was written; its block will be recomputed"
+        if transfer.move is not Move.VERIFY:
+            what = "loaded from" if transfer.move is Move.LOAD else "stored in"
+            where = f"slot {transfer.slot} below"
+            text = f"block {transfer.block} could not be {what} {where}; it will be recomputed"
         self._context.events.record(Event(self._context.now, EventKind.TRANSFER_FAILED, text, blocks=1))
 
 

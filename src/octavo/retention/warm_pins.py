@@ -76,7 +76,7 @@ class WarmPins:
         if tenant == SHARED:
             return "what is shared with all tenants stays in the pool, because it is found while it is held"
         if limit is not None:
-            own = self.kept_of(tenant)
+            own, limit = self.kept_of(tenant), limit - tier.claimed_by.get(tenant, 0)
             if len(own) + sum(name not in own for name in set(names)) > limit:
                 return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
         if not tier.keep(names):
@@ -126,6 +126,7 @@ class WarmPins:
             if pin.tenant == tenant:
                 own.subtract(pin.names)
         limit = self._context.ledger.quotas.policy(tenant).disk_maximum
+        limit = None if limit is None else limit - tier.claimed_by.get(tenant, 0)
         num_own, num_kept = len({*names, *+own}), len({*names, *+kept})
         return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
 

@@ -99,7 +99,10 @@ class Admission:
             if self._is_better_loaded(entry):
                 self._prefixes.await_blocks(sequence)
                 continue
-            if not gets_some(self._contenders, self._contender(entry), budget):
+            gets_none = not gets_some(self._contenders, self._contender(entry), budget)
+            if (
+                gets_none and not sequence.queue.num_cold
+            ):  # what has cold blocks uses none of the step's tokens
                 sequence.queue.wait = STEP_TOKENS
                 continue
             if self._reclaim_to_admit(entry, is_first=head is None):
@@ -250,15 +253,16 @@ class Admission:
         if not self._prefixes.may_fetch(sequence, num_blocks):
             return False
         self.limits.release_holds(sequence)
-        self._prefixes.fetch(sequence, num_blocks)
+        self._prefixes.fetch(sequence, num_hits, num_blocks)
         self.limits.forget_counts()
         return True
 
     def _enter(self, entry: _Entry) -> None:
         self.limits.release_holds(entry.sequence)
         self._live.admit(entry.sequence, entry.num_hits)
-        self._prompts.append(entry.sequence)
-        bisect.insort(self._contenders, self._contender(entry))
+        if not entry.sequence.has_cold:
+            self._prompts.append(entry.sequence)
+            bisect.insort(self._contenders, self._contender(entry))
         self.limits.forget_counts()
 
     def _contender(self, entry: _Entry) -> Contender:

@@ -45,8 +45,10 @@ class BlockBudget:
         return self._headroom.blocks(num_running, self._context.ledger.pool.num_blocks)
 
     def needed(self, sequence: Sequence, num_hits: int) -> int:
-        """New blocks for the known tokens of a waiting sequence."""
-        return sequence.blocks_known(self._context.ledger.block_size) - num_hits
+        """New blocks for the known tokens of a waiting sequence. Of a long one all that are promised to it,
+        its hits included: what it finds below may go there until it enters."""
+        known = sequence.blocks_known(self._context.ledger.block_size)
+        return min(known, sequence.request.hot_blocks) if sequence.is_long else known - num_hits
 
     def suffices(self, sequence: Sequence, num_hits: int, left_to_others: int, freed: Set[int]) -> bool:
         """Whether the unheld blocks hold a waiting sequence, if so many of them are left to others."""
@@ -54,6 +56,8 @@ class BlockBudget:
         left = ledger.num_unheld + len(freed) - left_to_others - self.needed(sequence, num_hits)
         if left < 0:
             return False
+        if sequence.is_long:
+            return True
         hits, holders = ledger.blocks_of(sequence.chain.names[:num_hits]), ledger.pool.holders
         return left >= sum(holders[block] == 0 or block in freed for block in hits)
 
@@ -61,6 +65,8 @@ class BlockBudget:
         """Blocks that its tenant would be charged for beyond those it holds."""
         ledger = self._context.ledger
         owner, hits = ledger.quotas.owner(sequence.request.tenant), sequence.chain.names[:num_hits]
+        if sequence.is_long:
+            return self.needed(sequence, num_hits) + sequence.forks_left
         adopted = ledger.quotas.charge_of(owner, ledger.blocks_of(hits), freed)
         return self.needed(sequence, num_hits) + adopted + sequence.forks_left
 

@@ -38,9 +38,13 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
         if s.state is State.RUNNING:
             assert s.table is not None
             assert s.num_planned <= len(s.table) * ledger.block_size
-            published = s.table.blocks[: s.table.num_published]
-            assert len(published) * ledger.block_size <= s.num_computed, "published before its step"
-            for name, block in zip(s.chain.names, published, strict=False):
+            assert s.table.num_published * ledger.block_size <= s.num_computed, "published before its step"
+            num_cold = len(s.table.cold)
+            assert s.table.cold == s.chain.names[:num_cold], "a cold block is another prefix's"
+            assert not num_cold or s.request.hot_blocks, (
+                "a sequence that the pool has room for has cold blocks"
+            )
+            for name, block in zip(s.chain.names[num_cold:], s.table.published, strict=False):
                 assert ledger.pool.name_of[block] in (name, None), "a block has another prefix's name"
         else:
             assert s.table is None

@@ -108,7 +108,7 @@ class Committer:
         ):
             return
         for index in self._context.ledger.publish(sequence.table, sequence.chain.names, num_computed):
-            self._context.plan.write_table(sequence.row, index, [sequence.table.blocks[index]])
+            self._context.plan.write_table(sequence.row, index, [sequence.table.block_at(index)])
         if self._live.names.computing:
             self._live.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
 

@@ -117,7 +117,8 @@ class Drafts:
                 continue
             drafting = sequence.drafts.drafting
             to_read -= self._speculator.read(drafting, sequence.tokens, to_read)
-            is_next = chunk.num_samples == 1 and sequence.pending == 1  # nothing else of it is in flight
+            # Nothing else of it is in flight, and all layers are still to be computed.
+            is_next = chunk.num_samples == 1 and sequence.pending == 1 and chunk.num_parts <= 1
             if not is_next or not drafting.draft.tokens or chunk.row in parents:
                 continue
             limit = min(DRAFTS_MAX, sequence.max_length - 1 - chunk.stop)

@@ -72,16 +72,22 @@ class LiveSequences:
         self.waiting.add(sequence)
 
     def admit(self, sequence: Sequence, num_hits: int) -> None:
-        """Waiting -> running, as one more holder of its first `num_hits` published blocks."""
+        """Waiting -> running, as one more holder of its first `num_hits` published blocks, of which some are
+        cold."""
         self.waiting.remove(sequence)
         sequence.state = State.RUNNING
         sequence.queue.bypassed = 0
         sequence.row = self._free_rows.pop()
         sequence.table = self._context.ledger.open(sequence.holder, sequence.chain.num_shared)
-        adopted = self._context.ledger.adopt(sequence.table, sequence.chain.names[:num_hits])
-        assert adopted == num_hits
+        if sequence.queue.num_cold:
+            self._context.ledger.adopt_cold(sequence.table, sequence.chain.names[: sequence.queue.num_cold])
+        hot_names = sequence.chain.names[sequence.queue.num_cold : num_hits]
+        adopted = self._context.ledger.adopt(sequence.table, hot_names)
+        assert sequence.queue.num_cold + adopted == num_hits
+        sequence.table.num_stored = sequence.queue.num_cold
+        sequence.queue.num_cold = 0
         self._transfers.let_go(sequence.seq_id)
-        sequence.num_computed = sequence.num_planned = adopted * self._context.ledger.block_size
+        sequence.num_computed = sequence.num_planned = num_hits * self._context.ledger.block_size
         self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
         sequence.num_lost = 0
         if not sequence.was_admitted:
@@ -94,7 +100,7 @@ class LiveSequences:
         bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
         self._rows_promised += sequence.forks_left
         self.names.begin(sequence)
-        self._context.plan.admit(sequence.admitted_row(), sequence.table.blocks)
+        self._context.plan.admit(sequence.admitted_row(), self._context.ledger.entries(sequence.table))
 
     def fork(self, parent: Sequence, flights: list[InFlightChunk]) -> None:
         """The plan that samples is being made: the other choices become holders of the same table, one
@@ -156,6 +162,7 @@ class LiveSequences:
     def _leave_row(self, sequence: Sequence) -> None:
         assert sequence.table is not None
         self.names.end(sequence, sequence.chain.names[sequence.table.num_published :])
+        self._transfers.let_go(sequence.seq_id)
         self._context.ledger.close(sequence.table)
         sequence.table = None
         sequence.count_blocks(self._context.now)

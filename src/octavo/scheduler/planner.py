@@ -29,20 +29,22 @@ class Planner:
     _shares: TenantShares
     _reclaimer: Reclaimer
 
-    def ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """The running sequences with something to compute: those that continue by one position, and
-        prompts."""
-        continuing, prompts = [], []
+    def ready(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+        """The running sequences with something to compute: those that continue by one position, prompts, and
+        those with cold blocks, which are neither."""
+        continuing, prompts, cold = [], [], []
         for s in self._live.running:
             if s.pending and s.blocks_lookahead:
                 continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight
-                if known == s.num_planned + 1:
+                if s.has_cold:
+                    cold += [s] if known > s.num_planned else []
+                elif known == s.num_planned + 1:
                     continuing.append(s)
                 elif known > s.num_planned:
                     prompts.append(s)
-        return continuing, prompts
+        return continuing, prompts, cold
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Who computes how many positions, in order of rank: `step_tokens` at most, and at least one for the
@@ -67,6 +69,11 @@ class Planner:
             if len(prompts) > 1:
                 self._leave_one_to_the_first(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
+        self.sort(share)
+        return share
+
+    def sort(self, share: list[tuple[Sequence, int]]) -> None:
+        """In the order in which they reserve blocks."""
         shares = self._shares
         if (
             self._context.ledger.quotas.has_guarantees
@@ -74,7 +81,6 @@ class Planner:
             share.sort(key=lambda item: (shares.is_borrower(item[0].request.tenant), item[0].rank))
         else:
             share.sort(key=lambda item: item[0].rank)
-        return share
 
     def _leave_one_to_the_first(self, prompts: list[Sequence], grants: list[int]) -> None:
         """Turns may put a prompt of another tenant before the best-ranked one, which alone may preempt all:
@@ -89,18 +95,28 @@ class Planner:
     def plan_chunk(self, sequence: Sequence, grant: int, flights: list[InFlightChunk]) -> None:
         """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and no sequence
         ranks below."""
-        grant = self._reserve(sequence, grant)
-        if grant == 0:
-            return
+        grant = self.reserve(sequence, grant)
+        if grant > 0:
+            self.add_chunk(sequence, grant, flights)
+
+    def add_chunk(
+        self, sequence: Sequence, grant: int, flights: list[InFlightChunk], part: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Plan `grant` positions, which are reserved; of those with cold blocks one part of as many."""
         start, stop = sequence.num_planned, sequence.num_planned + grant
         num_samples = 1 if stop == len(sequence.tokens) + sequence.pending else 0
         logits_from = stop - num_samples
-        params = sequence.request.params
+        is_last, params = part[0] + 1 >= part[1], sequence.request.params
         if params.pooling is not None or params.prompt_logprobs is not None:
-            logits_from = self._logits_from(sequence, start, stop, logits_from)
-        self._context.plan.chunks.append(
-            Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from)
-        )
+            logits_from = self._logits_from(sequence, start, logits_from)
+        chunk = (sequence.seq_id, sequence.row, start, grant, num_samples if is_last else 0, logits_from, ())
+        self._context.plan.chunks.append(Chunk(*chunk, *part))
+        if not is_last:
+            flights.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
+            return
+        if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
+            done = min(stop, sequence.num_prompt - 1)
+            sequence.prompt_logprobs_done = max(sequence.prompt_logprobs_done, done)
         sequence.num_planned = stop
         sequence.pending += num_samples
         self._live.service.count(sequence, stop)
@@ -108,24 +124,31 @@ class Planner:
         if num_samples and sequence.forks_left and sequence.group is None:
             self._live.fork(sequence, flights)
 
-    def _logits_from(self, sequence: Sequence, start: int, stop: int, sampled_from: int) -> int:
-        """The first of positions [start, stop) whose logits are wanted; those that are sampled from are."""
+    def _logits_from(self, sequence: Sequence, start: int, sampled_from: int) -> int:
+        """The first of the positions from `start` on whose logits are wanted; those that are sampled from
+        are."""
         if sequence.wants_mean:
             return start
         if not sequence.wants_prompt_logprobs:
             return sampled_from
-        done = sequence.prompt_logprobs_done
-        sequence.prompt_logprobs_done = max(done, min(stop, sequence.num_prompt - 1))
-        return min(max(start, done), sampled_from)
+        return min(max(start, sequence.prompt_logprobs_done), sampled_from)
 
-    def _reserve(self, sequence: Sequence, grant: int) -> int:
+    def reserve(self, sequence: Sequence, grant: int) -> int:
         """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
         assert sequence.table is not None
         start = sequence.num_planned
+        if sequence.is_long:
+            hot_max = sequence.hot_max(
+                self._context.ledger.pool.num_blocks, self._context.ledger.quotas.has_maxima
+            )
+            grant = min(grant, self._num_writable(sequence, hot_max))
+            if grant <= 0:
+                return 0  # until more of its blocks can become cold
         while True:
             reservation = self._context.ledger.reserve(sequence.table, start, start + grant)
-            if reservation is None:
-                reservation = self._reclaimer.reserve(sequence, start, start + grant)
+            if reservation is None and (promised := self._promised(sequence, grant)) > 0:
+                reservation = self._reclaimer.reserve(sequence, start, start + promised)
+                grant = promised if reservation is not None else grant
             if reservation is not None:
                 if reservation.blocks:
                     self._context.plan.reserve(sequence.row, reservation)
@@ -139,3 +162,16 @@ class Planner:
             if room >= grant or room <= 0:
                 return 0
             grant = room
+
+    def _num_writable(self, sequence: Sequence, num_blocks: int) -> int:
+        """Positions that it can compute next if it holds so many blocks of the pool."""
+        assert sequence.table is not None
+        size = self._context.ledger.block_size
+        return (len(sequence.table.cold) + num_blocks) * size - sequence.num_planned
+
+    def _promised(self, sequence: Sequence, grant: int) -> int:
+        """Of a grant, the positions for which others give up blocks: of a long sequence those that fit into
+        the blocks that were promised to it."""
+        if not sequence.is_long:
+            return grant
+        return min(grant, self._num_writable(sequence, sequence.request.hot_blocks))

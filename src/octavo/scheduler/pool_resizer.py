@@ -77,6 +77,6 @@ class PoolResizer:
         moved = {copy.target for copy in copies}
         for sequence in self._live.running if moved else ():
             assert sequence.table is not None
-            for index, block in enumerate(sequence.table.blocks):
+            for index, block in enumerate(sequence.table.blocks, len(sequence.table.cold)):
                 if block in moved:
                     self.context.plan.write_table(sequence.row, index, [block])

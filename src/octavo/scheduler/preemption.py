@@ -49,7 +49,7 @@ class Preemption:
         if sequence.group is not None:
             sequence = self._beams.gather(sequence.group)
         assert sequence.table is not None
-        blocks, loser = len(sequence.table), sequence.request
+        blocks, loser = len(sequence.table.blocks), sequence.request
         text = f"request {loser.request_id} gave up {blocks:,} blocks for a smaller pool"
         if winner is not None:
             text = (

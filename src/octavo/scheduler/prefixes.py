@@ -11,6 +11,7 @@ from __future__ import annotations
 from octavo.memory.names import hits_max
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.long_contexts import LongContexts
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import IN_FLIGHT, Wait, WaitReason
 from octavo.step.context import Context
@@ -19,10 +20,13 @@ from octavo.step.context import Context
 class PrefixLookup:
     """Looks prefixes up, lends priorities, and begins fetches."""
 
-    def __init__(self, context: Context, live: LiveSequences, transfers: Transfers) -> None:
+    def __init__(
+        self, context: Context, live: LiveSequences, transfers: Transfers, long_contexts: LongContexts
+    ) -> None:
         self._context = context
         self._live = live
         self._transfers = transfers
+        self._long_contexts = long_contexts
         self.leaders: list[Sequence] = []  # those that borrowed a priority in the last step
 
     def give_back_priorities(self) -> None:
@@ -40,6 +44,10 @@ class PrefixLookup:
             sequence.await_blocks(self._context.now)
             return None
         sequence.end_loading(self._context.now)
+        missing = self._long_contexts.slots_missing(sequence)
+        if missing > 0:
+            sequence.queue.wait = Wait(WaitReason.SLOTS, missing)
+            return None
         if self._still_follows(sequence):
             return None  # its next block will soon be there
         num_hits = self.find_hits(sequence)
@@ -51,12 +59,15 @@ class PrefixLookup:
         It awaits the last of the blocks that one leader computes in a row: until that is published, or the
         leader is gone, there is nothing to look up. O(blocks), once per leader.
         """
-        sequence.queue.awaited = None
+        sequence.queue.awaited, sequence.queue.num_cold = None, 0
         if not self._may_hit(sequence):
             return 0
         limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
         names = sequence.chain.names[:limit]
-        num_hits = self._context.ledger.find_prefix(names)
+        if sequence.is_long:
+            num_hits = self._long_contexts.find_hits(sequence, limit)
+        else:
+            num_hits = self._context.ledger.find_prefix(names)
         leader = self._live.names.who_computes(names[num_hits]) if num_hits < limit else None
         for name in names[num_hits:] if leader is not None else ():
             if self._live.names.who_computes(name) is not leader:
@@ -65,12 +76,17 @@ class PrefixLookup:
         return num_hits
 
     def num_fetchable(self, sequence: Sequence, num_hits: int) -> int | None:
-        """How many blocks after its hits are to be loaded from an offload tier; None: the first of them is
-        being loaded for another sequence. O(blocks that are there)."""
+        """How many blocks after its hits are to be loaded from an offload tier, or of a long sequence
+        verified there; None: the first of them is being loaded for another sequence. O(blocks that are
+        there)."""
         transfers = self._transfers
-        if transfers.tier is None or transfers.has_fetched(sequence.seq_id) or not self._may_hit(sequence):
+        if transfers.tier is None or not self._may_hit(sequence):
+            return 0
+        if transfers.has_fetched(sequence.seq_id) and not sequence.is_long:
             return 0
         limit = hits_max(len(sequence.tokens), self._context.ledger.block_size)
+        if sequence.is_long:
+            return self._long_contexts.num_to_verify(sequence, num_hits, limit)
         rest = sequence.chain.names[num_hits:limit]
         count = transfers.below(rest)
         on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
@@ -78,11 +94,17 @@ class PrefixLookup:
 
     def may_fetch(self, sequence: Sequence, num_blocks: int) -> bool:
         """False where too many loads are on their way. O(blocks)."""
-        return self._transfers.may_fetch(sequence.chain.names[:num_blocks])
+        return sequence.is_long or self._transfers.may_fetch(sequence.chain.names[:num_blocks])
 
-    def fetch(self, sequence: Sequence, num_blocks: int) -> None:
-        """Hold its first blocks for it, and load those that are not in the pool."""
+    def fetch(self, sequence: Sequence, num_hits: int, num_blocks: int) -> None:
+        """Hold its first blocks for it, and load those that are not in the pool; of a long one verify those
+        behind its hits below."""
         request, chain = sequence.request, sequence.chain
+        if sequence.is_long:
+            names = chain.names[num_hits:num_blocks]
+            self._transfers.let_go(sequence.seq_id)  # those that were verified before
+            self._transfers.verify(sequence.seq_id, request.tenant, names)
+            return
         names = chain.names[:num_blocks]
         self._transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, chain, names)
 

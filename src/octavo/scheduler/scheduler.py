@@ -47,6 +47,7 @@ from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.check import check_beams, check_live
+from octavo.scheduler.cold_chunks import ColdChunks
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.drafts import Drafts
@@ -56,6 +57,7 @@ from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.limits import check_fits, check_salt, with_max_tokens
 from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.long_contexts import LongContexts
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.scheduler.preemption import Preemption
@@ -63,7 +65,7 @@ from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.shortage import StepShortage
+from octavo.scheduler.shortage import UNREADABLE, StepShortage
 from octavo.scheduler.tenants import TenantBounds
 from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
@@ -92,6 +94,7 @@ class Scheduler:
         costs = PrefillBudget(config.step_tokens)  # learns always
         self.context = context = Context(ledger, config, costs)
         self.ledger, self.config = ledger, config
+        ledger.tier = tier
         # One that knows nothing holds no prompt back.
         self.prefill_budget = costs if config.pace else PrefillBudget(config.step_tokens)
         self.headroom, self.timers = Headroom(), Timers()
@@ -122,10 +125,12 @@ class Scheduler:
         self.idle_memory = IdleMemory(context)
         self.resizer = PoolResizer(context, live, self.room, self.reclaimer, self.idle_memory)
         # What plans, and what takes the result.
-        self.prefixes = PrefixLookup(context, live, self.transfers)
+        self.long_contexts = LongContexts(context, live, self.transfers, self.budget, self.warm_pins)
+        self.prefixes = PrefixLookup(context, live, self.transfers, self.long_contexts)
         self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
         self.admission = Admission(live, self.prefixes, self.limits, self.victims, self.reclaimer)
         self._planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
+        self.cold_chunks = ColdChunks(context, self._planner, self.long_contexts)
         self.speculator = speculator
         self._drafts: Drafts | None = None
         if speculator is not None:
@@ -136,7 +141,9 @@ class Scheduler:
         # Named points at which features take part without lying on every request's way.
         self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
-        self._before_plan: list[Callable[[], None]] = [] if tier is None else [self.transfers.store_behind]
+        self._before_plan: list[Callable[[], None]] = []
+        if tier is not None:
+            self._before_plan += [self.long_contexts.store, self.transfers.store_behind]
 
     @property
     def events(self) -> EventRing:
@@ -176,6 +183,7 @@ class Scheduler:
             self.session_holds.begin_turn(request, chain.names, context.now)
             sequence.attached += (self.session_holds,)
         live.enter(sequence)
+        self.long_contexts.note_taken(request)
         set_deadlines(self.timers, request)
         if request.fills_pin:
             sequence.attached += (self.client_pins,)
@@ -191,8 +199,10 @@ class Scheduler:
     def check_pool(self, request: Request) -> None:
         """Raise RequestTooLarge or InvalidRequest where the request could not even run in an empty pool."""
         blocks, size = self.ledger.pool.num_blocks, self.ledger.block_size
-        request = with_max_tokens(request, self.config.context_length, lambda hard_only: blocks, size)
-        check_fits(request, self.config, Capacity(blocks, {}, {}), 0, size)
+        capacity = Capacity(blocks, {}, {})
+        fitted = with_max_tokens(request, self.config.context_length, lambda hard_only: blocks, size)
+        fitted = self.long_contexts.fitted(request, fitted, capacity, 0)
+        check_fits(fitted, self.config, capacity, 0, size)
 
     def _fitted(self, request: Request, names: Many[bytes]) -> Request:
         room, config, size = self.room, self.context.config, self.context.ledger.block_size
@@ -201,8 +211,10 @@ class Scheduler:
             capacity = room.hard if hard_only else room.everything
             return capacity.room(request.tenant, own=room.own_of_new(request, names, hard_only=hard_only))
 
+        own = room.own_of_new(request, names, hard_only=True)
         fitted = with_max_tokens(request, config.context_length, left, size)
-        check_fits(fitted, config, room.hard, room.own_of_new(request, names, hard_only=True), size)
+        fitted = self.long_contexts.fitted(request, fitted, room.hard, own)
+        check_fits(fitted, config, room.hard, own, size)
         return fitted
 
     def _chain_of(self, request: Request) -> NameChain:
@@ -246,11 +258,23 @@ class Scheduler:
                     self.session_holds.expire(name, now)
         if self.tenants.leaving:
             self.tenants.reap_departed()
+        return updates + self._end_stuck()
+
+    def _end_stuck(self) -> list[Update]:
+        """Sequences whose cold blocks are not to be trusted, or that go no further, begin again, or end."""
+        updates: list[Update] = []
+        if spoilt := self.long_contexts.take_spoilt():
+            later = (flights for _, flights in self._in_flight)
+            updates += self._shortage.begin_again(spoilt, later, UNREADABLE, set())
+        for sequence, why in self.long_contexts.stuck().items():
+            later = (flights for _, flights in self._in_flight)
+            failing = {sequence.seq_id} if self.long_contexts.is_final(why) else set[int]()
+            updates += self._shortage.begin_again({sequence.request.request_id}, later, why, failing)
         return updates
 
     def next_event(self) -> float | None:
         """When `expire` next has something to do; None: never."""
-        return self.timers.next_time()
+        return self.context.now if self.has_stuck else self.timers.next_time()
 
     def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
         """End the request's unfinished choices, unless what was wanted has happened."""
@@ -265,7 +289,7 @@ class Scheduler:
             wait = self.live.why_waiting(s) if s.state is State.WAITING else None
             begin = f"{deadline.value} of request {request_id} passed after {waited:.2f} s while it was "
             text = begin + ("running" if wait is None else f"waiting: {wait.in_words()}")
-            blocks = 0 if s.table is None else len(s.table)
+            blocks = 0 if s.table is None else len(s.table.blocks)
             self.context.events.record(
                 Event(self.context.now, EventKind.TIMED_OUT, text, request_id, s.request.tenant, blocks)
             )
@@ -301,17 +325,16 @@ class Scheduler:
         evicted_before = self.context.ledger.pool.num_evictions
         if self.prefixes.leaders:
             self.prefixes.give_back_priorities()
-        continuing, prompts = self._planner.ready()
+        self.long_contexts.make_room()
+        continuing, prompts, cold = self._planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
             budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if budget == 0 and self.live.waiting.first.rank < continuing[self.context.step_tokens - 1].rank:
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
             self.admission.admit(prompts, budget)
-            continuing, prompts = self._planner.ready()
+            continuing, prompts, cold = self._planner.ready()
         flights: list[InFlightChunk] = []
-        for sequence, grant in self._planner.share(continuing, prompts):
-            if sequence.state is State.RUNNING:  # else it became a victim in this loop
-                self._planner.plan_chunk(sequence, grant, flights)
+        self._plan_chunks(self._planner.share(continuing, prompts), cold, flights)
         if self._drafts is not None:
             self._drafts.plan(flights)
         for hook in self._before_plan:
@@ -329,6 +352,25 @@ class Scheduler:
             self.context.events.record_evictions(now, self.context.ledger.pool.num_evictions - evicted_before)
         return plan
 
+    def _plan_chunks(
+        self, share: list[tuple[Sequence, int]], cold: list[Sequence], flights: list[InFlightChunk]
+    ) -> None:
+        """The share's chunks, and of the sequences with cold blocks a part of the first one's, in turn, for
+        which there are blocks."""
+        is_alone = not share
+        turns = self.cold_chunks.turns(cold, is_alone=is_alone) if cold else []
+        has_cold = not turns
+        if turns:
+            share.append(turns[0])
+            self._planner.sort(share)
+        for sequence, grant in share + turns[1:]:
+            if sequence.state is not State.RUNNING:  # it became a victim in this loop
+                continue
+            if not sequence.has_cold:
+                self._planner.plan_chunk(sequence, grant, flights)
+            elif not has_cold:
+                has_cold = self.cold_chunks.plan(sequence, grant, flights, is_alone=is_alone)
+
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take a step's result, in the order the plans were made. See `committing`."""
         expected, flights = self._in_flight.popleft()
@@ -341,13 +383,29 @@ class Scheduler:
             return self._shortage.take(flights, num_tokens, later, result.too_large)
         if self.context.step_tokens < self.config.step_tokens:
             self._shortage.note_step()
+        updates: list[Update] = []
+        if result.unreadable:
+            self.long_contexts.lose({slot for slots in result.unreadable.values() for slot in slots})
+            later = (flights for _, flights in self._in_flight)
+            is_final = self.long_contexts.cannot_read
+            updates = self._shortage.take_unreadable(flights, result.unreadable, later, is_final=is_final)
+        elif any(chunk.is_cold and chunk.is_last_part for chunk in plan.chunks):
+            self.long_contexts.note_read()
+        self._observe(plan, result)
+        return updates + self._committer.commit(flights, result)
+
+    def _observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Learn what steps cost. One that computes cold blocks says nothing of others."""
+        self.cold_chunks.observe(plan, result)
+        if any(chunk.is_cold for chunk in plan.chunks):
+            return
+        num_tokens = plan.num_tokens
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
         is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster
         if self._drafts is not None and num_continuing == num_tokens and is_typical:
             self._drafts.observe(num_continuing, result.seconds)
-        return self._committer.commit(flights, result)
 
     def _forget_poisoned(self, names: list[bytes]) -> None:
         """What a failed request wrote under these names is never found again, nor kept."""
@@ -362,7 +420,8 @@ class Scheduler:
         check_live(self.ledger, live, context.config.max_rows)
         check_beams(self.ledger, live)
         check_pins(context, pins, live, self.room, self.soft_holds)
-        check_tier(transfers, [sequence.seq_id for sequence in live.waiting])
+        long = (sequence for sequence in live.running if sequence.is_long)
+        check_tier(transfers, [sequence.seq_id for sequence in (*live.waiting, *long)])
         check_staging(self.arena, transfers)
         check_kept(self.ledger, pins, self.warm_pins, transfers)
         check_sessions(self.session_table, pins, live)
@@ -396,6 +455,12 @@ class Scheduler:
     def waits_for_transfers(self) -> bool:
         """True while blocks are on their way between the pool and an offload tier."""
         return bool(self.transfers.in_flight)
+
+    @property
+    def has_stuck(self) -> bool:
+        """True while sequences go no further that `expire` will end, or let begin again."""
+        tier = self.transfers.tier
+        return tier is not None and bool(tier.spoilt or self.long_contexts.stuck())
 
     @property
     def has_work(self) -> bool:

@@ -100,6 +100,21 @@ class Sequence:
         self.holder.label = f"request {self.request.request_id}, choice {choice}"
 
     @property
+    def is_long(self) -> bool:
+        """True where the pool may not hold all its blocks: those of its beginning may be cold."""
+        return self.request.hot_blocks > 0
+
+    @property
+    def has_cold(self) -> bool:
+        """True while it runs and some of its blocks are cold."""
+        return self.table is not None and bool(self.table.cold)
+
+    def hot_max(self, num_blocks: int, has_maxima: bool) -> int:
+        """Of a long one: how many blocks it may hold in a pool of `num_blocks`. Where tenants have maxima,
+        others of its tenant may want what is not promised to it."""
+        return self.request.hot_blocks if has_maxima else max(self.request.hot_blocks, num_blocks * 3 // 4)
+
+    @property
     def was_admitted(self) -> bool:
         """True from its first admission on."""
         return self.phases.admitted is not None
@@ -172,9 +187,13 @@ class Sequence:
         return blocks_for(self.known, block_size) + tails
 
     def blocks_promised(self, block_size: int) -> int:
-        """Of these, the ones that it does not hold yet."""
-        held = 0 if self.table is None else len(self.table)
-        return max(0, self.blocks_known(block_size) - held)
+        """Of these, the ones that it does not hold yet, and needs in the pool."""
+        missing = self.blocks_known(block_size) - (0 if self.table is None else len(self.table))
+        if self.is_long:
+            missing = min(
+                missing, self.request.hot_blocks - (0 if self.table is None else len(self.table.blocks))
+            )
+        return max(0, missing)
 
     @property
     def priority(self) -> int:

@@ -77,7 +77,7 @@ class TenantShares:
         more = self._budget.charge_of(sequence, num_hits)
         if tenant != SHARED:  # of which `charge_of` counts them
             known = self._once_shared_of(tenant)
-            hits = self._context.ledger.blocks_of(sequence.chain.names[:num_hits])
+            hits = self._context.ledger.blocks_of(sequence.chain.names[sequence.queue.num_cold : num_hits])
             more += sum(pool.owner[b] == self._quotas.once_shared and b not in known for b in hits)
         return self.used(tenant) + more <= self._quotas.policy(tenant).guaranteed
 

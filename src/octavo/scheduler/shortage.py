@@ -23,6 +23,7 @@ from octavo.step.events import Event, EventKind
 from octavo.step.prefill_budget import PrefillBudget
 from octavo.types import FinishReason, Update
 
+UNREADABLE = "blocks in the offload tier cannot be read"
 GROW_AFTER, GROW_AFTER_MAX = 1024, 65_536  # steps
 
 
@@ -46,18 +47,39 @@ class StepShortage:
             flight.sequence.pending -= flight.num_samples
         hit = {flight.sequence.seq_id for flight in flights if not flight.is_void}
         requests = {flight.sequence.request.request_id for flight in flights if not flight.is_void}
-        for planned in later:
-            _void(planned, requests)
         if requests and num_positions > 1:
             self._shrink(num_positions, why)
+        return self.begin_again(requests, later, why, hit if num_positions == 1 else set())
+
+    def take_unreadable(
+        self,
+        flights: list[InFlightChunk],
+        seq_ids: Iterable[int],
+        later: Iterable[list[InFlightChunk]],
+        *,
+        is_final: bool,
+    ) -> list[Update]:
+        """Cold blocks of these sequences could not be read: their requests begin again, with what is left
+        below, or these end. Returns the ends of those that cannot begin again, too."""
+        wanted = set(seq_ids)
+        hit = (flight.sequence for flight in flights if not flight.is_void)
+        requests = {s.request.request_id for s in hit if s.seq_id in wanted}
+        failing = wanted if is_final else set[int]()
+        return self.begin_again(requests, [flights, *later], UNREADABLE, failing)
+
+    def begin_again(
+        self, requests: set[int], later: Iterable[list[InFlightChunk]], why: str, failing: set[int]
+    ) -> list[Update]:
+        """Nothing of these requests is taken of plans that were made; those `failing` end."""
+        for planned in later:
+            _void(planned, requests)
         updates: list[Update] = []
         for request_id in sorted(requests):
             for sequence in self._live.sequences_of(request_id):
                 if sequence.state is State.FINISHED:
                     continue  # with the beam before it
                 is_running = sequence.state is State.RUNNING
-                is_smallest = num_positions == 1 and is_running and sequence.seq_id in hit
-                if is_smallest or not _can_begin_again(sequence):
+                if (is_running and sequence.seq_id in failing) or not _can_begin_again(sequence):
                     updates += self._fail(sequence, why)
                 elif is_running:
                     self._live.requeue(sequence)

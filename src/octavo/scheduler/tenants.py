@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
-from octavo.memory.demand import blocks_needed
+from octavo.memory.demand import blocks_needed, slots_needed
 from octavo.memory.holders import HolderKind
 from octavo.memory.quota import SHARED, TenantPolicy, share_of
 from octavo.retention.pins import Pins
@@ -128,6 +128,16 @@ class TenantBounds:
                 raise TenantsRefused(
                     f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
                     f"guarantees and bounds would leave it {room:,}; try again when it has ended"
+                )
+            slots, disk_maximum = (
+                slots_needed(request, size),
+                self._quotas.policy(request.tenant).disk_maximum,
+            )
+            if disk_maximum is not None and slots > disk_maximum:
+                raise TenantsRefused(
+                    f"request {request.request_id}, which was let in, may need {slots:,} blocks in the "
+                    f"offload tier, and `disk` would leave its tenant {disk_maximum:,}; try again when it "
+                    "has ended"
                 )
         for policy in self._quotas.policies():
             kept = self._pins.blocks_of(policy.name, hard_only=True) + self._num_loading(policy.name)

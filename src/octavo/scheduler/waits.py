@@ -15,6 +15,7 @@ class WaitReason(enum.StrEnum):
     STEP_TOKENS = "step_tokens"  # prompts before it use all positions of a step
     FOLLOWS = "follows"  # a running sequence is computing the prefix that it needs
     LOADING = "loading"  # its blocks are on their way from the tier below
+    SLOTS = "slots"  # cold blocks of others take the slots that it needs in the offload tier
     QUOTA = "quota"  # its tenant holds as many blocks as it may
     TENANT_RUNNING = "tenant_running"  # as many of its tenant's requests run as may
     IN_FLIGHT = "in_flight"  # it was preempted while a step ran, whose sample comes first
@@ -46,6 +47,11 @@ class Wait:
                     f"needs {self.needed:,} blocks, {self.available:,} unheld, of which {self.promised:,} "
                     "are promised to running sequences"
                 )
+            case WaitReason.SLOTS:
+                return (
+                    f"needs {self.needed:,} more slots in the offload tier than sequences with cold blocks "
+                    "leave (settings host_cache, disk_size)"
+                )
             case WaitReason.QUOTA:
                 return (
                     f"needs {self.needed:,} blocks, and its tenant may hold {self.available:,} more "
@@ -69,6 +75,7 @@ class QueueState:
 
     wait: Wait  # why it waits, when the scheduler last looked
     bypassed: int = 0  # how many were admitted past it since it stands at the head of the queue
+    num_cold: int = 0  # of its hits, those that would be cold
     awaited: bytes | None = None  # name of the last block that a running sequence was computing for it then
 
 
@@ -76,6 +83,7 @@ class QueueState:
 _OWN_WORDS = {
     WaitReason.ROWS: "as many sequences run as may (setting max_seqs)",
     WaitReason.BLOCKS: "too few blocks are unheld for it",
+    WaitReason.SLOTS: "too few slots of the offload tier are left for it",
     WaitReason.FOLLOWS: "the prefix that it needs is being computed",
 }
 QUEUED = Wait(WaitReason.QUEUED)

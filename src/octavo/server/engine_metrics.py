@@ -50,6 +50,9 @@ _GAUGES = (
     ),
     _Meter("octavo_blocks_below", "Blocks that can be found in the tier below", lambda s: s.blocks_below),
     _Meter(
+        "octavo_blocks_cold", "Blocks below that sequences read there for each token", lambda s: s.blocks_cold
+    ),
+    _Meter(
         "octavo_blocks_kept_below",
         "Blocks that only damage drops from the tier below",
         lambda s: s.blocks_kept_below,

@@ -123,6 +123,8 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
             "host_slots": tier.num_host_slots,
             "found": tier.num_stored,
             "in_host": tier.num_in_host,
+            "cold": tier.num_cold,
+            "cold_max": tier.cold_max,
             "in_flight": tier.in_flight,
             "stored": tier.stored,
             "loaded": tier.loaded,

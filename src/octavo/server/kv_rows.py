@@ -79,6 +79,7 @@ def _sequence_row(sequence: SequenceView) -> JsonObject:
         "why": sequence.why,
         "reason": sequence.reason,
         "num_computed": sequence.num_computed,
+        "num_cold": sequence.num_cold,
         "usage": {
             "num_prompt": sequence.num_prompt,
             "num_output": sequence.num_output,

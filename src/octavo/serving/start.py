@@ -66,9 +66,8 @@ log = logging.getLogger("octavo.start")
 DEVICE_SPARE_BYTES = 256 << 20  # beyond what steps were measured to need, and an eighth of that
 DEVICE_GUESS_BYTES = 2 << 30  # or a tenth: what they need where it was not measured
 USER_TOKENS = 3000  # what a user's conversation is taken to hold
-READY_WAIT_S = (
-    1.0  # that a start waits for the pool's first blocks: what is not there then comes in idle time
-)
+# That a start waits for the pool's first blocks: what is not there then comes in idle time.
+READY_WAIT_S = 1.0
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
@@ -285,7 +284,7 @@ def _engine_over(
     )
     undo.callback(runner.close)
     where = f"{backend.name} on {backend.device}"
-    config = _scheduler_config(options, budget, spec.context_length, of_runner.stop_ids, where)
+    config = _scheduler_config(options, budget, of_runner, spec.num_layers, where)
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
@@ -293,7 +292,7 @@ def _engine_over(
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
 
     def new_scheduler() -> Scheduler:
-        tier = None if below is None else below.setup()
+        tier = None if below is None else below.setup(runner.num_readable)
         if recorder is not None:
             recorder.begin(setup, tier)
         return setup.new_scheduler(tier, speculator)
@@ -344,20 +343,22 @@ def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCar
 
 
 def _scheduler_config(
-    options: StartOptions, budget: Budget, context_length: int, stop_ids: frozenset[int], device: str
+    options: StartOptions, budget: Budget, runner: RunnerConfig, num_layers: int, device: str
 ) -> SchedulerConfig:
     """The scheduler's bounds."""
     return SchedulerConfig(
         max_rows=options.max_seqs,
         step_tokens=options.step_tokens,
         max_waiting=options.max_queue + options.max_seqs,  # those that had rows and were preempted included
-        context_length=context_length,
-        stop_ids=stop_ids,
+        context_length=runner.context_length,
+        stop_ids=runner.stop_ids,
         prefix_caching=options.prefix_caching,
         pace=options.pace is not False,
         pin_blocks=_pin_blocks(budget, options),
         bytes_per_block=budget.bytes_per_block,
         device=device,
+        long_context=options.long_context,
+        num_layers=num_layers,
         staging_blocks=budget.staging,
     )
 

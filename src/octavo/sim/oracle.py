@@ -16,7 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.params import Pooling
-from octavo.types import AdmittedRow, Chunk, Move, SampledToken, StepPlan, StepResult, Transfer, TransferDone
+from octavo.types import (
+    COLD_FIRST,
+    AdmittedRow,
+    Chunk,
+    Move,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    Transfer,
+    TransferDone,
+)
 from octavo.units import blocks_for
 
 
@@ -43,6 +53,9 @@ class _Row:
     admitted: AdmittedRow
     tokens: list[int]  # grows with every sample, ahead of the host
     blocks: list[int] = field(default_factory=list)
+    parts: list[tuple[int, tuple[int, int, int]]] = field(
+        default_factory=list
+    )  # of a chunk that is not whole yet
     num_summed: int = 0  # positions whose hidden rows were wanted, where their mean is
 
 
@@ -68,6 +81,7 @@ class OracleExecutor:
         self.shared: Sequence[Sequence[int]] = ()  # prompts whose slots every tenant may read
         self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
         self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
+        self.damaged: set[int] = set()  # slots below that attention cannot read
         self._num_begun = 0
         self._moved: dict[int, list[tuple[int, int, int] | None]] = {}  # of those, what has moved at once
 
@@ -81,10 +95,14 @@ class OracleExecutor:
                 self._move_below(transfer)
             else:
                 self._begin_transfer(transfer)
+        unreadable = {c.seq_id: slots for c in plan.chunks if (slots := self._unreadable(c))}
+        assert sum(chunk.is_cold for chunk in plan.chunks) <= 1, "two chunks with cold blocks in one plan"
         for chunk in plan.chunks:
             self._write(chunk)
-        prompt_logprobs = {c.seq_id: scored for c in plan.chunks if (scored := self._score_prompt(c))}
-        contexts = {chunk.row: self._read(chunk) for chunk in plan.chunks if chunk.num_samples}
+            self._follow(chunk)
+        prompt_logprobs = {c.seq_id: scored for c in plan.ended if (scored := self._score_prompt(c))}
+        sampled = [chunk for chunk in plan.chunks if chunk.num_samples]
+        contexts = {c.row: [] if c.seq_id in unreadable else self._read(c) for c in sampled}
         drafts = {chunk.row: chunk.drafts for chunk in plan.chunks if chunk.drafts}
         for fork in plan.forks:
             parent = self.rows[fork.parent_row]
@@ -100,16 +118,46 @@ class OracleExecutor:
         for row_id, context in contexts.items():
             row = self.rows[row_id]
             seq_id = row.admitted.seq_id
+            if seq_id in unreadable:
+                row.tokens.append(0)  # a plan in flight may count on a token; it will be dropped
+                continue
             if row.admitted.params.pooling is not None:
                 samples[seq_id], pooled[seq_id] = (SampledToken(0),), embedding_of(context)
                 continue
             samples[seq_id] = self._walk(row, context, drafts.get(row_id, ()))
-        return StepResult(plan.step_id, samples, prompt_logprobs, pooled=pooled)
+        return StepResult(plan.step_id, samples, prompt_logprobs, pooled=pooled, unreadable=unreadable)
+
+    def _unreadable(self, chunk: Chunk) -> tuple[int, ...]:
+        """Slots of its cold blocks that were damaged."""
+        entries = self.rows[chunk.row].blocks
+        slots = [entry - COLD_FIRST for entry in entries if entry >= COLD_FIRST]
+        return tuple(slot for slot in slots if slot in self.damaged or not self.below[slot][0])
+
+    def _follow(self, chunk: Chunk) -> None:
+        """Each part of a chunk with cold blocks follows the one before it, and reads all that is before its
+        end."""
+        row = self.rows[chunk.row]
+        has_cold = any(entry >= COLD_FIRST for entry in row.blocks)
+        assert has_cold <= chunk.is_cold, "cold blocks are read by a chunk that does not say so"
+        if chunk.is_cold:
+            wanted = (chunk.start, chunk.length, chunk.num_parts)
+            assert chunk.part == (row.parts[-1][0] + 1 if row.parts else 0), "a part is missing"
+            assert all(wanted == before for _, before in row.parts), "another chunk between the parts of one"
+            row.parts.append((chunk.part, wanted))
+            if chunk.is_last_part:
+                row.parts.clear()
+        elif row.parts:
+            raise AssertionError("a chunk comes between the parts of another")
+        if not chunk.is_last_part and not self._unreadable(chunk):
+            for position in range(chunk.stop):
+                found = self._meaning(row, position)
+                assert found is not None, "an empty slot is read"
+                assert found[0] == position, f"position {position} reads one of position {found[0]}"
 
     def _sum(self, chunk: Chunk) -> None:
         """A mean is of all hidden rows, in order of positions, in one row's life."""
         row = self.rows[chunk.row]
-        if row.admitted.params.pooling is Pooling.MEAN:
+        if row.admitted.params.pooling is Pooling.MEAN and chunk.is_last_part:
             assert row.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
             row.num_summed = chunk.stop
 
@@ -154,6 +202,8 @@ class OracleExecutor:
     def _move(self, transfer: Transfer) -> list[tuple[int, int, int] | None]:
         size = self.block_size
         own = slice(transfer.block * size, (transfer.block + 1) * size)
+        if transfer.move is Move.VERIFY:
+            return self.below[transfer.slot][1]
         if transfer.move is Move.STORE:
             stored = self.slots[own]
             assert None not in stored, "a block is stored that nothing was written to"
@@ -171,9 +221,10 @@ class OracleExecutor:
         moved = self._moved.pop(transfer.transfer_id, None) or self._move(transfer)
         if transfer.move is Move.STORE:
             self.below[transfer.slot] = (transfer.name if ok else b"", moved)
+            self.damaged.discard(transfer.slot)
         elif None in moved:
             ok = False
-        elif not ok:
+        elif not ok and transfer.move is Move.LOAD:
             size = self.block_size
             self.slots[transfer.block * size : (transfer.block + 1) * size] = [None] * size
         return TransferDone(transfer.transfer_id, ok, 0.001)
@@ -199,7 +250,16 @@ class OracleExecutor:
             self.slots[first * size : last * size] = [None] * ((last - first) * size)
 
     def _slot(self, row: _Row, position: int) -> int:
-        return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+        block = row.blocks[position // self.block_size]
+        assert block < COLD_FIRST, "a cold block is written"
+        return block * self.block_size + position % self.block_size
+
+    def _meaning(self, row: _Row, position: int) -> tuple[int, int, int] | None:
+        """What attention finds at a position."""
+        block = row.blocks[position // self.block_size]
+        if block >= COLD_FIRST:
+            return self.below[block - COLD_FIRST][1][position % self.block_size]
+        return self.slots[self._slot(row, position)]
 
     def _write(self, chunk: Chunk) -> None:
         row = self.rows[chunk.row]
@@ -230,7 +290,7 @@ class OracleExecutor:
         context = []
         first = 0 if self.window is None else max(0, chunk.stop - self.window)
         for position in range(first, chunk.stop):
-            slot = self.slots[self._slot(row, position)]
+            slot = self._meaning(row, position)
             assert slot is not None, "an empty slot was read"
             assert slot[0] == position, f"position {position} read a slot of position {slot[0]}"
             if slot[2] != owner:

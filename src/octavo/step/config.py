@@ -19,4 +19,6 @@ class SchedulerConfig:
     pin_blocks: int = 0  # that all pins together may keep
     bytes_per_block: int = 0  # to tell, not to decide
     device: str = ""  # likewise: where the blocks lie, and what computes
+    long_context: bool = True  # requests larger than the pool are taken where a tier can hold them
+    num_layers: int = 1  # of the model: as many parts a chunk with cold blocks may have
     staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below

@@ -20,7 +20,7 @@ from octavo.device.triton.attention import (
 )
 from octavo.device.triton.attention_work import AttentionWork, prefill_tokens_per_tile, tiles_of
 from octavo.executor.batch import shape_of
-from octavo.types import Chunk, StepPlan
+from octavo.types import Chunk
 
 pytestmark = pytest.mark.full
 
@@ -270,7 +270,7 @@ def test_the_lists_of_a_step_cover_every_token_whatever_a_tile_holds(
     q = torch.randn((step.num_tokens, heads * 16), generator=rng)
     sizes = AttentionSizes(heads, kv_heads, 16, (None,), 3, num_processors=1, max_rows=len(LENGTHS))
     chunks = [Chunk(row, row, start, length, 1, start) for row, start, length in step.chunks]
-    shape = shape_of(StepPlan(0, (), (), (), (), tuple(chunks), ()))
+    shape = shape_of(tuple(chunks))
     rows = DeviceRows(len(LENGTHS), max(LENGTHS), 16, CPU)
     rows.tables[...] = context.tables[:, : rows.tables.shape[1]]
     size = size_of(shape, sizes)

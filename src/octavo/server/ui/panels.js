@@ -111,6 +111,8 @@ export function Tiers({ pool }) {
       says=${slots(tier.in_host, tier.host_slots)} />`}
     ${tier && tier.slots > tier.host_slots && html`<${Bar} word="disk" used=${tier.found - tier.in_host}
       all=${tier.slots - tier.host_slots} says=${slots(tier.found - tier.in_host, tier.slots - tier.host_slots)} />`}
+    ${tier && tier.cold > 0 && html`<${Bar} word="cold" used=${tier.cold} all=${tier.cold_max}
+      says=${`${slots(tier.cold, tier.cold_max)}: running sequences read them there for each token`} />`}
     ${tier && html`<p class=${tier.failed ? 'wrong' : 'quiet'}>${wordsOfTransfers(tier)}</p>`}
     ${pool.tenant === null && !tier && html`<p class="quiet">Nothing is below the pool: what is evicted is computed
       again (--disk-cache FOLDER gives it a disk).</p>`}

@@ -1,0 +1,361 @@
+"""Sequences larger than the pool: their oldest blocks are cold. Attention reads a cold block in an offload
+tier.
+
+    taken      its worst case exceeds the pool, or its tenant's maximum, and the tier has slots for all of it
+    running    its published blocks are stored, oldest first; one that is stored may become cold, oldest first
+    make_room  before each plan: as many become cold as the plan, those that run and the first in the queue
+    need
+
+Liveness is two inequalities. In the pool a long request counts as its `hot_blocks` (memory/capacity.py).
+Below, each request that was taken fits beside the names that are kept, and those that run fit together."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from octavo.errors import RequestTooLarge
+from octavo.memory.capacity import Capacity
+from octavo.memory.demand import blocks_needed, slots_needed
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.transfers import LOADS_MAX, Transfers
+from octavo.retention.warm_pins import WarmPins
+from octavo.scheduler.block_budget import BlockBudget
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waits import WaitReason
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
+from octavo.types import Request
+from octavo.units import blocks_for
+
+WANTS_BLOCKS = (WaitReason.QUEUED, WaitReason.BLOCKS)
+HOT_MIN = 2  # blocks: one is written while the one before it is stored
+ANSWER_MIN = 1024  # tokens
+FAILURES_MAX = 8  # stores, or reads, that fail one after the other before the sequences that need them end
+
+
+class WhyNot(enum.StrEnum):
+    """Why a block cannot become cold."""
+
+    NAMELESS = "what one of its blocks holds was found to be wrong"
+    FAILING = f"the offload tier could not store {FAILURES_MAX} blocks one after the other"
+    NO_SLOT = "no slot of the offload tier can be had"
+
+
+class LongContexts:
+    """Takes long requests, and says which of their blocks are cold."""
+
+    def __init__(
+        self,
+        context: Context,
+        live: LiveSequences,
+        transfers: Transfers,
+        budget: BlockBudget,
+        warm_pins: WarmPins,
+    ) -> None:
+        self._context = context
+        self._live = live
+        self._transfers = transfers
+        self._budget = budget
+        self._warm_pins = warm_pins
+        self.num_made_cold = 0  # blocks
+        self.num_unreadable = 0  # likewise
+        self._num_unread = 0  # chunks that met slots which could not be read, since one that did not
+        self._claims: dict[int, tuple[str, int]] = {}  # tenant and slots by request: of all that were taken
+        self.in_parts: Sequence | None = None  # of whose chunk a part is still to be planned
+        self._stuck: dict[Sequence, WhyNot] = {}  # whose first block of the pool cannot become cold
+        live.on_gone.append(self._note_gone)
+
+    # -- requests
+
+    def fitted(self, request: Request, fitted: Request, capacity: Capacity, own: int) -> Request:
+        """`fitted` itself where the pool has room for it, or this is not a request that may have cold blocks;
+        else the long request that it is. Where a client leaves the answer's length open, it is long rather
+        than cut to less than `ANSWER_MIN` tokens by the pool. Raises RequestTooLarge where the tier has no
+        slots for it."""
+        policy, size = capacity.policy(request.tenant), self._context.ledger.block_size
+        room = min(capacity.room_in_pool(request.tenant, own), capacity.room_of_its_own(request.tenant, own))
+        fits = blocks_needed(fitted, size) <= room
+        asked, left = request.params.max_tokens, self._context.config.context_length - len(request.prompt)
+        is_open = not request.max_tokens and (asked is None or asked > left)
+        if not self._may_be_long(request) or room < HOT_MIN or left < 1:
+            return fitted
+        if fits and (not is_open or fitted.max_tokens >= min(left, ANSWER_MIN)):
+            return fitted
+        most = self._slots_for(request.tenant)
+        tokens = fitted.max_tokens
+        if is_open:
+            tokens = max(1, min(left, self._tokens_that_fit(request, most)))
+        hot = max(HOT_MIN, 2 * blocks_for(self._context.config.step_tokens, size))
+        long = replace(fitted, max_tokens=tokens, hot_blocks=min(room, hot))
+        needed = slots_needed(long, size)
+        if (fits and (needed > most or tokens <= fitted.max_tokens)) or tokens > left:
+            return fitted
+        if policy.request_maximum is not None and needed > policy.request_maximum:
+            return fitted  # which is refused
+        if needed > most:
+            raise RequestTooLarge(
+                f"prompt of {len(request.prompt):,} tokens plus max_tokens of {long.max_tokens:,} needs "
+                f"{needed:,} KV blocks; allowed: {room:,} in the pool (setting kv_memory), or {most:,} of "
+                "which the oldest lie in an offload tier (settings host_cache, disk_size); ask for fewer "
+                "tokens",
+                param="max_tokens",
+                code="kv_pool_exceeded",
+            )
+        return long
+
+    def note_taken(self, request: Request) -> None:
+        """It is in the queue now."""
+        if request.hot_blocks:
+            slots = slots_needed(request, self._context.ledger.block_size)
+            self._claims[request.request_id] = (request.tenant, slots)
+            self._count_claims()
+
+    def _note_gone(self, request: Request) -> None:
+        if self._claims.pop(request.request_id, None) is not None:
+            self._count_claims()
+
+    def _count_claims(self) -> None:
+        """What those that run need together, or the largest that was taken: in all, and by tenant. So much
+        is left to them by what is kept."""
+        tier = self._transfers.tier
+        assert tier is not None
+        running = {s.request.request_id for s in self._live.running if s.is_long}
+        largest, together = Counter[str](), Counter[str]()
+        for request_id, (tenant, slots) in self._claims.items():
+            for whose in {tenant, ""}:
+                largest[whose] = max(largest[whose], slots)
+                together[whose] += slots if request_id in running else 0
+        tier.claimed_by = dict(largest | together)
+        tier.num_claimed = tier.claimed_by.get("", 0)
+
+    def _may_be_long(self, request: Request) -> bool:
+        config, tier = self._context.config, self._transfers.tier
+        if tier is None or not tier.num_readable or not config.long_context or not config.prefix_caching:
+            return False
+        return request.params.beams is None and not request.fills_pin
+
+    def _slots_for(self, tenant: str) -> int:
+        """How many slots one of its requests may need."""
+        tier, limit = self._transfers.tier, self._disk_left(tenant)
+        assert tier is not None
+        return tier.num_to_read if limit is None else min(tier.num_to_read, limit)
+
+    def _disk_left(self, tenant: str) -> int | None:
+        """Slots that its sessions leave of what it may have below; None: no bound."""
+        limit = self._context.ledger.quotas.policy(tenant).disk_maximum
+        return None if limit is None else limit - len(self._warm_pins.kept_of(tenant))
+
+    def _tokens_that_fit(self, request: Request, slots: int) -> int:
+        """The greatest max_tokens for which so many are enough."""
+        size = self._context.ledger.block_size
+        shared = len(request.prompt) // size
+        return (shared + (slots - shared) // max(1, request.n)) * size + 1 - len(request.prompt)
+
+    # -- admission
+
+    def slots_missing(self, sequence: Sequence) -> int:
+        """By how many slots its cold blocks, and those of sequences that run, exceed the tier, or its
+        tenant's part; 0 or less: they do not. O(running)."""
+        if not sequence.is_long:
+            return 0
+        own = self._claims[sequence.request.request_id][1]
+        others = (s for s in self._live.waiting if s.is_long and s.queue.wait.reason is WaitReason.SLOTS)
+        if any(s.rank < sequence.rank for s in others):
+            return own  # no smaller one passes it time and again
+        tenant, tier = sequence.request.tenant, self._transfers.tier
+        assert tier is not None
+        running = [r for r in self._live.running_requests() if r.request_id != sequence.request.request_id]
+        claims = [self._claims[r.request_id] for r in running if r.request_id in self._claims]
+        missing = own + sum(slots for _, slots in claims) - tier.num_to_read
+        limit = self._disk_left(tenant)
+        if limit is not None:
+            missing = max(missing, own + sum(slots for whose, slots in claims if whose == tenant) - limit)
+        return missing
+
+    # -- the step
+
+    def make_room(self) -> None:
+        """Make as many blocks cold as are needed and can be. O(long sequences, and blocks that become
+        cold)."""
+        if not self._claims:
+            return
+        ledger, long = self._context.ledger, [s for s in self._live.running if s.is_long]
+        wanted = 0
+        for s in long:
+            assert s.table is not None
+            more = self._blocks_wanted(s)
+            wanted += more
+            excess = len(s.table.blocks) + more - s.hot_max(ledger.pool.num_blocks, ledger.quotas.has_maxima)
+            self._make_cold(s, excess)
+        if long and self._live.waiting.line and self._live.waiting.first.queue.wait.reason in WANTS_BLOCKS:
+            first = self._live.waiting.first
+            wanted += min(self._budget.needed(first, first.queue.num_cold), ledger.pool.num_blocks)
+        num_running = len(self._live.running)
+        wanted += self._budget.promised(self._live.running) + self._budget.headroom(num_running)
+        for s in reversed(long):  # who ranks last gives first
+            self._make_cold(s, wanted - ledger.num_unheld)
+        for s in long:
+            if s.has_cold and s is not self.in_parts:
+                self._come_back(s, ledger.num_unheld - wanted)
+
+    def _blocks_wanted(self, sequence: Sequence) -> int:
+        """New ones, for what it will compute next."""
+        assert sequence.table is not None
+        stop = sequence.num_planned + min(max(sequence.remaining, 1), self._context.step_tokens)
+        return max(0, blocks_for(stop, self._context.ledger.block_size) - len(sequence.table))
+
+    def _make_cold(self, sequence: Sequence, at_most: int) -> None:
+        ledger, table = self._context.ledger, sequence.table
+        assert table is not None
+        if at_most <= 0:
+            return
+        count = ledger.num_that_can_be_cold(table, at_most)
+        if count < at_most:  # what was stored further on may have been forgotten there
+            table.num_stored = len(table.cold) + count
+        if not count:
+            return
+        first = ledger.make_cold(table, count)[0]
+        self.num_made_cold += count
+        self._context.plan.write_table(sequence.row, first, ledger.cold_entries(table)[first:])
+        sequence.count_blocks(self._context.now)
+
+    def _come_back(self, sequence: Sequence, spare: int) -> None:
+        """Where there is room for all of a sequence in `spare` blocks, its cold ones are loaded and hot
+        again."""
+        ledger, table, transfers = self._context.ledger, sequence.table, self._transfers
+        assert table is not None
+        is_held, count = transfers.has_fetched(sequence.seq_id), len(table.cold)
+        if is_held and transfers.is_fetching(sequence.seq_id):
+            return
+        total, quotas = len(table) + self._blocks_wanted(sequence), ledger.quotas
+        fits = total <= sequence.hot_max(ledger.pool.num_blocks, quotas.has_maxima)
+        if is_held:
+            if fits and ledger.find_prefix(table.cold) == count:
+                self._context.plan.write_table(sequence.row, 0, ledger.make_hot(table))
+                sequence.count_blocks(self._context.now)
+            transfers.let_go(sequence.seq_id)
+            return
+        has_room = fits and count <= min(spare, quotas.room(table.owner))
+        if has_room and transfers.below(table.cold) == count and transfers.may_fetch(table.cold):
+            request, names = sequence.request, list(table.cold)
+            transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, sequence.chain, names)
+
+    def store(self) -> None:
+        """Send blocks of long sequences down, oldest first, as many as may be on their way. O(those)."""
+        tier = self._transfers.tier
+        if not self._claims or tier is None:
+            return
+        self._count_claims()
+        self._stuck.clear()
+        for s in self._live.running:
+            if not s.is_long or s.table is None:
+                continue
+            s.table.num_stored = max(s.table.num_stored, len(s.table.cold))
+            for index in range(s.table.num_stored, s.table.num_published):
+                why_not = self._store_block(tier, s.table.block_at(index))
+                if why_not is not None:
+                    if index == len(s.table.cold) and not self._transfers.in_flight:
+                        self._stuck[s] = why_not
+                    break
+                if index == s.table.num_stored and tier.may_read(s.chain.names[index]):
+                    s.table.num_stored += 1
+
+    def _store_block(self, tier: OffloadTier, block: int) -> WhyNot | None:
+        """See that a block comes to lie where attention can read it; else why that cannot begin now."""
+        name = self._context.ledger.pool.name_of[block]
+        if name is None:
+            return WhyNot.NAMELESS
+        if tier.may_read(name) or tier.is_storing(name):
+            return None
+        if tier.could_read(name):
+            self._transfers.verify_for_running(name)
+            return None
+        if tier.is_leaving(name) or self._transfers.is_read_below(name):
+            return None  # until its bytes are there, or those who read what was forgotten have ended
+        if name in tier and not tier.is_kept(name):  # where attention does not read
+            tier.forget(name)
+        if self._transfers.num_failed_stores >= FAILURES_MAX:
+            return WhyNot.FAILING
+        return None if self._transfers.store_cold(name, block) else WhyNot.NO_SLOT
+
+    def stuck(self) -> dict[Sequence, WhyNot]:
+        """Those that go no further, and why: they hold all that they may have now, and none of it can become
+        cold."""
+        return {s: why for s, why in self._stuck.items() if self._is_full(s)}
+
+    def is_final(self, why: WhyNot) -> bool:
+        """False where it helps that such a sequence begins again."""
+        num_long = sum(s.is_long for s in self._live.running)
+        return why is WhyNot.FAILING or (why is WhyNot.NO_SLOT and num_long == 1)
+
+    def take_spoilt(self) -> set[int]:
+        """Requests that read what is not to be trusted any more, since the last call. O(their blocks)."""
+        tier = self._transfers.tier
+        if tier is None or not tier.spoilt:
+            return set()
+        names = set(tier.spoilt)
+        self.num_unreadable += len(names)
+        tier.spoilt.clear()
+        tables = ((s.request.request_id, s.table) for s in self._live.running)
+        return {number for number, table in tables if table and not names.isdisjoint(table.cold)}
+
+    def _is_full(self, sequence: Sequence) -> bool:
+        """True when it can write no further position, and nothing of it is in flight."""
+        ledger, table = self._context.ledger, sequence.table
+        if table is None or not (
+            sequence.num_computed == sequence.num_planned == len(table) * ledger.block_size
+        ):
+            return False
+        num_hot, quotas = len(table.blocks), ledger.quotas
+        room = min(ledger.num_unheld, quotas.room(table.owner))
+        most = max(sequence.request.hot_blocks, num_hot + room)
+        return num_hot >= min(most, sequence.hot_max(ledger.pool.num_blocks, quotas.has_maxima))
+
+    def lose(self, slots: Collection[int]) -> None:
+        """These could not be read: what was stored in them is not found again."""
+        tier = self._transfers.tier
+        assert tier is not None
+        self.num_unreadable += len(slots)
+        self._num_unread += 1
+        text = f"{len(slots):,} cold blocks could not be read; they will be recomputed"
+        self._context.events.record(
+            Event(self._context.now, EventKind.TRANSFER_FAILED, text, blocks=len(slots))
+        )
+        self._transfers.lose([name for name, slot in tier.slots().items() if slot in slots])
+
+    def note_read(self) -> None:
+        """All cold blocks of a chunk were read."""
+        self._num_unread = 0
+
+    @property
+    def cannot_read(self) -> bool:
+        """True where reads fail time and again."""
+        return self._num_unread >= FAILURES_MAX
+
+    def find_hits(self, sequence: Sequence, limit: int) -> int:
+        """How many of its first blocks it need not compute; notes how many of them would be cold. Those
+        that are in the pool stay hot, as far as what is promised to it there goes. O(hits)."""
+        tier, pool = self._transfers.tier, self._context.ledger.pool
+        assert tier is not None
+        names, hot_max = sequence.chain.names[:limit], sequence.request.hot_blocks // 2
+        cold = next((i for i, name in enumerate(names) if not tier.may_read(name)), limit)
+        hits = cold
+        while hits < limit and hits - cold < hot_max and pool.find(names[hits]) is not None:
+            hits += 1
+        while cold > 0 and hits - cold < hot_max and pool.find(names[cold - 1]) is not None:
+            cold -= 1
+        sequence.queue.num_cold = cold
+        return hits
+
+    def num_to_verify(self, sequence: Sequence, num_hits: int, limit: int) -> int:
+        """How many blocks behind its hits are below, and could be read there once they are known to be
+        right."""
+        tier = self._transfers.tier
+        assert tier is not None
+        names = sequence.chain.names[num_hits:limit]
+        count = next((i for i, name in enumerate(names) if not tier.could_read(name)), len(names))
+        return 0 if all(map(tier.may_read, names[:count])) else min(count, LOADS_MAX)
