@@ -94,6 +94,18 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class LongSequence:
+    """A sequence larger than the pool, and chats beside it."""
+
+    tokens: int = setting(7500, "Tokens of the long prompt.", bounds=(256, _TOKENS), group=_PROMPTS)
+    answer: int = setting(8, "Tokens of its answer that are timed.", bounds=(2, 1000))
+    chats: int = setting(8, "Short chats beside it; 0: none.", bounds=(0, 4096))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What the requests for an endpoint look like. Lengths of chats' questions are in words."""
 

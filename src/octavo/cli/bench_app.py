@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, WorkloadTargets
+from octavo.bench.workloads import (
+    Asking,
+    Embeddings,
+    Latency,
+    Load,
+    LongSequence,
+    Memory,
+    Offline,
+    WorkloadTargets,
+)
 from octavo.cli import options as opt
 from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
@@ -17,6 +26,7 @@ from octavo.config import StartOptions
 # While a speed is measured nothing is guessed; offline, prompts are not held back for running answers either.
 PLAIN = StartOptions(pace=True, speculate="off")
 OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
+LONG = StartOptions(pace=True, speculate="off", kv_memory_bytes=64 << 20)
 HELD = ("weights", "packed_cache", "kv")
 COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
 
@@ -56,6 +66,23 @@ def latency(
     from octavo.cli.bench import run_latency
 
     run_latency(opt.named(model or resolved.model, file), engine, scenario, as_json=as_json)
+
+
+@bench_app.command()
+@with_settings
+def long(
+    model: opt.Model = None,
+    file: opt.File = None,
+    as_json: opt.AsJson = False,
+    *,
+    sequence: LongSequence,
+    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "kv_memory_bytes", "disk_size_bytes")] = LONG,
+    resolved: ResolvedFlags,
+) -> None:
+    """Measure a sequence larger than the KV memory: most of it is on disk, and attention reads it there."""
+    from octavo.cli.bench_long import run
+
+    run(opt.named(model or resolved.model, file), engine, sequence, as_json=as_json)
 
 
 @bench_app.command()
