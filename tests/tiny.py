@@ -189,11 +189,11 @@ def tiny_engine(
         pace=False,
         pin_blocks=num_blocks // 2,
         staging_blocks=staging,
-        num_layers=model.spec.num_layers,
+        parts_max=runner.cold_reach.num_parts,
     )
 
     def scheduler() -> Scheduler:
-        num_readable = runner.num_readable if long_context else 0
+        num_readable = runner.cold_reach.num_slots if long_context else 0
         tier = None
         if store is not None:
             tier = OffloadTier(store.num_slots, store.entries(), num_host=num_host, num_readable=num_readable)

@@ -23,7 +23,7 @@ class Looking:
     def serve(self, blocks: BlockMover) -> None:
         self._blocks = blocks
 
-    def slot_memory(self) -> SlotMemory:
+    def slot_memory(self, anchor: tuple[int, int] | None = None) -> SlotMemory:
         return SlotMemory(None, 0, 0, -1, 1, 1, 0)
 
     def begin(self, transfers: tuple[Transfer, ...]) -> None:

@@ -50,8 +50,10 @@ def _skip_a_part(
     return done
 
 
-def _parts_of_two(self: ColdChunks, ready: list[Sequence], *, is_alone: bool) -> list[tuple[Sequence, int]]:
-    turns = _TURNS(self, ready, is_alone=is_alone)
+def _parts_of_two(
+    self: ColdChunks, ready: list[Sequence], others: list[tuple[Sequence, int]]
+) -> list[tuple[Sequence, int]]:
+    turns = _TURNS(self, ready, others)
     if self._begun is not None:
         self._begun.length = max(1, self._begun.length - 1)  # not those that were reserved
     return turns

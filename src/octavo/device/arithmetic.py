@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.device.layout import DevicePool
 from octavo.device.rows import Writes
 from octavo.executor.batch import StepShape
+from octavo.kernels.contract import Bytes
 from octavo.types import StepWay
 
 
@@ -57,6 +58,10 @@ class Arithmetic(Protocol):
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the next step's arrays to the device; a shape may have no chunks."""
+
+    def read_below(self, slots: Bytes) -> int | None:
+        """Attention reads cold blocks in these slots (S, bytes of a slot) of host memory from now on. What
+        stands in a table for the first of them; None: it cannot."""
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.device.compiled_sampler import KernelSampler
 from octavo.device.compiled_step import AttentionSizes
+from octavo.device.devices import sees_host_memory
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
@@ -22,6 +23,7 @@ from octavo.device.triton.elementwise import scale
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.executor.batch import StepShape
+from octavo.kernels.contract import Bytes
 from octavo.kernels.recording import record_step
 from octavo.model.decoder import hidden_states
 from octavo.model.spec import Model
@@ -46,6 +48,7 @@ class CompiledArithmetic:
     ) -> None:
         """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours."""
         self.pool, self.sampler = pool, KernelSampler(rows)
+        self._has_flash = flash is not None
         self._model, self._context_length = model, rows.context_length
         spec = model.spec
         windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
@@ -88,6 +91,17 @@ class CompiledArithmetic:
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the step's arrays to their place."""
         self._steps.prepare(shape, writes)
+
+    def read_below(self, slots: Bytes) -> int | None:
+        """By their distance from the pool, in blocks: a kernel's pointer to a block leads there as to any
+        other. So one kernel reads both memories, where a device sees host memory at the host's
+        addresses."""
+        data = self.pool.data
+        first, rest = divmod(slots.ctypes.data - data.data_ptr(), slots.shape[1])
+        is_named = not rest and -(2**31) <= first < 2**31 - len(slots)
+        if self._has_flash or not is_named or (data.is_cuda and not sees_host_memory(slots, data.device)):
+            return None
+        return first
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from octavo.errors import ConfigError
+from octavo.kernels.contract import Bytes
 
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
 
@@ -55,3 +56,10 @@ def words_of(device: torch.device) -> str:
     if device.type != "cuda":
         return f"torch's {device.type}"
     return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def sees_host_memory(memory: Bytes, device: torch.device) -> bool:
+    """Whether kernels on a CUDA device can read this host memory at the host's address: where the driver
+    holds it in place (`DeviceBlocks.pin`), as 64-bit systems have one address space for both."""
+    with current(device):
+        return bool(torch.from_numpy(memory[:1]).is_pinned())

@@ -28,9 +28,9 @@ from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
 from octavo.executor.draws import Draw, Drawn, Taken
-from octavo.executor.forward import Forward, Trouble
+from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.rows import Rows
-from octavo.kernels.contract import Floats, Ints
+from octavo.kernels.contract import Floats, Ints, SlotMemory
 from octavo.types import Fork, StepPlan, StepWay
 
 log = logging.getLogger("octavo.device")
@@ -80,6 +80,24 @@ class DeviceForward(Forward):
             log.warning("no more steps are captured ahead: %s", trouble.text)
             self._is_warm = True
         return not self._is_warm
+
+    def anchor(self) -> tuple[int, int]:
+        """Slots of host memory at whole blocks from the pool have block numbers of their own."""
+        return self.pool.data.data_ptr(), self.pool.layout.bytes_per_block
+
+    def read_below(self, memory: SlotMemory) -> ColdReach:
+        """Attention finds cold blocks in host memory from now on, in the step of all others; not on disk."""
+        if memory.host is None or memory.host_slot_bytes != self.pool.layout.bytes_per_block:
+            return ColdReach()
+        slots = memory.host[: memory.num_host * memory.host_slot_bytes].reshape(memory.num_host, -1)
+        first = self.arithmetic.read_below(slots)
+        if first is None:
+            log.warning(
+                "attention cannot read host memory here: requests larger than the KV memory are refused"
+            )
+            return ColdReach()
+        self._rows.cold_first = first
+        return ColdReach(memory.num_host)
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
         """Bring the rows up to the plan, and carry the step's arrays over."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,10 +19,11 @@ from octavo.device.rows import DeviceRows, Writes
 from octavo.device.sampler import TorchSampler
 from octavo.executor.batch import StepShape, batch_of
 from octavo.kernels.attention_reference import StoredContext
-from octavo.kernels.contract import Floats, Ints, KvShape
+from octavo.kernels.contract import Bytes, Floats, Ints, KvShape
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
+from octavo.types import COLD_FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class TensorBlocks:
     """`StoredBlocks` of a device's pool."""
 
     pool: DevicePool
+    below: DevicePool | None = None  # cold blocks: COLD_FIRST is its first
 
     @property
     def shape(self) -> KvShape:
@@ -52,14 +55,27 @@ class TensorBlocks:
 
     def read(self, layer: int, blocks: Ints) -> StoredContext:
         """What these blocks hold, one behind the other."""
-        pool, wanted = self.pool, torch.from_numpy(blocks.astype(np.int64))
-        numbers = []
-        for index, held in enumerate((pool.keys(layer), pool.values(layer))):
-            values = held[wanted].to(torch.float32)  # (n, kv heads, B, D)
-            if pool.layout.has_scales:
-                values = values * pool.scales(layer)[wanted, index][..., None]
-            numbers.append(values.transpose(0, 1).flatten(1, 2))  # (kv heads, P, D)
-        return StoredContext(numbers[0].mT.contiguous().numpy(), numbers[1].numpy())
+        is_cold = blocks >= COLD_FIRST
+        places = np.where(is_cold, blocks - COLD_FIRST, blocks).astype(np.int64)
+        k, v = _numbers(self.pool, layer, np.where(is_cold, 0, places))
+        if is_cold.any():
+            assert self.below is not None, "a cold block, and nothing is below"
+            cold = torch.from_numpy(is_cold)[:, None, None, None]
+            cold_k, cold_v = _numbers(self.below, layer, np.where(is_cold, places, 0))
+            k, v = torch.where(cold, cold_k, k), torch.where(cold, cold_v, v)
+        k, v = (numbers.transpose(0, 1).flatten(1, 2) for numbers in (k, v))  # (kv heads, P, D)
+        return StoredContext(k.mT.contiguous().numpy(), v.numpy())
+
+
+def _numbers(pool: DevicePool, layer: int, places: npt.NDArray[np.int64]) -> list[Tensor]:
+    """K and V of these blocks (n, kv heads, B, D), float32."""
+    wanted, numbers = torch.from_numpy(places), []
+    for index, held in enumerate((pool.keys(layer), pool.values(layer))):
+        values = held[wanted].to(torch.float32)
+        if pool.layout.has_scales:
+            values = values * pool.scales(layer)[wanted, index][..., None]
+        numbers.append(values)
+    return numbers
 
 
 class ReferenceArithmetic:
@@ -69,6 +85,7 @@ class ReferenceArithmetic:
         self.pool = pool
         self.sampler = TorchSampler(rows)
         self._model, self._ops, self._rows = model, ops, rows
+        self._below: DevicePool | None = None
         self._shape: StepShape  # of the step that was prepared last
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
@@ -84,6 +101,11 @@ class ReferenceArithmetic:
         self._rows.state[torch.from_numpy(indices).long()] = torch.from_numpy(values)
         self._shape = shape
 
+    def read_below(self, slots: Bytes) -> int:
+        """As blocks of another pool."""
+        self._below = DevicePool(self.pool.layout, torch.from_numpy(slots))
+        return COLD_FIRST
+
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
         for source, target in zip(sources, targets, strict=True):
@@ -93,7 +115,9 @@ class ReferenceArithmetic:
         """(R, E): the wanted rows of the step."""
         rows = self._rows
         batch = batch_of(self._shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
-        return torch.from_numpy(hidden_states(self._ops, self._model, TensorBlocks(self.pool), batch))
+        return torch.from_numpy(
+            hidden_states(self._ops, self._model, TensorBlocks(self.pool, self._below), batch)
+        )
 
     def way(self) -> None:
         """Nothing is launched."""

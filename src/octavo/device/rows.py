@@ -20,7 +20,7 @@ from octavo.device.packing import pack, padded_size, unpack
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Ints
 from octavo.params import LOGIT_BIAS_MAX
-from octavo.types import AdmittedRow, Fork, StepPlan
+from octavo.types import COLD_FIRST, AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
 # The same of what adjusts a row's logits: bits of float32, integers; then biases' tokens, then their values.
@@ -76,6 +76,7 @@ class DeviceRows:
         self.tables = tables.view(rows, blocks)
         self.drawn = drawn.view(rows, _DRAWN)
         self.adjusted = adjusted.view(rows, width)
+        self.cold_first = COLD_FIRST  # what stands in the tables here for the first slot of a tier
         self._tables_at, self._drawn_at = sizes[0], sizes[0] + sizes[1]
         self._adjusted_at = sum(sizes[:3])
 
@@ -87,7 +88,10 @@ class DeviceRows:
         for said in plan.token_writes:
             self._write_token(writes, said.row, said.index, said.token)
         for write in plan.table_writes:
-            writes.one(self._tables_at + write.row * self.tables.shape[1] + write.index, write.block)
+            block = write.block
+            if block >= COLD_FIRST:
+                block += self.cold_first - COLD_FIRST
+            writes.one(self._tables_at + write.row * self.tables.shape[1] + write.index, block)
         for chunk in plan.chunks:
             for place, token in enumerate(chunk.drafts, chunk.stop - len(chunk.drafts)):
                 self._write_token(writes, chunk.row, place, token)

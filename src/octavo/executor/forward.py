@@ -63,6 +63,15 @@ class Trouble:
     is_shortage: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ColdReach:
+    """The slots below in which attention can read cold blocks, from the first on, and into how many parts a
+    chunk that does may be cut."""
+
+    num_slots: int = 0
+    num_parts: int = 1
+
+
 class Forward(Protocol):
     """Owns the bytes of the KV blocks, and computes steps over them. All calls but the mover's come from one
     thread, in order of plans; results of a step live until the next one runs.
@@ -124,10 +133,14 @@ class Forward(Protocol):
         of ours."""
         return None
 
-    def read_below(self, memory: SlotMemory) -> int:
-        """Attention finds cold blocks there from now on. Of how many slots, from the first on, it can
-        read."""
-        return 0
+    def anchor(self) -> tuple[int, int] | None:
+        """An address and a number of bytes: slots of host memory shall lie at multiples of these from there;
+        None: anywhere."""
+        return None
+
+    def read_below(self, memory: SlotMemory) -> ColdReach:
+        """Attention finds cold blocks there from now on, in so many slots."""
+        return ColdReach()
 
     def cold_part(self) -> ColdPart | None:
         """What became of the cold chunk of the step that ran last, if it had one."""
@@ -212,21 +225,21 @@ class HostForward(Forward):
             chunks = tuple(chunk for chunk in chunks if chunk is not cold)
         self._batch, self._chunks = host_batch(chunks, rows) if chunks else None, plan.ended
 
-    def read_below(self, memory: SlotMemory) -> int:
+    def read_below(self, memory: SlotMemory) -> ColdReach:
         """Attention finds cold blocks there from now on: in host memory, and in a file where a layer's
         bytes lie together."""
         if memory.pieces < self._model.spec.num_layers:
             memory = replace(memory, fd=-1, num_slots=memory.num_host)
         if memory.num_slots == 0:
-            return 0
+            return ColdReach()
         model, pool = self._model, self.pool
         step = self._ops.prepare_cold_step(
             lambda o, batch: hidden_states(o, model, pool, batch), pool, memory
         )
         if step is None:
-            return 0
+            return ColdReach()
         self._cold = ColdParts(step, self._model.spec.num_layers)
-        return memory.num_slots
+        return ColdReach(memory.num_slots, self._model.spec.num_layers)
 
     def cold_part(self) -> ColdPart | None:
         """What became of the step's cold chunk."""

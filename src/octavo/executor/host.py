@@ -35,19 +35,30 @@ class HostStore:
                 f"host_cache is {num_bytes:,} bytes; allowed: 0 (none), or {slot_bytes:,} (one block) or more"
             )
         try:
-            arena = mmap.mmap(-1, self.num_slots * slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            num_bytes = (self.num_slots + 1) * slot_bytes  # one slot more: `align` moves them
+            arena = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"host_cache of {num_bytes:,} bytes is refused by the system: {error}; allowed: what it can "
                 "reserve; give --host-cache less"
             ) from None
-        self._slots = np.frombuffer(arena, np.uint8).reshape(self.num_slots, slot_bytes)
+        self._arena = np.frombuffer(arena, np.uint8)
+        self._slots = self._arena[: self.num_slots * slot_bytes].reshape(self.num_slots, slot_bytes)
         self._names: list[bytes | None] = [None] * self.num_slots
 
     @property
     def memory(self) -> memoryview:
         """All slots."""
         return self._slots.reshape(-1).data
+
+    def align(self, address: int, num_bytes: int) -> None:
+        """Each slot shall begin at a multiple of so many bytes from an address. Nothing may be stored yet;
+        where slots are of another size, nothing happens."""
+        slot_bytes = self._slots.shape[1]
+        if num_bytes == slot_bytes:
+            first = (address - self._arena.ctypes.data) % slot_bytes
+            slots = self._arena[first : first + self.num_slots * slot_bytes]
+            self._slots = slots.reshape(self.num_slots, slot_bytes)
 
     def host_of(self, slot: int) -> HostStore:
         """All slots lie here."""
@@ -114,6 +125,7 @@ class HostStore:
     def close(self) -> None:
         """Let go of the memory. No call may follow."""
         self._slots = np.empty((0, 0), np.uint8)
+        self._arena = np.empty(0, np.uint8)
         self._names = []
 
 

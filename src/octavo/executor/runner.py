@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from octavo.executor.cold_parts import ColdPart
 from octavo.executor.draws import Taken, draws_of
-from octavo.executor.forward import Forward, Trouble
+from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
@@ -100,10 +100,11 @@ class Runner:
         self.forward = forward
         self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
         self._transfers = transfers
+        self.cold_reach = ColdReach()
         if transfers is not None:
+            memory = transfers.slot_memory(forward.anchor())
             transfers.serve(forward.blocks)
-        # Slots below, from the first on, in which attention can read cold blocks.
-        self.num_readable = 0 if transfers is None else forward.read_below(transfers.slot_memory())
+            self.cold_reach = forward.read_below(memory)
         self._sampler = Sampler(config.vocab_size, config.stop_ids)
         self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
         self._finished = 0.0  # when the last result was there

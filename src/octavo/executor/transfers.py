@@ -121,8 +121,11 @@ class TransferWorker:
         if host is not None:
             blocks.pin(host.memory)
 
-    def slot_memory(self) -> SlotMemory:
-        """Where attention finds what is in the slots."""
+    def slot_memory(self, anchor: tuple[int, int] | None = None) -> SlotMemory:
+        """Where attention finds what is in the slots, which lie as the anchor says (`Forward.anchor`). Before
+        anything is stored."""
+        if anchor is not None and (found := self._store.host_of(0)) is not None:
+            found.align(*anchor)
         host, extents, num_slots = self._store.host_of(0), self._store.extents, self._store.num_slots
         memory = None if host is None else np.frombuffer(host.memory, np.uint8)
         num_host = 0 if host is None else host.num_slots

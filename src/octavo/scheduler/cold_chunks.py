@@ -57,16 +57,31 @@ class ColdChunks:
         self._num_cold = 0  # blocks, of the chunk that was begun last
         self.blocks_per_s: float | None = None  # that a token's attention reads; None: not measured
 
-    def turns(self, ready: list[Sequence], *, is_alone: bool) -> list[tuple[Sequence, int]]:
+    def turns(self, ready: list[Sequence], others: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Sequences with cold blocks in turn, and positions for each: that alone whose chunk is begun, else
-        all that are ready."""
+        all that are ready. `others` are the grants of those without. Where a chunk is not cut it is part of
+        their step: it has what they leave of its positions, and one of theirs where they leave none."""
         if self._begun is not None and not self._begun.is_current:
             self._begun = self._long_contexts.in_parts = None
         if self._begun is not None:
             return [(self._begun.sequence, self._begun.length)]
         ready.sort(key=lambda s: (s.seq_id <= self._last, s.seq_id))
-        limit = self._context.step_tokens if is_alone else min(self._context.step_tokens, self._positions)
-        return [(s, min(s.remaining, limit)) for s in ready]
+        limit = min(self._context.step_tokens, self._positions) if others else self._context.step_tokens
+        if self._context.config.parts_max == 1:
+            limit = min(limit, self._left_by(others))
+        return [] if limit == 0 else [(s, min(s.remaining, limit)) for s in ready]
+
+    def _left_by(self, others: list[tuple[Sequence, int]]) -> int:
+        """Positions of the step that they leave; where that is none, the largest prompt's chunk leaves
+        one."""
+        left = self._context.step_tokens - sum(grant for _, grant in others)
+        if left <= 0 and others:
+            largest = max(range(len(others)), key=lambda i: others[i][1])
+            sequence, grant = others[largest]
+            if grant > 1:
+                others[largest] = (sequence, grant - 1)
+                left += 1
+        return max(0, left)
 
     def plan(self, sequence: Sequence, grant: int, flights: list[InFlightChunk], *, is_alone: bool) -> bool:
         """The next part of its chunk, which is reserved when it begins. False where blocks are short."""
@@ -85,12 +100,12 @@ class ColdChunks:
         return True
 
     def _num_parts(self, length: int, is_alone: bool) -> int:
-        num_layers, layer_s = self._context.config.num_layers, self._layer_s.get(length > 1)
+        parts_max, layer_s = self._context.config.parts_max, self._layer_s.get(length > 1)
         wanted = ALONE_S if is_alone else self._step_s
         if layer_s is None or wanted is None:
-            return num_layers
-        layers = max(1, min(num_layers, int(wanted / layer_s)))
-        return -(-num_layers // layers)
+            return parts_max
+        layers = max(1, min(parts_max, int(wanted / layer_s)))
+        return -(-parts_max // layers)
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """A step took so long; of it its cold part."""
@@ -102,12 +117,12 @@ class ColdChunks:
         cold = next((chunk for chunk in plan.chunks if chunk.is_cold), None)
         if cold is None or result.cold_seconds <= 0.0:
             return
-        is_prompt, num_layers = cold.length > 1, self._context.config.num_layers
-        layer_s = result.cold_seconds * cold.num_parts / num_layers
+        is_prompt, parts_max = cold.length > 1, self._context.config.parts_max
+        layer_s = result.cold_seconds * cold.num_parts / parts_max
         self._layer_s[is_prompt] = smoothed(self._layer_s.get(is_prompt), layer_s, _SMOOTHING)
         if not is_prompt:
             self.blocks_per_s = smoothed(
-                self.blocks_per_s, self._num_cold / (layer_s * num_layers), _SMOOTHING
+                self.blocks_per_s, self._num_cold / (layer_s * parts_max), _SMOOTHING
             )
         if is_prompt and self._step_s is not None and len(plan.chunks) > 1 and cold.is_last_part:
             if layer_s > 2 * self._step_s:

@@ -358,7 +358,7 @@ class Scheduler:
         """The share's chunks, and of the sequences with cold blocks a part of the first one's, in turn, for
         which there are blocks."""
         is_alone = not share
-        turns = self.cold_chunks.turns(cold, is_alone=is_alone) if cold else []
+        turns = self.cold_chunks.turns(cold, share) if cold else []
         has_cold = not turns
         if turns:
             share.append(turns[0])

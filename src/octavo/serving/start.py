@@ -284,7 +284,7 @@ def _engine_over(
     )
     undo.callback(runner.close)
     where = f"{backend.name} on {backend.device}"
-    config = _scheduler_config(options, budget, of_runner, spec.num_layers, where)
+    config = _scheduler_config(options, budget, of_runner, runner.cold_reach.num_parts, where)
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
@@ -292,7 +292,7 @@ def _engine_over(
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
 
     def new_scheduler() -> Scheduler:
-        tier = None if below is None else below.setup(runner.num_readable)
+        tier = None if below is None else below.setup(runner.cold_reach.num_slots)
         if recorder is not None:
             recorder.begin(setup, tier)
         return setup.new_scheduler(tier, speculator)
@@ -343,7 +343,7 @@ def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCar
 
 
 def _scheduler_config(
-    options: StartOptions, budget: Budget, runner: RunnerConfig, num_layers: int, device: str
+    options: StartOptions, budget: Budget, runner: RunnerConfig, parts_max: int, device: str
 ) -> SchedulerConfig:
     """The scheduler's bounds."""
     return SchedulerConfig(
@@ -358,7 +358,7 @@ def _scheduler_config(
         bytes_per_block=budget.bytes_per_block,
         device=device,
         long_context=options.long_context,
-        num_layers=num_layers,
+        parts_max=parts_max,
         staging_blocks=budget.staging,
     )
 

@@ -20,5 +20,5 @@ class SchedulerConfig:
     bytes_per_block: int = 0  # to tell, not to decide
     device: str = ""  # likewise: where the blocks lie, and what computes
     long_context: bool = True  # requests larger than the pool are taken where a tier can hold them
-    num_layers: int = 1  # of the model: as many parts a chunk with cold blocks may have
+    parts_max: int = 1  # of a chunk with cold blocks: the model's layers; 1 where it is not cut
     staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below
