@@ -94,7 +94,7 @@ class Simulation:
         )  # of their own: lives without guesses stay as they were
         self._long = random.Random(repr(r.getstate()[1][8:16]))  # of its own likewise
         if self._tiers.exist:
-            self._config = replace(self._config, parts_max=self._long.randint(1, 5))
+            self._config = replace(self._config, parts_max=self._long.choice([1, 1, 2, 3, 5]))
         self._speculator = SimulatedSpeculator(guesses, VOCAB) if guesses.random() < DRAFTING else None
         self._begin()
         self.overlap = overlap

@@ -69,19 +69,21 @@ class ColdChunks:
         limit = min(self._context.step_tokens, self._positions) if others else self._context.step_tokens
         if self._context.config.parts_max == 1:
             limit = min(limit, self._left_by(others))
-        return [] if limit == 0 else [(s, min(s.remaining, limit)) for s in ready]
+        return [(s, min(s.remaining, limit)) for s in ready]
 
     def _left_by(self, others: list[tuple[Sequence, int]]) -> int:
-        """Positions of the step that they leave; where that is none, the largest prompt's chunk leaves
-        one."""
+        """Positions of the step that they leave. Where that is none, the largest chunk leaves one; where all
+        are of one position, the last in rank pauses."""
         left = self._context.step_tokens - sum(grant for _, grant in others)
-        if left <= 0 and others:
-            largest = max(range(len(others)), key=lambda i: others[i][1])
-            sequence, grant = others[largest]
-            if grant > 1:
-                others[largest] = (sequence, grant - 1)
-                left += 1
-        return max(0, left)
+        if left > 0:
+            return left
+        largest = max(range(len(others)), key=lambda i: others[i][1])
+        sequence, grant = others[largest]
+        if grant > 1:
+            others[largest] = (sequence, grant - 1)
+        else:
+            others.pop()
+        return 1
 
     def plan(self, sequence: Sequence, grant: int, flights: list[InFlightChunk], *, is_alone: bool) -> bool:
         """The next part of its chunk, which is reserved when it begins. False where blocks are short."""
