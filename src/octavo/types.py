@@ -227,8 +227,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         assert self.length >= 1, "a chunk must compute a position to sample after"
-        assert self.num_parts == 0 or 0 <= self.part < self.num_parts
-        assert self.is_last_part or self.num_samples == 0
+        if self.num_parts:
+            assert 0 <= self.part < self.num_parts
+            assert self.is_last_part or self.num_samples == 0
         assert 0 <= self.num_samples <= self.length
         assert self.start <= self.logits_from <= self.stop - self.num_samples
         assert not self.drafts or self.num_samples == 1 + len(self.drafts)
@@ -273,6 +274,7 @@ class StepPlan:
     transfers: tuple[Transfer, ...] = ()
     discarded: tuple[tuple[int, int], ...] = ()  # blocks [first, last) whose memory goes back to the system
     token_writes: tuple[TokenWrite, ...] = ()
+    has_cold: bool = False  # one of its chunks is of a sequence with cold blocks
 
     @property
     def num_tokens(self) -> int:
@@ -282,7 +284,7 @@ class StepPlan:
     @property
     def ended(self) -> tuple[Chunk, ...]:
         """The chunks of which all layers are computed when the step has run: those that have hidden rows."""
-        if all(chunk.is_last_part for chunk in self.chunks):
+        if not self.has_cold:
             return self.chunks
         return tuple(chunk for chunk in self.chunks if chunk.is_last_part)
 

@@ -218,8 +218,9 @@ class HostForward(Forward):
         if not plan.chunks:
             return
         cold, chunks = None, plan.chunks
+        if plan.has_cold:
+            cold = next(chunk for chunk in chunks if chunk.is_cold)
         if self._cold is not None:
-            cold = next((chunk for chunk in chunks if chunk.is_cold), None)
             self._cold.prepare(cold, rows)
         if cold is not None:
             chunks = tuple(chunk for chunk in chunks if chunk is not cold)

@@ -69,6 +69,11 @@ class LongContexts:
         self._stuck: dict[Sequence, WhyNot] = {}  # whose first block of the pool cannot become cold
         live.on_gone.append(self._note_gone)
 
+    @property
+    def are_there(self) -> bool:
+        """True while any long request is unfinished."""
+        return bool(self._claims)
+
     # -- requests
 
     def fitted(self, request: Request, fitted: Request, capacity: Capacity, own: int) -> Request:

@@ -38,7 +38,7 @@ class Planner:
                 continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight
-                if s.has_cold:
+                if s.table is not None and s.table.cold:
                     cold += [s] if known > s.num_planned else []
                 elif known == s.num_planned + 1:
                     continuing.append(s)
@@ -100,20 +100,30 @@ class Planner:
             self.add_chunk(sequence, grant, flights)
 
     def add_chunk(
-        self, sequence: Sequence, grant: int, flights: list[InFlightChunk], part: tuple[int, int] = (0, 0)
+        self,
+        sequence: Sequence,
+        grant: int,
+        flights: list[InFlightChunk],
+        part: tuple[int, int] | None = None,
     ) -> None:
-        """Plan `grant` positions, which are reserved; of those with cold blocks one part of as many."""
+        """Plan `grant` positions, which are reserved; with cold blocks this part of so many of them."""
         start, stop = sequence.num_planned, sequence.num_planned + grant
         num_samples = 1 if stop == len(sequence.tokens) + sequence.pending else 0
         logits_from = stop - num_samples
-        is_last, params = part[0] + 1 >= part[1], sequence.request.params
+        params, plan = sequence.request.params, self._context.plan
         if params.pooling is not None or params.prompt_logprobs is not None:
             logits_from = self._logits_from(sequence, start, logits_from)
-        chunk = (sequence.seq_id, sequence.row, start, grant, num_samples if is_last else 0, logits_from, ())
-        self._context.plan.chunks.append(Chunk(*chunk, *part))
-        if not is_last:
-            flights.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
-            return
+        if part is None:
+            chunk = Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from)
+        else:
+            plan.has_cold, is_last = True, part[0] + 1 == part[1]
+            of_part = (num_samples if is_last else 0, logits_from, (), *part)
+            chunk = Chunk(sequence.seq_id, sequence.row, start, grant, *of_part)
+            if not is_last:
+                plan.chunks.append(chunk)
+                flights.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
+                return
+        plan.chunks.append(chunk)
         if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
             done = min(stop, sequence.num_prompt - 1)
             sequence.prompt_logprobs_done = max(sequence.prompt_logprobs_done, done)
@@ -137,7 +147,7 @@ class Planner:
         """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
         assert sequence.table is not None
         start = sequence.num_planned
-        if sequence.is_long:
+        if sequence.request.hot_blocks:
             hot_max = sequence.hot_max(
                 self._context.ledger.pool.num_blocks, self._context.ledger.quotas.has_maxima
             )

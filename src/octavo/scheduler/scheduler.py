@@ -357,14 +357,17 @@ class Scheduler:
     ) -> None:
         """The share's chunks, and of the sequences with cold blocks a part of the first one's, in turn, for
         which there are blocks."""
-        is_alone = not share
-        turns = self.cold_chunks.turns(cold, share) if cold else []
-        has_cold = not turns
-        if turns:
-            share.append(turns[0])
-            self._planner.sort(share)
+        if not cold:
+            for sequence, grant in share:
+                if sequence.state is State.RUNNING:  # else it became a victim in this loop
+                    self._planner.plan_chunk(sequence, grant, flights)
+            return
+        is_alone, has_cold = not share, False
+        turns = self.cold_chunks.turns(cold, share)
+        share.append(turns[0])
+        self._planner.sort(share)
         for sequence, grant in share + turns[1:]:
-            if sequence.state is not State.RUNNING:  # it became a victim in this loop
+            if sequence.state is not State.RUNNING:
                 continue
             if not sequence.has_cold:
                 self._planner.plan_chunk(sequence, grant, flights)
@@ -389,15 +392,16 @@ class Scheduler:
             later = (flights for _, flights in self._in_flight)
             is_final = self.long_contexts.cannot_read
             updates = self._shortage.take_unreadable(flights, result.unreadable, later, is_final=is_final)
-        elif any(chunk.is_cold and chunk.is_last_part for chunk in plan.chunks):
+        elif plan.has_cold and any(chunk.is_cold and chunk.is_last_part for chunk in plan.chunks):
             self.long_contexts.note_read()
         self._observe(plan, result)
         return updates + self._committer.commit(flights, result)
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn what steps cost. One that computes cold blocks says nothing of others."""
-        self.cold_chunks.observe(plan, result)
-        if any(chunk.is_cold for chunk in plan.chunks):
+        if self.long_contexts.are_there:
+            self.cold_chunks.observe(plan, result)
+        if plan.has_cold:
             return
         num_tokens = plan.num_tokens
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)

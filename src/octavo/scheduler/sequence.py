@@ -189,7 +189,7 @@ class Sequence:
     def blocks_promised(self, block_size: int) -> int:
         """Of these, the ones that it does not hold yet, and needs in the pool."""
         missing = self.blocks_known(block_size) - (0 if self.table is None else len(self.table))
-        if self.is_long:
+        if self.request.hot_blocks:
             missing = min(
                 missing, self.request.hot_blocks - (0 if self.table is None else len(self.table.blocks))
             )

@@ -24,6 +24,7 @@ class PlanBuilder:
         self.transfers: list[Transfer] = []
         self._discarded: list[tuple[int, int]] = []
         self._step_id = 0
+        self.has_cold = False  # one of the chunks is of a sequence with cold blocks
 
     def admit(self, row: AdmittedRow, blocks: list[int]) -> None:
         """A sequence enters a row with the blocks that it adopted."""
@@ -89,7 +90,9 @@ class PlanBuilder:
             tuple(self.transfers),
             tuple(self._discarded),
             tuple(self._tokens),
+            self.has_cold,
         )
+        self.has_cold = False
         self._tokens = []
         self._retired, self._admitted, self._writes, self._copies = [], [], [], []
         self.chunks, self.forks, self.transfers, self._discarded = [], [], [], []
