@@ -303,3 +303,14 @@ def test_one_that_its_tenant_keeps_out_does_not_keep_others_out(tmp_path: Path) 
     run(engine, [*ours, theirs], between)
     assert began.index(2) < began.index(1)
     house.close()
+
+
+def test_what_its_cold_blocks_take_is_charged_to_its_tenant(tmp_path: Path) -> None:
+    house = House(tmp_path, "f32", "disk")
+    long = replace(long_request(), tenant="a")
+    plain, engine = house.plain(), house.engine(8, step_tokens=32)
+    run(plain, [long])
+    run(engine, [replace(request(5, [5, 6, 7] * 20, 20), tenant="b"), long])
+    assert engine.scheduler.context.costs.token_s is not None
+    assert engine.scheduler.live.service.served["a"] > plain.scheduler.live.service.served["a"]
+    house.close()

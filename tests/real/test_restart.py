@@ -103,3 +103,23 @@ def test_a_smaller_pool_gives_its_memory_back(start: Callable[..., Server]) -> N
     wanted = server.ask(PROMPTS[0])["choices"]
     assert httpx.patch(f"{server.url}/v1/kv", json={"bytes": 128 << 20}, timeout=60).status_code == 200
     assert server.ask(PROMPTS[0])["choices"] == wanted
+
+
+def test_a_prompt_larger_than_the_pool_is_answered_as_by_a_large_one_also_after_kill_9(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    prompt = " ".join(f"chapter {i}, line {j}." for i in range(9) for j in range(50))
+    large = start("--kv-memory", "512MiB")
+    expected = large.ask(prompt)
+    assert expected["usage"]["prompt_tokens"] > 3000  # type: ignore[index]
+    large.kill()
+    words = ("--kv-memory", "16MiB", "--disk-cache", str(tmp_path), "--disk-size", "256MiB")
+    server = start(*words)
+    assert server.ask(prompt)["choices"] == expected["choices"]
+    wait_until(lambda: server.kv()["below"]["in_flight"] == 0 and server.kv()["below"]["stored"] > 150)  # type: ignore[index]
+    wait_until(lambda: server.kv()["below"]["num_cold"] == 0)  # type: ignore[index]
+    server.kill()
+    server = start(*words)
+    again = server.ask(prompt)
+    assert again["choices"] == expected["choices"]
+    assert again["usage"]["cached_tokens"] > 1000  # type: ignore[index]

@@ -3,7 +3,8 @@ weight, is next.
 
 A position counts once, when it is first handed to the executor: a prompt's 1, an output's 2 (`OUTPUT_COST`).
 What comes from the cache costs nothing and does not count; what a preemption computes again does not count
-either, because its tenant did not ask for it. It answers two questions:
+either, because its tenant did not ask for it. A chunk that reads cold blocks counts by the time that it
+takes, as so many positions of prompts. It answers two questions:
 
     which tenant is admitted next?    `turn_of`: what it was served, and what its admitted prompts still need
     whose prompt is computed next?    `of`: what it was served
@@ -113,6 +114,11 @@ class VirtualTokenCounter:
         cost = stop - first + (OUTPUT_COST - 1) * outputs
         self.served[tenant] += cost
         self._counter[tenant] += cost / self._weight(tenant)
+
+    def charge(self, tenant: str, positions: float) -> None:
+        """What it was given took the time of so many positions more."""
+        self.served[tenant] += round(positions)
+        self._counter[tenant] = self._counter.get(tenant, 0.0) + positions / self._weight(tenant)
 
     def _weight(self, tenant: str) -> float:
         weight = self._weights.get(tenant)

@@ -394,8 +394,20 @@ class Scheduler:
             updates = self._shortage.take_unreadable(flights, result.unreadable, later, is_final=is_final)
         elif plan.has_cold and any(chunk.is_cold and chunk.is_last_part for chunk in plan.chunks):
             self.long_contexts.note_read()
+        if plan.has_cold:
+            self._charge_cold(plan, result, flights)
         self._observe(plan, result)
         return updates + self._committer.commit(flights, result)
+
+    def _charge_cold(self, plan: StepPlan, result: StepResult, flights: list[InFlightChunk]) -> None:
+        """What a chunk's cold blocks took is its tenant's: as many positions as prompts would have had of
+        that time, less those that count already."""
+        token_s, cold = self.context.costs.token_s, next(chunk for chunk in plan.chunks if chunk.is_cold)
+        if token_s is None or result.cold_seconds <= 0.0:
+            return
+        tenant = next(f.sequence.request.tenant for f in flights if f.sequence.seq_id == cold.seq_id)
+        counted = cold.length if cold.is_last_part else 0
+        self.live.service.charge(tenant, max(0.0, result.cold_seconds / token_s - counted))
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn what steps cost. One that computes cold blocks says nothing of others."""
