@@ -1,10 +1,10 @@
 """One sequence larger than the pool beside a pool that holds it: tokens a second, what a token reads below,
 and what short chats notice of it.
 
-    hot        the pool holds all
-    cold       the pool has what the options give it, a file of its own the rest, whose pages stay in the
-    page cache dropped    the same; before each token the file's pages are dropped, so that the medium is
-    read medium     what four threads read of that file in order, right before: what there is to be had
+    hot      the pool holds all
+    cold     the pool has what the options give it, a file of its own the rest, whose pages stay cached
+    dropped  the same; before each token the file's pages are dropped, so that the medium is read
+    medium   what four threads read of that file in order, right before: what there is to be had
 
 Each is one engine over the same weights, turned here step by step.
 """
@@ -41,7 +41,7 @@ _WATCHED = 40  # tokens of each chat, before and beside
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """One way of serving it."""
+    """One way of serving the long sequence."""
 
     configuration: str
     pool_blocks: int

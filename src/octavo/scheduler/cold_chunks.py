@@ -6,7 +6,8 @@
 All of a cold prefix is read for each chunk, layer by layer, which takes many times a usual step. So others
 compute their next tokens between two parts. What a part takes is measured: it is about what others' step
 takes, or `ALONE_S` where nothing else runs. A prompt's chunk of one layer may be longer than that: then the
-next has fewer positions, down to `POSITIONS_MIN`."""
+next has fewer positions, down to `POSITIONS_MIN`.
+"""
 
 from __future__ import annotations
 

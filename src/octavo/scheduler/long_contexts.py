@@ -1,13 +1,12 @@
-"""Sequences larger than the pool: their oldest blocks are cold. Attention reads a cold block in an offload
-tier.
+"""Sequences larger than the pool: their oldest blocks are cold, which attention reads in an offload tier.
 
     taken      its worst case exceeds the pool, or its tenant's maximum, and the tier has slots for all of it
     running    its published blocks are stored, oldest first; one that is stored may become cold, oldest first
-    make_room  before each plan: as many become cold as the plan, those that run and the first in the queue
-    need
+    make_room  before each plan: as many become cold as those that run and the first in the queue need
 
 Liveness is two inequalities. In the pool a long request counts as its `hot_blocks` (memory/capacity.py).
-Below, each request that was taken fits beside the names that are kept, and those that run fit together."""
+Below, each request that was taken fits beside the names that are kept, and those that run fit together.
+"""
 
 from __future__ import annotations
 
