@@ -137,14 +137,19 @@ def test_preempted_it_goes_on_with_what_is_below(house: House) -> None:
     assert answers[0, 0].preemptions == 2
 
 
+def run_and_close(house: House, request: Request) -> None:
+    """One engine answers it, stores what it has, and ends."""
+    engine = house.engine(4)
+    run(engine, [request])
+    settle(engine)
+    engine.executor.close()
+
+
 def test_after_a_restart_the_prefix_is_verified_and_read_where_it_lies(tmp_path: Path) -> None:
     house = House(tmp_path, "f32", "disk")
     long = long_request()
     expected = run(house.plain(), [long])
-    first = house.engine(4)
-    run(first, [long])
-    settle(first)
-    first.executor.close()
+    run_and_close(house, long)
     second = house.engine(4)
     answers = run(second, [long])
     assert same(answers, expected)
@@ -156,10 +161,7 @@ def test_damaged_blocks_are_computed_again(tmp_path: Path) -> None:
     house = House(tmp_path, "bf16", "disk")
     long = long_request()
     expected = run(house.plain(), [long])
-    first = house.engine(4)
-    run(first, [long])
-    settle(first)
-    first.executor.close()
+    run_and_close(house, long)
     blocks = next(tmp_path.glob("*/blocks"))
     damaged = bytearray(blocks.read_bytes())
     for place in range(1000, len(damaged), len(damaged) // 5):
