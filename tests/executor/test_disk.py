@@ -28,7 +28,7 @@ from tests.executor.store import (
 from tests.processes import running
 
 from octavo.errors import ConfigError
-from octavo.executor import disk
+from octavo.executor import disk_folder
 from octavo.executor.disk import DiskStore
 from octavo.files import Files
 
@@ -170,11 +170,11 @@ def test_a_size_beyond_the_disk_is_refused_before_memory_is_taken(tmp_path: Path
 
 def test_what_the_store_has_already_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path)
-    monkeypatch.setattr(disk, "bytes_free", lambda folder: SLOT)
+    monkeypatch.setattr(disk_folder, "bytes_free", lambda folder: SLOT)
     open_store(tmp_path, num_slots=5).close()
     with pytest.raises(ConfigError, match=r"asks for 56.0 KiB in .*, and 8.0 KiB is free there"):
         open_store(tmp_path, num_slots=7)
-    monkeypatch.setattr(disk, "bytes_free", lambda folder: None)
+    monkeypatch.setattr(disk_folder, "bytes_free", lambda folder: None)
     store = open_store(tmp_path, num_slots=7)
     assert len(check_reads_back(store)) == 4
     store.close()

@@ -226,3 +226,23 @@ def test_a_flipped_byte_anywhere_in_a_block_is_a_miss_and_its_row_is_dropped(tmp
     assert store.damaged == 102
     assert "slot 1" in store.last_error
     store.close()
+
+
+def test_a_file_that_was_cut_while_open_grows_again_when_all_that_was_cut_off_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path)
+    for slot in range(3):
+        assert put(store, slot, slot)
+    os.truncate(tmp_path / NAMESPACE / "blocks", SLOT)
+    assert not put(store, 3, 3)  # in a file that grew, slots 1 and 2 would be zeros
+    assert os.stat(tmp_path / NAMESPACE / "blocks").st_size == SLOT
+    assert "cut to 8,192 bytes" in store.last_error
+    assert store.take_given_up() == [name_of(1), name_of(2)]
+    assert listed(store) == blocks_in((0, 0))
+    store.forget(1)
+    assert not put(store, 3, 3)
+    store.forget(2)
+    assert put(store, 3, 3)
+    assert check_reads_back(store) == blocks_in((0, 0), (3, 3))
+    store.close()

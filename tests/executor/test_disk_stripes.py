@@ -31,7 +31,7 @@ from tests.executor.test_disk_damage import rewrite_meta
 from tests.processes import running
 
 from octavo.errors import ConfigError
-from octavo.executor import disk
+from octavo.executor import disk_folder
 from octavo.executor.disk import DiskStore
 from octavo.executor.disk_layout import Extents, choose_lanes
 from octavo.executor.host import HostStore, TieredStore
@@ -284,7 +284,7 @@ def test_a_size_beyond_the_disk_is_refused_and_what_the_store_has_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(tmp_path)
-    monkeypatch.setattr(disk, "bytes_free", lambda folder: STRIPE)
+    monkeypatch.setattr(disk_folder, "bytes_free", lambda folder: STRIPE)
     open_striped(tmp_path, num_slots=11).close()
     with pytest.raises(ConfigError, match=r"asks for 96.0 KiB in .*, and 24.0 KiB is free there"):
         open_striped(tmp_path, num_slots=16)

@@ -39,7 +39,6 @@ import fcntl
 import hashlib
 import math
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,11 +46,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo.errors import ConfigError
-from octavo.executor.disk_folder import bytes_free
+from octavo.executor.disk_folder import check_room, refusal
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, IndexRow
 from octavo.executor.disk_layout import Extents, choose_lanes
 from octavo.files import Files, Whereabouts
-from octavo.units import format_bytes
 
 _PAGE = 4096
 _PARTS, _CORES_EACH = 4, 4  # of a block, for its digest; cores of the machine for each further thread
@@ -112,7 +110,7 @@ class DiskStore:
                 resources.callback(index.close)
                 whole_stripes = num_slots // index.lanes * index.lanes
                 extents = Extents(fd, index.lanes, pieces, piece_bytes or slot_bytes, whole_stripes)
-                _check_room(namespace / "blocks", extents.file_bytes)
+                check_room(namespace / "blocks", extents.file_bytes)
                 store = cls(files, extents, index, block_bytes, clock)
                 store.namespace = namespace
                 store._fit(max_age_s if max_age_s == math.inf else max(max_age_s, needed_s(namespace)))
@@ -121,7 +119,7 @@ class DiskStore:
                 parts = ("blocks", "index.sqlite", "index.sqlite-wal", "lock")
                 store._where = Whereabouts(files, [namespace / part for part in parts])
             except (OSError, sqlite3.Error) as error:
-                raise ConfigError(_refusal(folder, num_bytes, error)) from None
+                raise ConfigError(refusal(folder, num_bytes, error)) from None
             store._resources = resources.pop_all()
         return store
 
@@ -155,6 +153,7 @@ class DiskStore:
         self._clock = clock
         self._uncommitted: set[int] = set()  # slots with a record and no row
         self._stale: set[int] = set()  # slots without a record that have a row, or may have one
+        self._cut: set[int] = set()  # slots that the file lost, and that the caller still takes for stored
         self._touched: set[int] = set()  # slots used since the last commit
         self._verified = bytearray()  # where blocks are read that are only verified
         self._digester = _Digester(len(os.sched_getaffinity(0)))
@@ -183,6 +182,7 @@ class DiskStore:
             return False
         digest = self._digester.digest(name, data)
         try:
+            self._check_length()
             for offset, piece in self._pieces(slot, data):
                 self._pwrite(offset, piece)
         except OSError as error:
@@ -217,6 +217,7 @@ class DiskStore:
             self.damaged += 1
             self.last_error = f"slot {slot} did not read back as it was written"
             self.forget(slot)
+            self._cut.add(slot)  # until the caller forgets it, too
             return False
         self._touch(slot)
         self.reads += 1
@@ -241,6 +242,7 @@ class DiskStore:
 
     def forget(self, slot: int) -> None:
         """Empty a slot. Until the next `commit`, a crash may bring the block back, sound; never after it."""
+        self._cut.discard(slot)
         if self._records[slot] is None:
             return
         self._records[slot] = None
@@ -287,7 +289,8 @@ class DiskStore:
         return True
 
     def take_given_up(self) -> list[bytes]:
-        """Names that a commit since the last call could not bring to the medium: they cannot be read."""
+        """Names that a commit since the last call could not bring to the medium, or that a file which
+        somebody cut has no more: they cannot be read."""
         names, self.given_up = self.given_up, []
         return names
 
@@ -335,6 +338,21 @@ class DiskStore:
             self._records[row.slot] = row.name + row.digest
             self._used[row.slot] = row.used
             self._last_use = max(self._last_use, row.used)
+
+    def _check_length(self) -> None:
+        """Raise OSError where somebody cut the file, until the caller has forgotten all that was cut off: it
+        would read as zeros in a file that grew again. Then the file gets its size back."""
+        length = self._files.size(self._fd)
+        if length >= self.extents.file_bytes:
+            return
+        for slot in range(self.extents.num_present(length), self.num_slots):
+            if self._records[slot] is not None:
+                self.given_up.append(self._name(slot))
+                self.forget(slot)
+                self._cut.add(slot)
+        if self._cut:
+            raise OSError(errno.EIO, f"the blocks file was cut to {length:,} bytes")
+        self._files.fallocate(self._fd, self.extents.file_bytes)
 
     def _delete_stale(self) -> bool:
         try:
@@ -438,16 +456,6 @@ def _digest(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def _check_room(blocks: Path, num_bytes: int) -> None:
-    """Raise ConfigError where the disk has no room for the file to become so large; it may be there already.
-    Where the system does not tell, the file itself will."""
-    present, free = 0, bytes_free(blocks.parent)
-    with contextlib.suppress(OSError):
-        present = blocks.stat().st_blocks * 512
-    if free is not None and num_bytes - present > free:
-        raise ConfigError(_no_room(blocks.parents[1], num_bytes, format_bytes(free)))
-
-
 def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
     """Hold the namespace until `resources` are closed or the process ends."""
     fd = files.open(path)
@@ -462,29 +470,3 @@ def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
             f"the disk folder {path.parents[1]} is in use by another process (it holds {path}); "
             "allowed: one process for a folder and a model; stop the other, or choose another folder"
         ) from None
-
-
-def _refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> str:
-    """What to tell the person who chose the folder and the size."""
-    if isinstance(error, sqlite3.Error):
-        is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-        reason = f"its index says: {error}"
-    else:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = error.strerror or str(error)
-    if not is_full:
-        return (
-            f"the disk folder {folder} cannot be used: {reason}; allowed: a folder in which this process may "
-            "write files; choose another, or change who may write there"
-        )
-    free = "too little"
-    with contextlib.suppress(OSError):
-        free = format_bytes(shutil.disk_usage(folder).free)
-    return _no_room(folder, num_bytes, free)
-
-
-def _no_room(folder: Path, num_bytes: int, free: str) -> str:
-    return (
-        f"the disk tier asks for {format_bytes(num_bytes)} in {folder}, and {free} is free there; "
-        "give the tier less, or make room"
-    )

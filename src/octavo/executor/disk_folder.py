@@ -1,5 +1,5 @@
 """The folder of a disk cache as a whole: the namespaces in it, how large they are, when they were last used,
-and how one goes away.
+how one goes away, and what is said where one has no room or cannot be used.
 
 Only what looks like a namespace is looked at: a folder of 32 hex digits. One goes away only if nothing is in
 it but what a store makes, and only while its lock is held here, so never under a process that has it open.
@@ -10,6 +10,7 @@ does not know models.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.database import connect_unchanged
+from octavo.errors import ConfigError
+from octavo.units import format_bytes
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}(\.removed)?")
 _DATABASES = ("sessions.sqlite", "index.sqlite")
@@ -147,3 +150,39 @@ def _empty(path: Path) -> None:
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     path.rmdir()
+
+
+def check_room(blocks: Path, num_bytes: int) -> None:
+    """Raise ConfigError where the disk has no room for the file to become so large; it may be there already.
+    Where the system does not tell, the file itself will."""
+    present, free = 0, bytes_free(blocks.parent)
+    with contextlib.suppress(OSError):
+        present = blocks.stat().st_blocks * 512
+    if free is not None and num_bytes - present > free:
+        raise ConfigError(_no_room(blocks.parents[1], num_bytes, format_bytes(free)))
+
+
+def refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> str:
+    """What to tell the person who chose the folder and the size."""
+    if isinstance(error, sqlite3.Error):
+        is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        reason = f"its index says: {error}"
+    else:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = error.strerror or str(error)
+    if not is_full:
+        return (
+            f"the disk folder {folder} cannot be used: {reason}; allowed: a folder in which this process may "
+            "write files; choose another, or change who may write there"
+        )
+    free = "too little"
+    with contextlib.suppress(OSError):
+        free = format_bytes(shutil.disk_usage(folder).free)
+    return _no_room(folder, num_bytes, free)
+
+
+def _no_room(folder: Path, num_bytes: int, free: str) -> str:
+    return (
+        f"the disk tier asks for {format_bytes(num_bytes)} in {folder}, and {free} is free there; "
+        "give the tier less, or make room"
+    )

@@ -223,6 +223,7 @@ class TransferWorker:
         except Exception:
             log.exception("a transfer failed")
             ended, seconds = [False] * len(batch), 0.0
+        self._tell_given_up()
         for transfer, ok in zip(batch, ended, strict=True):
             if transfer.move is not Move.FORGET:
                 self._done(TransferDone(transfer.transfer_id, ok, seconds))
@@ -248,7 +249,7 @@ class TransferWorker:
 
     def _forget_everything(self) -> None:
         try:
-            for _, slot in self._store.entries():
+            for slot in range(self._store.num_slots):
                 self._store.forget(slot)
         except Exception:
             log.exception("the tier below could not be emptied")
@@ -277,6 +278,9 @@ class TransferWorker:
             self._store.commit()
         except Exception:
             log.exception("the tier below could not commit")
+        self._tell_given_up()
+
+    def _tell_given_up(self) -> None:
         if given_up := self._store.take_given_up():
             self._done(TransferDone(0, False, lost=tuple(given_up)))
 

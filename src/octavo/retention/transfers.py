@@ -70,7 +70,8 @@ class Transfers:
         self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
         self._num_stores = 0
         self._verifying: set[bytes] = set()  # for running sequences
-        self.num_failed_stores = 0  # since the last that did not fail
+        self.num_failed_stores = 0  # since the last that did not fail, each begun after the one before failed
+        self._last_id_at_failure = 0  # of transfers
         self._stores_max = max(STORES_MIN, min(STORES_MAX, context.ledger.pool.num_blocks // 64))
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s = transfer_average()
@@ -361,7 +362,7 @@ class Transfers:
             self._record_failure(transfer)
         if transfer.move is Move.STORE:
             self.num_stored += done.ok
-            self.num_failed_stores = 0 if done.ok else self.num_failed_stores + 1
+            self._count_failures(transfer, done.ok)
             self.tier.end_store(transfer.name, done.ok)
             if moving.holder is None:
                 self._arena.finish(transfer.block, done)
@@ -389,6 +390,14 @@ class Transfers:
         fetch.holder.is_fixed = bool(fetch.pending)
         if fetch.abandoned and not fetch.pending:
             self._close(fetch.holder)
+
+    def _count_failures(self, store: Transfer, ok: bool) -> None:
+        """What fails with others that were on their way together counts once."""
+        if ok:
+            self.num_failed_stores = 0
+        elif store.transfer_id > self._last_id_at_failure:
+            self.num_failed_stores += 1
+            self._last_id_at_failure = self._last_id
 
     def _take_loaded(
         self, transfer: Transfer, done: TransferDone, *, is_found: bool, is_shared: bool
