@@ -76,6 +76,23 @@ def test_two_chats_with_one_system_prompt_show_the_same_cells(house: House, wind
     wait_for_answer(page)
 
 
+def test_a_long_sequence_shows_its_cold_blocks(tmp_path: Path, window: Window) -> None:
+    disk = ("--disk-cache", str(tmp_path / "disk"), "--disk-size", "256MiB")
+    with serving(tmp_path, *disk, "--kv-memory", "8MiB") as house:
+        page = window.open(f"{house.url}/ui")
+        settle(page, max_tokens=200)
+        say(page, LONG * 16 + "Which books do you have?")
+        strip = page.locator(".cold-blocks")
+        strip.wait_for()
+        wait_until(page, lambda: "cold blocks" in strip.inner_text() and strip.locator("i").count() >= 16)
+        assert "MiB that each token reads below" in strip.inner_text()
+        strip.click()
+        page.wait_for_selector(".chosen-panel .cells .cold")
+        screenshot(page, "cold-blocks-1440.png")
+        page.click(".composer button:has-text('stop')")
+        wait_for_answer(page)
+
+
 def test_a_chat_is_forked_suspended_and_resumed_by_buttons(house: House, window: Window) -> None:
     page = window.open(f"{house.url}/ui")
     settle(page, max_tokens=100)

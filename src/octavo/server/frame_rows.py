@@ -38,6 +38,7 @@ def request_row(request: RequestView) -> JsonObject:
                 "accepted": one.num_accepted,
                 "preemptions": one.preemptions,
                 "blocks": one.num_blocks,
+                "cold": one.num_cold,
             }
             for one in request.sequences
         ],
@@ -125,6 +126,7 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
             "in_host": tier.num_in_host,
             "cold": tier.num_cold,
             "cold_max": tier.cold_max,
+            "cold_blocks_per_s": round(tier.cold_blocks_per_s),
             "in_flight": tier.in_flight,
             "stored": tier.stored,
             "loaded": tier.loaded,

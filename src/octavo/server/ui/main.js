@@ -7,7 +7,7 @@ import { PoolMap } from './map.js';
 import { Events, Kept, Tenants, Tiers } from './panels.js';
 import { Chats, Playground } from './playground.js';
 import { Pool, keyOf } from './pool.js';
-import { BlockTable, Requests, Speeds } from './requests.js';
+import { BlockTable, ColdBlocks, Requests, Speeds } from './requests.js';
 import { Charts, History } from './series.js';
 import { FrameStream } from './stream.js';
 
@@ -123,6 +123,7 @@ function App() {
         <section class="panel" id="map" aria-labelledby="map-title">
           <h2 id="map-title">The pool <small>${sizeInWords()}</small></h2>
           <${PoolMap} pool=${pool} painterRef=${page.painter} select=${select} />
+          <${ColdBlocks} pool=${pool} select=${select} />
         </section>
         ${pool.blocks > 0 && html`<${BlockTable} pool=${pool} selected=${selected} select=${select} />
           <${Requests} pool=${pool} speeds=${speeds} selected=${selected} select=${select} />`}

@@ -4,7 +4,7 @@ import { html, useState } from './vendor/preact-htm.js';
 import { call } from './api.js';
 import { ago } from './map.js';
 import { FREE, keyOf } from './pool.js';
-import { number } from './requests.js';
+import { inBytes, number } from './requests.js';
 
 const EVENTS_SHOWN = 100;
 const BAD = new Set(['preempted', 'failed', 'transfer_failed', 'pressed', 'refused', 'timed_out']);
@@ -112,7 +112,8 @@ export function Tiers({ pool }) {
     ${tier && tier.slots > tier.host_slots && html`<${Bar} word="disk" used=${tier.found - tier.in_host}
       all=${tier.slots - tier.host_slots} says=${slots(tier.found - tier.in_host, tier.slots - tier.host_slots)} />`}
     ${tier && tier.cold > 0 && html`<${Bar} word="cold" used=${tier.cold} all=${tier.cold_max}
-      says=${`${slots(tier.cold, tier.cold_max)}: running sequences read them there for each token`} />`}
+      says=${`${slots(tier.cold, tier.cold_max)}: running sequences read them there for each token` +
+        (tier.cold_blocks_per_s ? `, ${inBytes(tier.cold_blocks_per_s * sizes.bytes_per_block)}/s` : '')} />`}
     ${tier && html`<p class=${tier.failed ? 'wrong' : 'quiet'}>${wordsOfTransfers(tier)}</p>`}
     ${pool.tenant === null && !tier && html`<p class="quiet">Nothing is below the pool: what is evicted is computed
       again (--disk-cache FOLDER gives it a disk).</p>`}
@@ -126,9 +127,6 @@ const wordsOfTransfers = (tier) =>
 const Bar = ({ word, used, all, says }) => html`<div class="bar"><span>${word}</span>
   <meter min="0" max=${Math.max(1, all)} value=${used} aria-label=${`${word}: ${says}`}></meter>
   <span class="quiet">${says}</span></div>`;
-
-const inBytes = (bytes) =>
-  bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.max(1, Math.round(bytes / 2 ** 20))} MiB`;
 
 export function Tenants({ pool }) {
   const fields = ['guaranteed', 'maximum', 'held', 'cached', 'running', 'waiting'];

@@ -72,17 +72,12 @@ function Blocks({ chat, pool, select }) {
   const tables = tablesOf(chat, pool).filter((table) => table.blocks.length);
   const request = pool.requests.get(chat.request);
   if (tables.length) remember(chat, tables[0], pool);
-  const computedOf = (table) => {
-    const choice = request && request.choices.find((one) => one.choice === table.row.choice);
-    return choice ? choice.computed : table.blocks.length * pool.parts.pool.block_size;
-  };
   return html`<div class="own-blocks" tabindex="0" role="region" aria-label="The blocks of this chat">
     <div class="row quiet"><${Progress} chat=${chat} pool=${pool} request=${request} />
       ${tables.length > 0 && html`<button class="link"
         onClick=${() => select(keyOf(tables[0].row))}>show on the map</button>`}
     </div>
-    ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX}
-      computed=${computedOf(table)} />`)}
+    ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX} />`)}
     ${!tables.length && chat.remembered && html`<${Left} left=${chat.remembered} pool=${pool} />`}
     ${!tables.length && html`<p class="empty">${wordsOfNone(chat, pool, request)}</p>`}
   </div>`;

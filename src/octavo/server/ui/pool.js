@@ -187,9 +187,28 @@ export class Pool {
     const owners = [];
     for (const table of this.tables.values()) {
       const index = table.blocks.indexOf(block);
-      if (index >= 0) owners.push({ row: table.row, index, length: table.blocks.length });
+      if (index < 0) continue;
+      const cold = this.coldOf(table.row);
+      owners.push({ row: table.row, index: cold + index, length: cold + table.blocks.length });
     }
     return owners;
+  }
+
+  // Blocks of a sequence before those of its table: they lie in a tier, where attention reads them.
+  coldOf(row) {
+    const choice = this.#choiceOf(row);
+    return choice ? choice.cold : 0;
+  }
+
+  // Tokens of a table that are computed.
+  computedOf({ row, blocks }) {
+    const [choice, size] = [this.#choiceOf(row), this.parts.pool.block_size];
+    return choice ? choice.computed - choice.cold * size : blocks.length * size;
+  }
+
+  #choiceOf(row) {
+    const request = this.requests.get(row.request);
+    return request && request.choices.find((one) => one.choice === row.choice);
   }
 
   tablesWhere(test) {

@@ -1,4 +1,4 @@
-// Requests, running and waiting, with the reason in words; and the block table of what is selected.
+// Requests, running and waiting, with the reason in words; the block table of what is selected; cold blocks.
 
 import { Component, html, useState } from './vendor/preact-htm.js';
 import { KINDS, keyOf } from './pool.js';
@@ -8,8 +8,13 @@ const WAITING_ROWS = 10;
 const FEW_REQUESTS = 24; // whose sharers are counted
 const TABLES_SHOWN = 8;
 const CELLS_MAX = 192;
+const STRIPS_MAX = 8; // of sequences with cold blocks
+const COLD_CELLS_MAX = 256; // in a strip
 
 export const number = (value) => Number(value || 0).toLocaleString('en');
+
+export const inBytes = (bytes) =>
+  bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.max(1, Math.round(bytes / 2 ** 20))} MiB`;
 
 // Tokens a second of each request, from what its rows said over the last seconds.
 export class Speeds {
@@ -137,37 +142,54 @@ export function BlockTable({ pool, selected, select }) {
     return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
       <h2>Block table ${close}</h2><p class="empty">${what}: ${waiting}.</p></section>`;
   }
-  const size = pool.parts.pool.block_size;
-  const computedOf = ({ row, blocks }) => {
-    const choice = request && request.choices.find((one) => one.choice === row.choice);
-    return choice ? choice.computed : blocks.length * size;
-  };
   return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
     ${tables.slice(0, TABLES_SHOWN).map((table) => html`
       <h2>${table.row.label || table.row.kind}${table.row.tenant ? ` of ${table.row.tenant}` : ''}
-        <small>${number(table.blocks.length)} blocks: logical block above, where it lies in the pool below</small>
+        <small>${number(table.blocks.length)} blocks: logical block above, where it lies in the pool below${
+          pool.coldOf(table.row) ? `; before them ${number(pool.coldOf(table.row))} cold ones` : ''}</small>
         ${close}</h2>
-      <${Cells} pool=${pool} table=${table} computed=${computedOf(table)} />`)}
+      <${Cells} pool=${pool} table=${table} />`)}
   </section>`;
 }
 
 const WORDS = Object.fromEntries(KINDS.map(({ state, word }) => [state, word]));
 
 // A table, block by block, each filled as far as its tokens are computed.
-export function Cells({ pool, table, computed, limit = CELLS_MAX }) {
+export function Cells({ pool, table, limit = CELLS_MAX }) {
   const size = pool.parts.pool.block_size;
+  const [cold, computed] = [pool.coldOf(table.row), pool.computedOf(table)];
   return html`<ol class="cells">
+    ${cold > 0 && html`<li class="cold" title="in a tier, where each token's attention reads them">
+      0 to ${number(cold - 1)}<br />cold</li>`}
     ${table.blocks.slice(0, limit).map((block, index) => {
       const fill = Math.max(0, Math.min(size, computed - index * size));
       const n = pool.numHolders(block);
       const state = n > 1 ? 'shared' : WORDS[pool.states[block]] || '';
-      const tokens = `tokens ${index * size} to ${(index + 1) * size - 1}, ${fill} computed`;
+      const logical = cold + index;
+      const tokens = `tokens ${logical * size} to ${(logical + 1) * size - 1}, ${fill} computed`;
       const title = `${tokens}; block ${block} of the pool, ${state}${n > 1 ? ` by ${n}` : ''}`;
       return html`<li class=${state} key=${index} title=${title}>
-        <span class="logical">${index}</span>
+        <span class="logical">${logical}</span>
         <span class="fill"><i style=${{ width: `${(100 * fill) / size}%` }}></i></span>
         <span class="physical">${block}${n > 1 ? html`<b>×${n}</b>` : ''}</span></li>`;
     })}
     ${table.blocks.length > limit && html`<li class="more">and ${number(table.blocks.length - limit)} more</li>`}
   </ol>`;
+}
+
+// Blocks that are in no cell of the map: those that running sequences read in a tier, a strip for each of them.
+export function ColdBlocks({ pool, select }) {
+  const bytes = pool.parts.pool ? pool.parts.pool.bytes_per_block : 0;
+  const rows = [...pool.requests.values()].flatMap(({ id, choices }) =>
+    choices.filter(({ cold }) => cold > 0).map((choice) => ({ id, choice })),
+  );
+  return rows.slice(0, STRIPS_MAX).map(({ id, choice: { choice, cold } }) => {
+    const each = Math.ceil(cold / COLD_CELLS_MAX);
+    const says = `request ${id}${choice ? `, choice ${choice + 1}` : ''}: ${number(cold)} cold blocks, ` +
+      `${inBytes(cold * bytes)} that each token reads below${each > 1 ? `; a cell is ${number(each)} blocks` : ''}`;
+    const cells = Array.from({ length: Math.ceil(cold / each) }, () => html`<i></i>`);
+    return html`<button class="cold-blocks" key=${`${id}/${choice}`} onClick=${() => select(keyOf({ request: id }))}>
+      <span class="strip" aria-hidden="true">${cells}</span>
+      <span class="quiet">${says}</span></button>`;
+  });
 }
