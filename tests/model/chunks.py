@@ -34,8 +34,8 @@ def run_chunks(
     `prepared`: by the step that the backend made ready, instead of op after op.
     """
     spec = model.spec
-    num_blocks = -(-len(tokens) // BLOCK)
-    pool = ops.allocate_kv(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, BLOCK), num_blocks + 2)
+    num_blocks, num_kv_heads = -(-len(tokens) // BLOCK), len(model.split.kv_heads(spec.num_kv_heads))
+    pool = ops.allocate_kv(KvShape(spec.num_layers, num_kv_heads, spec.head_size, BLOCK), num_blocks + 2)
     table = np.random.default_rng(2).permutation(num_blocks + 2)[:num_blocks].astype(np.int32)[None, :]
     assert sum(lengths) == len(tokens)
 

@@ -164,8 +164,15 @@ class StepOps(Protocol[T, I, P]):
     Every method returns a fresh buffer unless it says that it writes in place.
     """
 
-    def embed(self, table: Matrix, tokens: I) -> T:
-        """(T,) -> (T, E): rows of the table."""
+    def embed(self, table: Matrix, tokens: I, starts: Sequence[int] = ()) -> T:
+        """(T,) -> (T, E): rows of the table. With `starts` (ranks + 1,), rank r's table has rows [starts[r],
+        starts[r + 1]) of the whole one, and what is not its own comes from the others."""
+
+    def gather(self, x: T, widths: Sequence[int]) -> T:
+        """(T, own width) -> (T, sum of widths): the columns of all ranks, side by side in their order."""
+
+    def columns(self, x: T, first: int, last: int) -> T:
+        """x[:, first:last], contiguous."""
 
     def take(self, x: T, rows: I) -> T:
         """x[rows], contiguous."""
@@ -215,10 +222,17 @@ class StepOps(Protocol[T, I, P]):
         """activation(x): "silu" | "gelu_tanh" | "gelu" | "relu"."""
 
     def experts(
-        self, x: T, router_logits: T, experts: Sequence[Expert], routing: Routing, activation: str
+        self,
+        x: T,
+        router_logits: T,
+        experts: Sequence[Expert],
+        routing: Routing,
+        activation: str,
+        widths: Sequence[int] = (),
     ) -> T:
         """(T, E), (T, X) -> (T, E): the weighted outputs of each token's experts, summed in the order of the
-        experts' numbers. A row's bits are as if it were alone; only experts that a token chose are read.
+        experts' numbers. A row's bits are as if it were alone; only experts that a token chose are read. With
+        `widths`, how many inner columns each rank has: (T, own width of E).
         """
 
     def add(self, x: T, y: T) -> T:
@@ -229,6 +243,15 @@ class StepOps(Protocol[T, I, P]):
 
     def soft_cap(self, x: T, cap: float) -> T:
         """cap * tanh(x / cap)."""
+
+
+class RankGather(Protocol):
+    """The ranks that compute one model, as one of them sees them. All make the same calls in one order."""
+
+    rank: int
+
+    def gather(self, x: Floats) -> Floats:
+        """(...) -> (ranks, ...): what each rank gave."""
 
 
 class StepBody(Protocol):

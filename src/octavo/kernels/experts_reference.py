@@ -61,8 +61,9 @@ def mix(
     weighs_input: bool,
     apply: Callable[[Expert, Floats], Floats],
 ) -> Floats:
-    """(T, E) -> (T, E): each row's sum; `apply` is called once for each expert chosen, with its rows."""
-    out = np.zeros_like(x)
+    """(T, E) -> (T, E), or as wide as `apply` makes it: each row's sum; it is called once for each expert
+    chosen, with its rows."""
+    out: Floats | None = None
     begun = np.zeros(len(x), np.bool_)
     for number in np.unique(choices.experts):
         rows, places = np.nonzero(choices.experts == number)
@@ -70,9 +71,10 @@ def mix(
         given = np.ascontiguousarray(x[rows] * weights if weighs_input else x[rows])
         made = apply(experts[number], given)
         made = made if weighs_input else made * weights
+        out = np.zeros((len(x), made.shape[1]), np.float32) if out is None else out
         out[rows] = np.where(begun[rows, None], out[rows] + made, made)
         begun[rows] = True
-    return out
+    return np.zeros_like(x) if out is None else out
 
 
 def _softmax(x: Floats) -> Floats:

@@ -97,11 +97,20 @@ class NativeOps:
         return RowsProgram(body, width)
 
     # -- the step ----------------------------------------------------------------------------------
-    def embed(self, table: Matrix, tokens: Ints) -> Floats:
+    def embed(self, table: Matrix, tokens: Ints, starts: Sequence[int] = ()) -> Floats:
         """(T,) -> (T, E): rows of the table."""
+        assert not starts, "the native backend has no ranks"
         if isinstance(table, integers.IntegerMatrix):
             return integers.unpack_rows(table, tokens)
         return packed.unpack_rows(_own(table), tokens)
+
+    def gather(self, x: Floats, widths: Sequence[int]) -> Floats:
+        """There are no ranks."""
+        raise AssertionError("the native backend has no ranks")
+
+    def columns(self, x: Floats, first: int, last: int) -> Floats:
+        """x[:, first:last], contiguous."""
+        return np.ascontiguousarray(x[:, first:last])
 
     def take(self, x: Floats, rows: Ints) -> Floats:
         """x[rows], contiguous."""
@@ -184,8 +193,10 @@ class NativeOps:
         experts: Sequence[Expert],
         routing: Routing,
         activation: str,
+        widths: Sequence[int] = (),
     ) -> Floats:
         """(T, E), (T, X) -> (T, E): each row's weighted sum."""
+        assert not widths, "the native backend has no ranks"
         out = np.empty_like(x)
         _native.experts(x, router_logits, mixture_of(experts, routing, activation), out)
         return out

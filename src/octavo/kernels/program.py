@@ -59,7 +59,7 @@ class _NativeLowering:
         match node:
             case Given(width):
                 return program.given_rows(width)
-            case Embed(table, rows):
+            case Embed(table, rows, ()):
                 return program.embed(weight_of(table), rows is POSITIONS)
             case Take(x):
                 return program.take(at[x])
@@ -81,7 +81,7 @@ class _NativeLowering:
                 return program.gated(at[gate], at[up], activation)
             case Activated(x, activation):
                 return program.activate(at[x], activation)
-            case Mixed(x, router_logits, experts, routing, activation):
+            case Mixed(x, router_logits, experts, routing, activation, ()):
                 mixture = mixture_of(experts, routing, activation)
                 self.kept.append(mixture)
                 return program.experts(at[x], at[router_logits], mixture)

@@ -45,10 +45,28 @@ class Given(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embed(Node):
-    """Rows of a table for tokens, or for positions."""
+    """Rows of a table for tokens, or for positions. `starts`: which rows each rank's table has; (): all."""
 
     table: Matrix
     rows: StepArray
+    starts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered(Node):
+    """The columns of all ranks, so many of each."""
+
+    x: Node
+    widths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns(Node):
+    """x[:, first:last]."""
+
+    x: Node
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +149,7 @@ class Mixed(Node):
     experts: Sequence[Expert]
     routing: Routing
     activation: str
+    widths: Sequence[int] = ()  # inner columns of each rank; (): one has all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,10 +191,18 @@ class NodeRecorder:
     pool: object = None  # the only one that the step may name
     nodes: list[Node] = field(default_factory=list)
 
-    def embed(self, table: Matrix, tokens: StepArray) -> Embed:
+    def embed(self, table: Matrix, tokens: StepArray, starts: Sequence[int] = ()) -> Embed:
         """Rows of the table for the step's tokens or positions."""
         assert tokens is TOKENS or tokens is POSITIONS, "not an array of the step"
-        return self.note(Embed(table, tokens))
+        return self.note(Embed(table, tokens, starts))
+
+    def gather(self, x: Node, widths: Sequence[int]) -> Gathered:
+        """The columns of all ranks."""
+        return self.note(Gathered(x, widths))
+
+    def columns(self, x: Node, first: int, last: int) -> Columns:
+        """Some of x."""
+        return self.note(Columns(x, first, last))
 
     def take(self, x: Node, rows: StepArray) -> Take:
         """The rows whose logits are wanted."""
@@ -227,10 +254,16 @@ class NodeRecorder:
         return self.note(Activated(x, activation))
 
     def experts(
-        self, x: Node, router_logits: Node, experts: Sequence[Expert], routing: Routing, activation: str
+        self,
+        x: Node,
+        router_logits: Node,
+        experts: Sequence[Expert],
+        routing: Routing,
+        activation: str,
+        widths: Sequence[int] = (),
     ) -> Mixed:
         """Each row's weighted sum of its experts."""
-        return self.note(Mixed(x, router_logits, experts, routing, activation))
+        return self.note(Mixed(x, router_logits, experts, routing, activation, widths))
 
     def add(self, x: Node, y: Node) -> Sum:
         """x + y."""

@@ -29,6 +29,7 @@ from octavo.kernels.contract import (
     KvShape,
     Matrix,
     PreparedRows,
+    RankGather,
     RawTensor,
     Routing,
     RowsBody,
@@ -42,10 +43,11 @@ from octavo.kernels.pool import allocate_pool, discard_blocks
 
 
 class ReferenceOps:
-    """`Ops` in NumPy; `weights` as in `NativeOps`."""
+    """`Ops` in NumPy; `weights` as in `NativeOps`. With `ranks`, those of one rank of several."""
 
-    def __init__(self, weights: str = "auto") -> None:
+    def __init__(self, weights: str = "auto", ranks: RankGather | None = None) -> None:
         self.name = "reference"
+        self.ranks = ranks
         self.arithmetic_id = f"reference-{weights}-3"
         self._weights = weights
 
@@ -89,13 +91,32 @@ class ReferenceOps:
         return _Rows(self, body)
 
     # -- the step ----------------------------------------------------------------------------------
-    def embed(self, table: Matrix, tokens: Ints) -> Floats:
+    def embed(self, table: Matrix, tokens: Ints, starts: Sequence[int] = ()) -> Floats:
         """(T,) -> (T, E): rows of the table."""
+        if starts:
+            assert self.ranks is not None
+            first, last = starts[self.ranks.rank : self.ranks.rank + 2]
+            own = self.embed(table, np.clip(tokens, first, last - 1) - np.int32(first))
+            owners = np.searchsorted(np.array(starts[1:]), tokens, side="right")
+            return self.ranks.gather(own)[owners, np.arange(tokens.size)]
         if isinstance(table, integer_reference.ReferenceIntegers):
             return integer_reference.rows_of(table, tokens)
         if isinstance(table, brain_reference.ReferenceBrains):
             return table.values[tokens]
         return packed.unpack_rows(_own(table), tokens)
+
+    def gather(self, x: Floats, widths: Sequence[int]) -> Floats:
+        """(T, own width) -> (T, sum of widths): the columns of all ranks."""
+        assert self.ranks is not None
+        widest = max(widths)
+        given = np.zeros((x.shape[0], widest), np.float32)  # pieces of one size travel
+        given[:, : x.shape[1]] = x
+        pieces = self.ranks.gather(given)
+        return np.concatenate([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], axis=1)
+
+    def columns(self, x: Floats, first: int, last: int) -> Floats:
+        """x[:, first:last], contiguous."""
+        return np.ascontiguousarray(x[:, first:last])
 
     def take(self, x: Floats, rows: Ints) -> Floats:
         """x[rows], contiguous."""
@@ -184,13 +205,17 @@ class ReferenceOps:
         experts: Sequence[Expert],
         routing: Routing,
         activation: str,
+        widths: Sequence[int] = (),
     ) -> Floats:
         """(T, E), (T, X) -> (T, E): each row's weighted sum."""
 
         def apply(expert: Expert, rows: Floats) -> Floats:
             gate = self.linear(rows, expert.gate.weight, expert.gate.bias)
             up = self.linear(rows, expert.up.weight, expert.up.bias)
-            return self.linear(self.gated(gate, up, activation), expert.down.weight, expert.down.bias)
+            inner = self.gated(gate, up, activation)
+            if widths:
+                inner = self.gather(inner, widths)
+            return self.linear(inner, expert.down.weight, expert.down.bias)
 
         choices = experts_reference.route(router_logits, routing)
         return experts_reference.mix(x, choices, experts, routing.weighs_input, apply)

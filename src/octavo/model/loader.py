@@ -27,6 +27,7 @@ from octavo.model.packed_cache import Origin, PackedFolder, Weights, read_throug
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
+from octavo.model.split import Split, check_ranks
 from octavo.model.weights import read_weights
 from octavo.text.gguf_vocabulary import doubt_of_cut
 from octavo.text.tokenizer import Tokenizer
@@ -54,10 +55,12 @@ def load_model(
     context_length: int | None = None,
     progress: Callable[[str], None] | None = None,
     packed: PackedFolder | None = None,
+    split: Split | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer. The context is the model's own, or `context_length`: less, or as much more
     as the model's configuration scales positions to. With `packed`, `ops` are native ones, and weights come
-    from a packed copy; without one, it is made.
+    from a packed copy; without one, it is made. With `split`, a rank's part of the weights: rank 0 has the
+    model's fingerprint, others have none.
 
     Raises ModelNotFound, BadModelFile (the message names the tensor, key or byte), UnsupportedModel,
     ConfigError. O(bytes of weights); calls `progress` about once a second.
@@ -68,7 +71,9 @@ def load_model(
     if isinstance(opened.source, DequantisedFiles):
         log.info("%s", opened.source.in_words())
     spec = spec_within(opened.description, context_length, opened.label)
-    return _load(opened, _Loading(ops, spec, progress or _ignore, packed))
+    split = split or Split()
+    check_ranks(split.num_ranks, spec.num_heads, spec.num_kv_heads)
+    return _load(opened, _Loading(ops, spec, progress or _ignore, packed, split))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ class _Loading:
     spec: ModelSpec
     progress: Callable[[str], None]
     packed: PackedFolder | None
+    split: Split
 
 
 def spec_within(description: Description, context_length: int | None, source: str) -> ModelSpec:
@@ -156,7 +162,8 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
     ops, spec = how.ops, how.spec
     stamps = stamps_of(opened.paths)  # before they are read: a change meanwhile makes them differ
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
-        hashing = pool.submit(hash_files, opened.paths, source.header_bytes)
+        of_files = _no_hash if how.split.rank else hash_files
+        hashing = pool.submit(of_files, opened.paths, source.header_bytes)
         tokenizer = read_tokenizer(opened)
         if doubt := doubt_of_tokenizer(opened):
             how.progress(Notice(f"{path.path}: {doubt}"))
@@ -164,7 +171,15 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
             return read_weights(
-                Reader(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
+                Reader(
+                    tensors,
+                    str(path.path),
+                    opened.is_gguf,
+                    description,
+                    to,
+                    how.progress,
+                    split=how.split,
+                )
             )
 
         if how.packed is None:
@@ -177,7 +192,8 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
         name_of_weights = fingerprint(hashing.result(), described + fixed)
     check_tables(path, spec, found.weights.num_bytes)
-    model = Model(path.name, spec, found.weights, name_of_weights, turns_of(spec, ops.vector))
+    turns = turns_of(spec, ops.vector)
+    model = Model(path.name, spec, found.weights, name_of_weights, turns, how.split)
     return LoadedModel(model, tokenizer, found.mapped_bytes, of_weights)
 
 
@@ -215,6 +231,11 @@ def _rope_factors(gguf: GgufFile, name: str) -> tuple[float, ...] | None:
     if len(raw.shape) != 1 or raw.shape[0] > 1024:
         raise BadModelFile(f"{gguf.path}: tensor {name!r} has shape {raw.shape}; expected one dimension")
     return tuple(float(value) for value in unpack_vector(raw))
+
+
+def _no_hash(paths: Sequence[Path], header_bytes: int) -> bytes:
+    """Rank 0 hashes the files."""
+    return b""
 
 
 def _ignore(_message: str) -> None:

@@ -4,8 +4,8 @@
     stacked   safetensors of Llama 4, gpt-oss            (X, inputs, outputs), gates and ups in one tensor
     stacked   GGUF                                       (X, outputs, inputs), gates, ups and downs
 
-Of a stacked tensor one expert at a time is cut out, as bytes, and converted. Gates and ups that alternate are
-put apart. It knows tensors by role alone.
+Of a stacked tensor one expert at a time is cut out, as bytes, and converted: of each of its matrices the
+rank's rows (`split.py`). Gates and ups that alternate are put apart. It knows tensors by role alone.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ from octavo.kernels.contract import Expert, Floats, Linear, RawTensor
 from octavo.model.families.row import MixtureFacts
 from octavo.model.reader import Reader, slice_rows, take_rows, transpose
 from octavo.model.spec import Mixture
+from octavo.model.split import Split
 
 _PARTS = ("gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
 class _MixtureSizes:
-    """X experts, each (inner, hidden) twice and (hidden, inner)."""
+    """X experts, each (inner, hidden) twice and (hidden, inner), of which a rank has some rows."""
 
     experts: int
     inner: int
     hidden: int
+    split: Split
 
     def shape(self, part: str) -> tuple[int, int]:
         """(outputs, inputs) of a gate, up or down."""
         return (self.hidden, self.inner) if part == "down" else (self.inner, self.hidden)
+
+    def own(self, part: str) -> range:
+        """The rank's rows."""
+        return self.split.rows(self.shape(part)[0])
 
 
 def read_mixture(reader: Reader, layer: int) -> Mixture:
     """The router and all experts. Raises BadModelFile: a tensor is missing, or of another shape."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     assert facts is not None, "the row has a mixture"
-    sizes = _MixtureSizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
+    sizes = _MixtureSizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size, reader.split)
     router = reader.linear("router", layer, (spec.num_experts, spec.hidden_size), table=True)
     if reader.is_gguf:
         return Mixture(router, tuple(_stacked_by_part(reader, facts, sizes, layer)))
@@ -56,7 +62,7 @@ def _apart(reader: Reader, sizes: _MixtureSizes, layer: int) -> Iterator[Expert]
         for part in _PARTS:
             name = reader.name(f"expert_{part}", layer).format(expert)
             raw = reader.take(name + ".weight", sizes.shape(part))
-            parts[part] = Linear(reader.converted(raw))
+            parts[part] = _linear(reader, raw, None, sizes.own(part))
             reader.release(raw)
         yield Expert(**parts)
 
@@ -70,7 +76,7 @@ def _stacked_by_part(
         whole = reader.take(name + ".weight", (sizes.experts, *shape))
         biases = reader.floats(name + ".bias", (sizes.experts, shape[0])) if facts.biased else None
         linears[part] = [
-            _linear(reader, _expert_of(whole, expert), _row_of(biases, expert))
+            _linear(reader, _expert_of(whole, expert), _row_of(biases, expert), sizes.own(part))
             for expert in range(sizes.experts)
         ]
         reader.release(whole)
@@ -88,15 +94,15 @@ def _stacked_in_two(
         raw, bias = part.raw, part.bias
         if order is not None:
             raw, bias = take_rows(raw, order), None if bias is None else bias[order]
-        halves = [(0, sizes.inner), (sizes.inner, 2 * sizes.inner)]
+        own = sizes.own("gate")
         gate, up = (
-            _linear(reader, slice_rows(raw, first, last), None if bias is None else bias[first:last])
-            for first, last in halves
+            _linear(reader, raw, bias, range(first + own.start, first + own.stop))
+            for first in (0, sizes.inner)
         )
         pairs.append((gate, up))
     downs = _parts_of(reader, facts, sizes, "experts_down", layer)
     for (gate, up), part in zip(pairs, downs, strict=True):
-        yield Expert(gate, up, _linear(reader, part.raw, part.bias))
+        yield Expert(gate, up, _linear(reader, part.raw, part.bias, sizes.own("down")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,10 @@ def _row_of(biases: Floats | None, expert: int) -> Floats | None:
     return None if biases is None else biases[expert]
 
 
-def _linear(reader: Reader, raw: RawTensor, bias: Floats | None) -> Linear:
-    matrix = reader.converted(raw)
-    return Linear(matrix, None if bias is None else reader.vector_of(np.ascontiguousarray(bias)))
+def _linear(reader: Reader, raw: RawTensor, bias: Floats | None, own: range) -> Linear:
+    """Of these rows."""
+    part = raw if len(own) == raw.shape[0] else slice_rows(raw, own.start, own.stop)
+    matrix = reader.converted(part)
+    if bias is None:
+        return Linear(matrix)
+    return Linear(matrix, reader.vector_of(np.ascontiguousarray(bias[own.start : own.stop])))

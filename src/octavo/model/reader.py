@@ -7,6 +7,7 @@ knows the family's names, and no layer.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
 from octavo.model.files.hollow import hollow, is_hollow
 from octavo.model.spec import Norm
+from octavo.model.split import Split
 from octavo.units import format_part
 
 RowOrder = npt.NDArray[np.intp]
@@ -72,7 +74,9 @@ class Reader:
         ops: WeightOps,
         progress: Callable[[str], None] = lambda text: None,
         problems: list[ModelError] | None = None,
+        split: Split | None = None,
     ) -> None:
+        self.split = split or Split()  # whose part of each weight is read
         self.is_gguf, self.description = is_gguf, description
         self.used: set[str] = set()
         self._problems = problems
@@ -91,9 +95,10 @@ class Reader:
         return "gguf" if self.is_gguf else "safetensors"
 
     def sinks(self, layer: int, num_heads: int) -> Vector:
-        """(H,): the logits that join each head's softmax."""
-        name = self.name("sinks", layer)
-        return self._ops.vector(self._vector(name + ".weight" if self.is_gguf else name, num_heads))
+        """(own heads,): the logits that join each head's softmax."""
+        name, own = self.name("sinks", layer), self.split.heads(num_heads)
+        whole = self._vector(name + ".weight" if self.is_gguf else name, num_heads)
+        return self._ops.vector(np.ascontiguousarray(whole[own.start : own.stop]))
 
     def name(self, role: str, layer: int) -> str:
         """What the file calls a tensor of that role, without ".weight"."""
@@ -107,11 +112,16 @@ class Reader:
         """Whether the file has weights of that role."""
         return role in self._names and self.name(role, layer) + ".weight" in self._source.tensors
 
-    def matrix(self, role: str, layer: int, shape: tuple[int, int], skipped: int = 0) -> Matrix:
-        """A table, stored (outputs, inputs) in every file, but for its first `skipped` rows."""
+    def matrix(
+        self, role: str, layer: int, shape: tuple[int, int], skipped: int = 0, own: range | None = None
+    ) -> Matrix:
+        """A table, stored (outputs, inputs) in every file, but for its first `skipped` rows: all rows of the
+        shape, or the rank's own."""
         raw = self.take(self.name(role, layer) + ".weight", (shape[0] + skipped, shape[1]))
+        own = range(shape[0]) if own is None else own
+        is_all = not skipped and len(own) == shape[0]
         matrix = self._ops.matrix(
-            slice_rows(raw, skipped, skipped + shape[0]) if skipped else raw, table=True
+            raw if is_all else slice_rows(raw, skipped + own.start, skipped + own.stop), table=True
         )
         self._source.release(raw)
         return matrix
@@ -135,32 +145,53 @@ class Reader:
         shape: tuple[int, int],
         order: RowOrder | None = None,
         table: bool = False,
+        own: range | None = None,
     ) -> Linear:
-        """A projection, its rows in another order where one is given; `table` as in `WeightOps.matrix`."""
+        """A projection, its rows in another order where one is given, and of these the rank's own; `table` as
+        in `WeightOps.matrix`."""
+        [linear] = self._linears(role, layer, shape, [range(shape[0]) if own is None else own], order, table)
+        return linear
+
+    def split_linear(
+        self,
+        role: str,
+        layer: int,
+        sizes: Sequence[int],
+        inputs: int,
+        own: Sequence[range],
+        order: RowOrder | None = None,
+    ) -> list[Linear]:
+        """Projections stored as one tensor, one below the other once its rows are in the order given; of each
+        the rank's own rows."""
+        starts = itertools.accumulate(sizes, initial=0)
+        parts = [
+            range(start + rows.start, start + rows.stop) for start, rows in zip(starts, own, strict=False)
+        ]
+        return self._linears(role, layer, (sum(sizes), inputs), parts, order)
+
+    def _linears(
+        self,
+        role: str,
+        layer: int,
+        shape: tuple[int, int],
+        parts: Sequence[range],
+        order: RowOrder | None,
+        table: bool = False,
+    ) -> list[Linear]:
+        """Ranges of a tensor's rows in that order, each a projection."""
         raw = self._oriented(role, layer, shape)
         bias = self._bias(role, layer, shape[0])
         if order is not None:
-            raw = self._detached(raw, take_rows(raw, order))
-            bias = None if bias is None else bias[order]
-        matrix = self._ops.matrix(raw, table)
-        self._let_go(raw)
-        return Linear(matrix, self._own(bias))
-
-    def split_linear(
-        self, role: str, layer: int, sizes: Sequence[int], inputs: int, order: RowOrder | None = None
-    ) -> list[Linear]:
-        """Projections stored as one tensor, one below the other once its rows are in the order given."""
-        raw = self._oriented(role, layer, (sum(sizes), inputs))
-        bias = self._bias(role, layer, sum(sizes))
-        if order is not None:
-            raw = self._detached(raw, take_rows(raw, order))
-            bias = None if bias is None else bias[order]
-        linears, start = [], 0
-        for size in sizes:
-            part = slice_rows(raw, start, start + size)
-            part_bias = None if bias is None else np.ascontiguousarray(bias[start : start + size])
-            linears.append(Linear(self._ops.matrix(part), self._own(part_bias)))
-            start += size
+            wanted = np.concatenate([order[rows.start : rows.stop] for rows in parts])
+            raw = self._detached(raw, take_rows(raw, wanted))
+            bias = None if bias is None else bias[wanted]
+            stops = list(itertools.accumulate(map(len, parts)))
+            parts = [range(stop - len(rows), stop) for rows, stop in zip(parts, stops, strict=True)]
+        linears = []
+        for rows in parts:
+            part = raw if len(rows) == raw.shape[0] else slice_rows(raw, rows.start, rows.stop)
+            own = None if bias is None else np.ascontiguousarray(bias[rows.start : rows.stop])
+            linears.append(Linear(self._ops.matrix(part, table), self._own(own)))
         self._let_go(raw)
         return linears
 
@@ -310,12 +341,13 @@ def by_head_order(num_heads: int, head_size: int) -> RowOrder:
 
 
 def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
-    """The tensor with its rows in another order: whole rows of bytes, so any kind will do. Copies, but for a
-    hollow one: all its bytes are one, in any order."""
+    """The tensor with these of its rows, in that order: whole rows of bytes, so any kind will do. Copies, but
+    for a hollow one: all its bytes are one, in any order."""
+    shape = (order.size, *raw.shape[1:])
     if is_hollow(raw):
-        return raw
+        return hollow(raw.name, raw.kind, shape)
     rows = raw.data.reshape(raw.shape[0], -1)
-    return dataclasses.replace(raw, data=rows[order].reshape(-1))
+    return dataclasses.replace(raw, shape=shape, data=rows[order].reshape(-1))
 
 
 def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:

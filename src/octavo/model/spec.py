@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.kernels.contract import Expert, Floats, Linear, Matrix, Routing, Vector
 from octavo.model.rope import RopeSpec, Temperature, unturned
+from octavo.model.split import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class Model:
     weights: ModelWeights
     fingerprint: bytes
     turns: tuple[Turns, ...] = field(repr=False)
+    split: Split = field(default_factory=Split)  # whose part of each weight this is
 
 
 def turns_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[Turns, ...]:

@@ -2,7 +2,7 @@
 
 One form means: linears are (outputs, inputs); q, k and v apart, gate and up too; rope in halves; norms with
 their offset added. A tensor that no rule consumed is an error: an unknown variation must not be served as if
-it were not there.
+it were not there. Of each matrix the rank's rows are read (`split.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from octavo.kernels.contract import Linear
 from octavo.model.mixture_weights import read_mixture
 from octavo.model.reader import Reader, by_head_order, halves_order
 from octavo.model.spec import LayerWeights, ModelWeights, Norm
+from octavo.model.split import rows_of_heads
 
 
 def read_weights(reader: Reader) -> ModelWeights:
@@ -22,7 +23,8 @@ def read_weights(reader: Reader) -> ModelWeights:
     UnsupportedModel (unknown), unless the reader collects them. O(weights), one tensor at a time."""
     description = reader.description
     spec, family = description.spec, description.family
-    embedding = reader.matrix("embedding", 0, (spec.vocab_size, spec.hidden_size))
+    own = reader.split.rows(spec.vocab_size)
+    embedding = reader.matrix("embedding", 0, (spec.vocab_size, spec.hidden_size), own=own)
     positions = None
     if family.learned_positions:
         shape = (spec.context_length, spec.hidden_size)
@@ -33,7 +35,7 @@ def read_weights(reader: Reader) -> ModelWeights:
         output = embedding
         reader.used.add(reader.name("output", 0) + ".weight")  # some files repeat it
     else:
-        output = reader.matrix("output", 0, (spec.vocab_size, spec.hidden_size))
+        output = reader.matrix("output", 0, (spec.vocab_size, spec.hidden_size), own=own)
     reader.refuse_leftovers()
     return ModelWeights(embedding, layers, final_norm, output, positions)
 
@@ -73,7 +75,7 @@ def _read_layer(reader: Reader, layer: int) -> LayerWeights:
         q=projections.q,
         k=projections.k,
         v=projections.v,
-        o=reader.linear("o", layer, (hidden, queries)),
+        o=reader.linear("o", layer, (hidden, queries), own=reader.split.rows(hidden)),
         up=feed_forward.up,
         down=feed_forward.down,
         gate=feed_forward.gate,
@@ -92,6 +94,7 @@ def _read_projections(reader: Reader, layer: int) -> _Projections:
     spec, family = reader.description.spec, reader.description.family
     hidden, keys = spec.hidden_size, spec.num_kv_heads * spec.head_size
     queries = spec.num_heads * spec.head_size
+    own = _own_heads(reader)
     rope = spec.rope(layer)
     q_order = k_order = None
     if rope is not None and reader.kind in family.interleaved_in:
@@ -105,25 +108,47 @@ def _read_projections(reader: Reader, layer: int) -> _Projections:
         elif q_order is not None and k_order is not None:
             values = np.arange(keys, dtype=np.intp)
             order = np.concatenate([q_order, queries + k_order, queries + keys + values])
-        return _Projections(*reader.split_linear("qkv", layer, (queries, keys, keys), hidden, order))
+        return _Projections(*reader.split_linear("qkv", layer, (queries, keys, keys), hidden, own, order))
     return _Projections(
-        q=reader.linear("q", layer, (queries, hidden), q_order),
-        k=reader.linear("k", layer, (keys, hidden), k_order),
-        v=reader.linear("v", layer, (keys, hidden)),
+        q=reader.linear("q", layer, (queries, hidden), q_order, own=own[0]),
+        k=reader.linear("k", layer, (keys, hidden), k_order, own=own[1]),
+        v=reader.linear("v", layer, (keys, hidden), own=own[2]),
     )
+
+
+def _own_heads(reader: Reader) -> tuple[range, range, range]:
+    """Rows of q, k and v that the rank has; all of q's and k's where a norm reads all heads together."""
+    spec, split = reader.description.spec, reader.split
+    heads, kv_heads = split.heads(spec.num_heads), split.kv_heads(spec.num_kv_heads)
+    v = rows_of_heads(kv_heads, spec.head_size)
+    if reader.description.family.qk_norm == "all":
+        return range(spec.num_heads * spec.head_size), range(spec.num_kv_heads * spec.head_size), v
+    return rows_of_heads(heads, spec.head_size), v, v
 
 
 def _read_feed_forward(reader: Reader, layer: int) -> _FeedForward:
     spec, family = reader.description.spec, reader.description.family
     hidden, ffn = spec.hidden_size, spec.ffn_size
+    own = reader.split.rows(ffn)
     if family.fused_gate_up:
-        gate, up = reader.split_linear("up", layer, (ffn, ffn), hidden)
-        return _FeedForward(up, reader.linear("down", layer, (hidden, ffn)), gate)
+        gate, up = reader.split_linear("up", layer, (ffn, ffn), hidden, (own, own))
+        return _FeedForward(up, _read_down(reader, "down", layer, ffn), gate)
     return _FeedForward(
-        gate=reader.linear("gate", layer, (ffn, hidden)) if family.gated else None,
-        up=reader.linear("up", layer, (ffn, hidden)),
-        down=reader.linear("down", layer, (hidden, ffn)),
+        gate=_read_inner(reader, "gate", layer, ffn) if family.gated else None,
+        up=_read_inner(reader, "up", layer, ffn),
+        down=_read_down(reader, "down", layer, ffn),
     )
+
+
+def _read_inner(reader: Reader, role: str, layer: int, inner: int) -> Linear:
+    """A gate or up."""
+    shape = (inner, reader.description.spec.hidden_size)
+    return reader.linear(role, layer, shape, own=reader.split.rows(inner))
+
+
+def _read_down(reader: Reader, role: str, layer: int, inner: int) -> Linear:
+    hidden = reader.description.spec.hidden_size
+    return reader.linear(role, layer, (hidden, inner), own=reader.split.rows(hidden))
 
 
 def _read_shared(reader: Reader, layer: int) -> _FeedForward:
@@ -131,9 +156,8 @@ def _read_shared(reader: Reader, layer: int) -> _FeedForward:
     spec, facts = reader.description.spec, reader.description.family.mixture
     if facts is None or not facts.shares_one:
         return _FeedForward()
-    hidden, ffn = spec.hidden_size, spec.expert_ffn_size
     return _FeedForward(
-        gate=reader.linear("shared_gate", layer, (ffn, hidden)),
-        up=reader.linear("shared_up", layer, (ffn, hidden)),
-        down=reader.linear("shared_down", layer, (hidden, ffn)),
+        gate=_read_inner(reader, "shared_gate", layer, spec.expert_ffn_size),
+        up=_read_inner(reader, "shared_up", layer, spec.expert_ffn_size),
+        down=_read_down(reader, "shared_down", layer, spec.expert_ffn_size),
     )
