@@ -36,6 +36,7 @@ from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.rope import RopeSpec
 from octavo.model.spec import LayerWeights, Mixture, Model, ModelSpec, ModelWeights, Norm, turns_of
+from octavo.model.split import Split, rows_of_heads
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
@@ -48,8 +49,9 @@ VOCAB, CONTEXT, EOS = 97, 512, 1
 MIXED, MIXTURE = "MIXED", ("Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
 
 
-def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
-    """Two layers, 4 query and 2 kv heads of 16, hidden 64 or `ops.hidden`, vocabulary 97, random weights.
+def tiny_model(ops: Ops, seed: int = 0, split: Split | None = None, **changes: object) -> Model:
+    """Two layers, 4 query and 2 kv heads of 16, hidden 64 or `ops.hidden`, vocabulary 97, random weights; a
+    rank's part of these.
 
     Over `ops.routing` both layers have seven experts, the second a part that all tokens share, too.
     """
@@ -75,8 +77,12 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         **changes,  # type: ignore[arg-type]
     )
 
-    def matrix(outputs: int, inputs: int, spread: float = 0.2):  # type: ignore[no-untyped-def]
+    split = split or Split()
+
+    def matrix(outputs: int, inputs: int, spread: float = 0.2, own: range | None = None):  # type: ignore[no-untyped-def]
         values = rng.normal(0, spread * narrower, (outputs, inputs)).astype(np.float32)
+        own = own or split.rows(outputs)
+        values = np.ascontiguousarray(values[own.start : own.stop])
         return ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
 
     def norm() -> Norm:
@@ -88,7 +94,7 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         experts = [
             [matrix(*shape) for shape in ((ffn, hidden), (ffn, hidden), (hidden, ffn))] for _ in range(7)
         ]
-        router = Linear(matrix(7, hidden))
+        router = Linear(matrix(7, hidden, own=range(7)))
         return Mixture(router, tuple(Expert(*map(Linear, parts)) for parts in experts))
 
     def shared_part(index: int) -> dict[str, Linear]:
@@ -100,9 +106,9 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
     layers = tuple(
         LayerWeights(
             attention_norm=norm(),
-            q=Linear(matrix(64, hidden)),
-            k=Linear(matrix(32, hidden)),
-            v=Linear(matrix(32, hidden)),
+            q=Linear(matrix(64, hidden, own=rows_of_heads(split.heads(4), 16))),
+            k=Linear(matrix(32, hidden, own=rows_of_heads(split.kv_heads(2), 16))),
+            v=Linear(matrix(32, hidden, own=rows_of_heads(split.kv_heads(2), 16))),
             o=Linear(matrix(hidden, 64)),
             ffn_norm=norm(),
             **shared_part(index),
@@ -112,7 +118,7 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
     )
     embedding = matrix(VOCAB, hidden, 0.5)
     weights = ModelWeights(embedding, layers, norm(), embedding)
-    return Model("tiny", spec, weights, b"\0" * 32, turns_of(spec, ops.vector))
+    return Model("tiny", spec, weights, b"\0" * 32, turns_of(spec, ops.vector), split)
 
 
 @dataclass(slots=True)

@@ -69,6 +69,9 @@ class Arithmetic(Protocol):
     def hidden(self) -> Tensor:
         """(R, E): the wanted rows of the step that was prepared last; K and V of its tokens are written."""
 
+    def new_hidden(self, num_rows: int) -> Tensor:
+        """(num_rows, E): room for hidden rows of another process."""
+
     def way(self) -> StepWay | None:
         """How the launches of the step that ran last were started; None where there are none."""
 

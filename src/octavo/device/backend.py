@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,7 @@ from octavo.device.arithmetic import Arithmetic
 from octavo.device.devices import words_of
 from octavo.device.forward import DeviceForward
 from octavo.device.layout import DevicePool, Layout, allocate_pool
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.rows import DeviceRows
 from octavo.errors import ConfigError
 from octavo.executor.backend import EXACT, PoolSize
@@ -18,11 +21,14 @@ from octavo.executor.executor import DeviceExecutor, Executor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, WeightOps
+from octavo.model.hub.paths import ModelPath
+from octavo.model.loader import LoadedModel, load_model
+from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 from octavo.units import format_bytes
 
-NewArithmetic = Callable[[Model, DevicePool, DeviceRows], Arithmetic]
+NewArithmetic = Callable[[Model, DevicePool, DeviceRows, RankGroup | None], Arithmetic]
 
 
 class TorchBackend:
@@ -49,7 +55,7 @@ class TorchBackend:
         self.weights = weights
         self.arithmetic_id = arithmetic_id
         self.exactness, self.notes, self.pads_steps = exactness, notes, pads_steps
-        self._new_arithmetic, self._host_memory = new_arithmetic, host_memory
+        self.new_arithmetic, self._host_memory = new_arithmetic, host_memory
         self.is_measured = device.type == "cuda"  # what steps need
 
     def memory_available(self) -> int:
@@ -63,6 +69,26 @@ class TorchBackend:
     def memory_free(self) -> int:
         """Bytes of a GPU that neither this process nor another holds, be it for later."""
         return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def memory_used(self) -> int:
+        """Bytes of a GPU that are not free; of a processor those of this process."""
+        if self.torch_device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.torch_device)
+            return total - free
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def load(
+        self,
+        path: ModelPath,
+        context_length: int | None,
+        progress: Callable[[str], None],
+        packed: PackedFolder | None,
+    ) -> LoadedModel:
+        """Onto the device."""
+        return load_model(path, self.weights, context_length, progress, packed)
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
     def measure_steps(
         self,
@@ -101,8 +127,15 @@ class TorchBackend:
         grammars: Grammars | None = None,
     ) -> Runner:
         """A runner with a pool of its own. Raises ConfigError where it does not fit."""
+        pool = self.allocate_pool(size)
+        rows = DeviceRows(config.max_rows, config.context_length, config.block_size, self.torch_device)
+        forward = DeviceForward(self.new_arithmetic(model, pool, rows, None), rows, config.stop_ids)
+        return Runner(forward, config, transfers, grammars)
+
+    def allocate_pool(self, size: PoolSize) -> DevicePool:
+        """Blocks of zeros. Raises ConfigError where they do not fit."""
         try:
-            pool = allocate_pool(size.shape, size.num_blocks, self.torch_device)
+            return allocate_pool(size.shape, size.num_blocks, self.torch_device)
         except torch.OutOfMemoryError:
             free = self.memory_available()
             asked = Layout(size.shape).bytes_per_block * size.num_blocks
@@ -110,9 +143,6 @@ class TorchBackend:
                 f"KV memory of {format_bytes(asked)} was asked for, and {format_bytes(free)} are free on "
                 f"{self.device}; give a smaller --kv-memory, or end what else runs there (nvidia-smi)"
             ) from None
-        rows = DeviceRows(config.max_rows, config.context_length, config.block_size, self.torch_device)
-        forward = DeviceForward(self._new_arithmetic(model, pool, rows), rows, config.stop_ids)
-        return Runner(forward, config, transfers, grammars)
 
     def new_executor(self, runner: Runner, overlap: int) -> Executor:
         """A device is its own thread: plans are started where they are made."""

@@ -15,6 +15,7 @@ from octavo.device.devices import sees_host_memory
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.rows import DeviceRows, Writes, carry
 from octavo.device.sized_steps import SizedSteps
 from octavo.device.triton.attention_work import PARTITION_SIZE
@@ -45,25 +46,28 @@ class CompiledArithmetic:
         rows: DeviceRows,
         num_processors: int,
         flash: FlashAttention | None = None,
+        group: RankGroup | None = None,
     ) -> None:
-        """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours."""
+        """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours;
+        `group`: the ranks that compute the model."""
         self.pool, self.sampler = pool, KernelSampler(rows)
         self._has_flash = flash is not None
         self._model, self._context_length = model, rows.context_length
         spec = model.spec
         windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
         sizes = AttentionSizes(
-            spec.num_heads,
-            spec.num_kv_heads,
+            len(model.split.heads(spec.num_heads)),
+            len(model.split.kv_heads(spec.num_kv_heads)),
             spec.head_size,
             tuple(windows),
             blocks_for(rows.context_length, PARTITION_SIZE),
             num_processors,
             rows.max_rows,
         )
-        self._steps = SizedSteps(record(model, pool), sizes, rows, flash)
+        self._group = group
+        self._steps = SizedSteps(record(model, pool, group), sizes, rows, flash)
         self._output = own_matrix(model.weights.output).data
-        self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, spec.vocab_size, pool.data.device)
+        self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, self._output.shape[0], pool.data.device)
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
         """Capture the likeliest sizes of decoding, compile what samples, and then try the largest step: what
@@ -113,6 +117,10 @@ class CompiledArithmetic:
         """(R, E): the wanted rows of the step."""
         return self._steps.run()
 
+    def new_hidden(self, num_rows: int) -> Tensor:
+        """(num_rows, E): room for hidden rows."""
+        return self._output.new_empty((num_rows, self._model.spec.hidden_size))
+
     def way(self) -> StepWay:
         """How its launches were started."""
         return self._steps.way
@@ -121,10 +129,12 @@ class CompiledArithmetic:
         """(S, E) -> (S, V) float32, raw."""
         out = hidden.new_empty((hidden.shape[0], self._output.shape[0]), dtype=torch.float32)
         logits(out, self._scaled(hidden), self._output, self._model.spec.logit_soft_cap)
-        return out
+        if self._group is None:
+            return out
+        return self._group.gather_columns(out, self._model.split.widths(self._model.spec.vocab_size))
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """(S, E) -> (S,) int64."""
+        """(S, E) -> (S,) int64; of the rank's own rows of the vocabulary, where there are several."""
         out = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         cap = self._model.spec.logit_soft_cap
         for part, rows in zip(out.split(_ARGMAX_ROWS), self._scaled(hidden).split(_ARGMAX_ROWS), strict=True):
@@ -155,6 +165,6 @@ class CompiledArithmetic:
         self.sampler.append(rows, positions, tokens)
 
 
-def record(model: Model, pool: DevicePool) -> Program:
+def record(model: Model, pool: DevicePool, group: RankGroup | None = None) -> Program:
     """The decoder's launches for any step of the model."""
-    return lower(record_step(lambda ops, batch: hidden_states(ops, model, pool, batch), pool), pool)
+    return lower(record_step(lambda ops, batch: hidden_states(ops, model, pool, batch), pool), pool, group)

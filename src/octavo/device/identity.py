@@ -12,12 +12,13 @@ _KINDS = {torch.float32: "f32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def kernels_id(device: torch.device, dtype: torch.dtype) -> str:
-    """ "cuda-sm90-bf16-1f2e3d4c-triton3.6.0-tp1": device, activations, kernels' sources, compiler, shards."""
+    """ "cuda-sm90-bf16-1f2e3d4c-triton3.6.0": device, activations, kernels' sources, compiler. How many ranks
+    compute a model changes no bit."""
     where = "cpu"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         where = f"cuda-sm{major}{minor}"
-    return f"{where}-{_KINDS[dtype]}-{hash_of_sources()}-triton{triton.__version__}-tp1"
+    return f"{where}-{_KINDS[dtype]}-{hash_of_sources()}-triton{triton.__version__}"
 
 
 def hash_of_sources() -> str:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from octavo.device.compiled_step import CompiledStep
 from octavo.device.layout import DevicePool
+from octavo.device.ranks.collectives import RankGroup
+from octavo.device.ranks.split_table import SplitTable
 from octavo.device.triton.attention import AttentionForm
 from octavo.device.triton.elementwise import activate, scale, soft_cap
 from octavo.device.triton.embedding import embed
@@ -34,8 +36,10 @@ from octavo.kernels.recording import (
     Activated,
     Attended,
     Capped,
+    Columns,
     Embed,
     Gated,
+    Gathered,
     Mixed,
     Node,
     Normed,
@@ -70,11 +74,13 @@ class Program:
         return values[self.result]
 
 
-def lower(record: Record, pool: DevicePool) -> Program:
-    """A record as launches over this pool. Weights that are read together are stacked.
+def lower(record: Record, pool: DevicePool, group: RankGroup | None = None) -> Program:
+    """A record as launches over this pool. Weights that are read together are stacked. `group`: the ranks
+    whose columns a record gathers.
 
     Raises UnsupportedModel for a mixture: how many rows an expert gets is known to the device alone, while
     launches and captured steps have sizes that the host fixes; a grouped product would have to be a kernel.
+    The same for a model split over ranks with a norm over all heads together.
     """
     for node in record.nodes:
         if isinstance(node, Mixed):
@@ -82,7 +88,12 @@ def lower(record: Record, pool: DevicePool) -> Program:
                 f"the model is a mixture of {len(node.experts)} experts, for which the GPU's kernels have no "
                 "product; allowed: --backend native, or --backend torch --device cpu"
             )
-    lowering, result = _Lowering(record.nodes, pool), record.result
+        if isinstance(node, Columns):
+            raise UnsupportedModel(
+                "the model has a norm over all heads of a layer together, which the GPU's kernels do not "
+                "split; allowed: --tensor-parallel-size 1, or --backend torch --device cpu"
+            )
+    lowering, result = _Lowering(record.nodes, pool, group), record.result
     for node in record.nodes:
         lowering.lower(node)
     last = {node: index for index, reads in enumerate(lowering.reads) for node in reads}
@@ -107,6 +118,7 @@ class _Heads:
 class _Lowering:
     nodes: Sequence[Node]
     pool: DevicePool
+    group: RankGroup | None
     launches: list[Launch] = field(default_factory=list)
     reads: list[tuple[Node, ...]] = field(default_factory=list)  # of each launch
     _fused: set[Node] = field(default_factory=set)  # they are part of another node's launch
@@ -149,6 +161,10 @@ class _Lowering:
             self._gate(node)
         elif isinstance(node, Embed | Scaled | Sum):
             self._embed_or_add(node)
+        elif isinstance(node, Gathered):
+            assert self.group is not None
+            x, gather, widths = node.x, self.group.gather_columns, node.widths
+            self._launch(lambda values, step: _put(values, node, gather(values[x], widths)), x)
         elif isinstance(node, Take):
             x = node.x
             self._launch(lambda values, step: _put(values, node, _wanted(values[x], step)), x)
@@ -262,6 +278,11 @@ class _Lowering:
         factors = [n.factor for n in parts if isinstance(n, Scaled)] or [1.0]
         table = own_matrix(tokens.table).data
         places = own_matrix(learned[0].table).data if learned else None
+        if tokens.starts:
+            assert self.group is not None
+            split = SplitTable(table, tokens.starts, self.group)
+            self._launch(lambda values, step: _put(values, node, split.rows(step.tokens, factors[0], places)))
+            return
 
         def launch(values: Values, step: CompiledStep) -> None:
             num_tokens = step.tokens.positions.shape[0]

@@ -20,6 +20,8 @@ from octavo.model.spec import Model
 
 if TYPE_CHECKING:
     from octavo.device.kernel_times import DeviceTime
+    from octavo.device.ranks.backend import RankedBackend
+    from octavo.device.ranks.collectives import RankGroup
 
 _PROCESSORS_OF_A_CPU = 1  # the interpreter runs one program after the other
 _WEIGHTS = ("auto", "f32", "bf16")
@@ -48,6 +50,28 @@ def open_backend(
     return compiled_backend(device, dtype, host_memory, is_flash=attention == "flash")
 
 
+def open_ranks(
+    name: str,
+    weights: str,
+    threads: int | None,
+    host_memory: Callable[[], int],
+    num_ranks: int,
+    timeout_s: float,
+) -> RankedBackend:
+    """The backend of a model on several devices: those from the given one on, or so many processes of a CPU.
+    Raises ConfigError where there are not so many."""
+    from octavo.device.ranks.backend import RankedBackend
+
+    first = check_capability(name)
+    devices = [name] * num_ranks
+    if first.type == "cuda":
+        devices = [f"cuda:{(first.index or 0) + rank}" for rank in range(num_ranks)]
+        for device in devices:
+            check_capability(device)
+    own = open_backend(devices[0], weights, "triton", threads, host_memory)
+    return RankedBackend(own, devices, weights, timeout_s)
+
+
 def time_kernels(name: str) -> Iterator[DeviceTime]:
     """How long each kernel takes on a GPU. Raises ConfigError where it cannot be used."""
     from octavo.device.kernel_times import measure_kernels
@@ -67,7 +91,7 @@ def reference_backend(
         torch.device("cpu"),
         own,
         f"torch-{own.arithmetic_id}",
-        lambda model, pool, rows: ReferenceArithmetic(model, own, pool, rows),
+        lambda model, pool, rows, group: ReferenceArithmetic(model, own, pool, rows, group),
         host_memory,
     )
 
@@ -92,12 +116,14 @@ def compiled_backend(
     if device.type == "cuda":
         count = torch.cuda.get_device_properties(device).multi_processor_count
 
-    def new_arithmetic(model: Model, pool: DevicePool, rows: DeviceRows) -> Arithmetic:
+    def new_arithmetic(
+        model: Model, pool: DevicePool, rows: DeviceRows, group: RankGroup | None
+    ) -> Arithmetic:
         flash = None
         if is_flash:
             check_flash(model.spec, pool.shape)
             flash = FlashAttention(rows.context_length)
-        return CompiledArithmetic(model, pool, rows, count, flash)
+        return CompiledArithmetic(model, pool, rows, count, flash, group)
 
     exactness = (
         "built to keep the exactness contract (an H100 kept it in bf16, fp16, int8 and fp8, before kernels "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.layout import LARGEST_CODE, DevicePool
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.rows import DeviceRows, Writes
 from octavo.device.sampler import TorchSampler
 from octavo.executor.batch import StepShape, batch_of
@@ -81,7 +82,16 @@ def _numbers(pool: DevicePool, layer: int, places: npt.NDArray[np.int64]) -> lis
 class ReferenceArithmetic:
     """`Arithmetic` op after op, on the host."""
 
-    def __init__(self, model: Model, ops: ReferenceOps, pool: DevicePool, rows: DeviceRows) -> None:
+    def __init__(
+        self,
+        model: Model,
+        ops: ReferenceOps,
+        pool: DevicePool,
+        rows: DeviceRows,
+        group: RankGroup | None = None,
+    ) -> None:
+        if group is not None:
+            ops = ReferenceOps(ops.weights, group)
         self.pool = pool
         self.sampler = TorchSampler(rows)
         self._model, self._ops, self._rows = model, ops, rows
@@ -118,6 +128,10 @@ class ReferenceArithmetic:
         return torch.from_numpy(
             hidden_states(self._ops, self._model, TensorBlocks(self.pool, self._below), batch)
         )
+
+    def new_hidden(self, num_rows: int) -> Tensor:
+        """(num_rows, E): room for hidden rows."""
+        return torch.empty((num_rows, self._model.spec.hidden_size))
 
     def way(self) -> None:
         """Nothing is launched."""

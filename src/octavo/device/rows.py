@@ -77,7 +77,7 @@ class DeviceRows:
         self.drawn = drawn.view(rows, _DRAWN)
         self.adjusted = adjusted.view(rows, width)
         self.cold_first = COLD_FIRST  # what stands in the tables here for the first slot of a tier
-        self._tables_at, self._drawn_at = sizes[0], sizes[0] + sizes[1]
+        self._tables_at, self.drawn_at = sizes[0], sizes[0] + sizes[1]  # where tables begin, and what follows
         self._adjusted_at = sum(sizes[:3])
 
     def written_by(self, plan: StepPlan) -> Writes:
@@ -105,11 +105,15 @@ class DeviceRows:
     def fork(self, fork: Fork) -> None:
         """The child's row becomes the parent's, but for its choice. Before the step samples."""
         parent, child = fork.parent_row, fork.child_row
-        self.tokens[child] = self.tokens[parent]
-        self.tables[child] = self.tables[parent]
+        self.copy_row(parent, child)
         self.drawn[child] = self.drawn[parent]
         self.drawn[child, CHOICE] = fork.choice
         self.adjusted[child] = self.adjusted[parent]
+
+    def copy_row(self, parent: int, child: int) -> None:
+        """The child's tokens and table become the parent's."""
+        self.tokens[child] = self.tokens[parent]
+        self.tables[child] = self.tables[parent]
 
     def _admit(self, writes: Writes, admitted: AdmittedRow) -> None:
         params, seed = admitted.params, admitted.seed & 0xFFFF_FFFF_FFFF_FFFF
@@ -119,7 +123,7 @@ class DeviceRows:
         floats = np.array([params.top_p, params.min_p], np.float64)
         whole = np.array([params.top_k, seed & 0xFFFF_FFFF, seed >> 32, admitted.choice], np.uint32)
         values = np.concatenate([part.view(np.int32) for part in (temperature, floats, whole)])
-        writes.run(self._drawn_at + admitted.row * _DRAWN, values)
+        writes.run(self.drawn_at + admitted.row * _DRAWN, values)
         at = self._adjusted_at + admitted.row * self.adjusted.shape[1]
         biases = params.logit_bias
         penalties = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]

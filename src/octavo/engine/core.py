@@ -42,9 +42,10 @@ class Engine:
         watch: MemoryWatch | None = None,
         recorder: Recorder | None = None,
         warm_more: Callable[[], bool] = lambda: False,
+        check_device: Callable[[], None] = lambda: None,
     ) -> None:
         """`warm_more` does a piece of work for later steps, while there is nothing else to do; False: nothing
-        is left."""
+        is left. `check_device` raises DeviceLost."""
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
         self.executor = executor
@@ -55,6 +56,7 @@ class Engine:
         self._watch = watch
         self._recorder = recorder
         self.warm_more = warm_more
+        self._check_device = check_device
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
@@ -75,6 +77,7 @@ class Engine:
     def step(self) -> list[Update]:
         """Apply the inbox's commands, plan, run, commit. Returns what clients must learn; empty when there is
         nothing to do."""
+        self._check_device()
         updates: list[Update] = []
         envelopes = deque(self.inbox.drain())
         try:

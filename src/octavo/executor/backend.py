@@ -20,6 +20,9 @@ from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, Ops, WeightOps
 from octavo.kernels.pool import bytes_per_block, bytes_per_layer
+from octavo.model.hub.paths import ModelPath
+from octavo.model.loader import LoadedModel, load_model
+from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
@@ -46,6 +49,18 @@ class Backend(Protocol):
     pads_steps: bool  # small steps are computed as the next of few sizes (`padded_positions`)
     exactness: str  # how far the contract holds, in words
     notes: Sequence[tuple[str, str]]  # what else `octavo doctor` says of it
+
+    def load(
+        self,
+        path: ModelPath,
+        context_length: int | None,
+        progress: Callable[[str], None],
+        packed: PackedFolder | None,
+    ) -> LoadedModel:
+        """A model, with this backend's weights. Raises as `load_model`."""
+
+    def close(self) -> None:
+        """Let go of what loading has begun, where nothing was built over it. Idempotent."""
 
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
@@ -97,6 +112,19 @@ class HostBackend:
         self.weights: WeightOps = ops
         self.arithmetic_id = ops.arithmetic_id
         self.memory_available = memory_available
+
+    def load(
+        self,
+        path: ModelPath,
+        context_length: int | None,
+        progress: Callable[[str], None],
+        packed: PackedFolder | None,
+    ) -> LoadedModel:
+        """Into memory, or mapped from a packed copy."""
+        return load_model(path, self.weights, context_length, progress, packed)
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
     def measure_steps(
         self,

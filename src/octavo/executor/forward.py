@@ -154,6 +154,14 @@ class Forward(Protocol):
         """Until the memory that was asked for at once is there, or so long; whether it is."""
         return True
 
+    def check(self) -> None:
+        """Raises DeviceLost where a device was lost, be it while nothing runs."""
+        return
+
+    def wake_when_lost(self, wake: Callable[[], None]) -> None:
+        """Any thread calls it once where a device is lost while nothing runs."""
+        return
+
     def close(self) -> None:
         """Let go of threads. Idempotent."""
         return

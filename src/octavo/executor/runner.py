@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.executor.cold_parts import ColdPart
 from octavo.executor.draws import Taken, draws_of
@@ -44,8 +44,9 @@ class RunnerConfig:
 
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
-    """The shape of the model's one KV group."""
-    return kv_shape_of(model.spec, block_size, kv)
+    """The shape of the model's one KV group, or of the rank's part of it."""
+    whole = kv_shape_of(model.spec, block_size, kv)
+    return replace(whole, num_kv_heads=len(model.split.kv_heads(whole.num_kv_heads)))
 
 
 def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:
@@ -169,6 +170,10 @@ class Runner:
     def warm_more(self) -> bool:
         """One more piece of it, that is needed less often; False: nothing is left."""
         return self.forward.warm_more()
+
+    def check(self) -> None:
+        """Raises DeviceLost where a device is lost while nothing runs."""
+        self.forward.check()
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not

@@ -49,13 +49,13 @@ class ReferenceOps:
         self.name = "reference"
         self.ranks = ranks
         self.arithmetic_id = f"reference-{weights}-3"
-        self._weights = weights
+        self.weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """Integer codes or panels of floats; raises UnsupportedModel or BadModelFile."""
         packed.require_matrix(raw)
-        kind = kind_held(raw, self._weights, table)
+        kind = kind_held(raw, self.weights, table)
         if kind == "BF16":
             return brain_reference.read(raw)
         if kind in packed.FLOAT_KINDS:

@@ -40,7 +40,7 @@ from octavo.kernels.probe import measure_read
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
-from octavo.model.loader import LoadedModel, load_model, open_files
+from octavo.model.loader import LoadedModel, open_files
 from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
@@ -187,15 +187,17 @@ def build_engine(
     chosen = choose_backend(options)
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
     packed = packed_folder(options, chosen.backend)
-    weights, context = chosen.backend.weights, options.context_length
-    path = resolve(model, progress)
-    loaded = load_model(path, weights, context, progress, packed)
-    if chosen.backend.is_host and loaded.model.weights.main_kind == "BF16":
-        progress("measuring the memory's bandwidth")
-        if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
-            log.info("bf16 weights; %s", words)
-    loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
-    started = engine_over(loaded, chosen.backend, options, policies_of, progress)
+    context, path = options.context_length, resolve(model, progress)
+    with contextlib.ExitStack() as undo:
+        undo.callback(chosen.backend.close)
+        loaded = chosen.backend.load(path, context, progress, packed)
+        if chosen.backend.is_host and loaded.model.weights.main_kind == "BF16":
+            progress("measuring the memory's bandwidth")
+            if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
+                log.info("bf16 weights; %s", words)
+        loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
+        started = engine_over(loaded, chosen.backend, options, policies_of, progress)
+        undo.pop_all()
     return replace(started, backend_reason=chosen.reason, path=path)
 
 
@@ -306,8 +308,18 @@ def _engine_over(
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
     engine = Engine(
-        new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner.warm_more
+        new_scheduler,
+        executor,
+        runner.reset,
+        overlap,
+        clock,
+        inbox,
+        watch,
+        recorder,
+        runner.warm_more,
+        runner.check,
     )
+    runner.forward.wake_when_lost(inbox.wake)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))

@@ -1,0 +1,180 @@
+"""The torch backend over several devices: a rank for each, of which rank 0 is in this process.
+
+load        starts the processes; every rank reads its part of each weight
+new_runner  pools of as many blocks on every rank, a rank's share of each: its KV heads
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from octavo.device.backend import TorchBackend
+from octavo.device.ranks.collectives import INTERFACE, RankGroup
+from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
+from octavo.device.ranks.messages import Allocate, Load, Measure
+from octavo.device.ranks.processes import RankProcesses, RankState
+from octavo.errors import ConfigError
+from octavo.executor.backend import PoolSize
+from octavo.executor.executor import DeviceExecutor, Executor
+from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.transfers import TransferWorker
+from octavo.kernels.contract import KvShape
+from octavo.model.hub.paths import ModelPath
+from octavo.model.loader import LoadedModel, load_model
+from octavo.model.packed_cache import PackedFolder
+from octavo.model.spec import Model
+from octavo.model.split import Split
+from octavo.sampling.grammars import Grammars
+
+SHARED_BYTES = 64 << 20  # where shares of blocks meet
+_PLACES_MIN = 2
+
+
+class RankedBackend:
+    """`Backend` of all ranks together. Sizes and bytes are those of all ranks."""
+
+    name = "torch"
+    is_host = False
+
+    def __init__(self, own: TorchBackend, devices: Sequence[str], weights: str, timeout_s: float) -> None:
+        """`own`: this process's; `devices` of all ranks, of which the first is its own."""
+        self._own, self._devices, self._weights_kind, self._timeout_s = own, devices, weights, timeout_s
+        self.num_ranks = len(devices)
+        self.device = f"{self.num_ranks} ranks: {', '.join(devices)}"
+        self.weights, self.arithmetic_id = own.weights, own.arithmetic_id
+        self.exactness, self.pads_steps = own.exactness, own.pads_steps
+        self.notes = own.notes
+        self._ranks: RankProcesses | None = None
+        self._group: RankGroup | None = None
+        self._shared_fd = -1
+
+    # -- start and end
+
+    def load(
+        self,
+        path: ModelPath,
+        context_length: int | None,
+        progress: Callable[[str], None],
+        packed: PackedFolder | None,
+    ) -> LoadedModel:
+        """Start the ranks and load on all of them at once. Raises what `load_model` raises, ConfigError with
+        what another rank refused, DeviceLost."""
+        os.environ.update(INTERFACE)
+        self._shared_fd = os.memfd_create("octavo-ranks")
+        os.ftruncate(self._shared_fd, SHARED_BYTES)
+        progress(f"starting {self.num_ranks - 1} more ranks")
+        ranks = RankProcesses(self._devices, self._weights_kind, self._timeout_s, self._shared_fd)
+        self._ranks = ranks
+        ranks.answers()
+        try:
+            self._group = RankGroup(
+                ranks.rendezvous, 0, self.num_ranks, self._timeout_s, self._own.torch_device
+            )
+        except RuntimeError as error:
+            raise ranks.why(error) from error
+        ranks.send(Load(path.name, str(path.path.absolute()), path.kind, context_length))
+        split = Split(0, self.num_ranks)
+        loaded = load_model(path, self.weights, context_length, progress, packed, split)
+        self.weight_bytes = [loaded.model.weights.num_bytes, *ranks.answers()]
+        return loaded
+
+    def close(self) -> None:
+        """End the other ranks. Idempotent."""
+        if self._ranks is not None:
+            self._ranks.close()
+        if self._shared_fd >= 0:
+            os.close(self._shared_fd)
+            self._shared_fd = -1
+
+    def states(self) -> list[RankState]:
+        """Of all ranks."""
+        if self._ranks is None or self._group is None:
+            return []
+        own = RankState(0, os.getpid(), self._devices[0], self._own.memory_used(), self._group.waited_s)
+        return [own, *self._ranks.states()]
+
+    # -- sizes
+
+    def memory_available(self) -> int:
+        """Bytes to be had for blocks on all ranks together: as much on each as on the one that has least."""
+        if self._own.torch_device.type != "cuda" or self._ranks is None:
+            return self._own.memory_available()
+        return self.num_ranks * min(self._own.memory_available(), *self._ranks.ask(Measure()))
+
+    def measure_steps(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        shape: KvShape,
+        step_tokens: int,
+        progress: Callable[[str], None],
+    ) -> int | None:
+        """What all ranks' devices lose to a runner over two blocks: as much as this one's."""
+        if not self._own.is_measured:
+            return None
+        before = self._own.memory_available()
+        runner = self._new_runner(model, config, PoolSize(shape, 2), None, None, lambda: None)
+        try:
+            runner.warm(step_tokens, progress)
+            return self.num_ranks * max(0, before - self._own.memory_free())
+        finally:
+            runner.close()
+
+    def bytes_per_block(self, shape: KvShape) -> int:
+        """What a block takes on all ranks; `shape` is a rank's share."""
+        return self._own.bytes_per_block(shape) * self.num_ranks
+
+    def bytes_per_layer(self, shape: KvShape) -> None:
+        """A block lies rank by rank."""
+
+    # -- runners
+
+    def new_runner(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        size: PoolSize,
+        transfers: TransferWorker | None = None,
+        grammars: Grammars | None = None,
+    ) -> Runner:
+        """A runner with pools on all ranks, which end with it. The one before is not used any more."""
+        return self._new_runner(model, config, size, transfers, grammars, self.close)
+
+    def _new_runner(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        size: PoolSize,
+        transfers: TransferWorker | None,
+        grammars: Grammars | None,
+        on_close: Callable[[], None],
+    ) -> Runner:
+        ranks, group, shape = self._ranks, self._group, size.shape
+        assert ranks is not None, "no model is loaded"
+        assert group is not None
+        if self.bytes_per_block(shape) * _PLACES_MIN > SHARED_BYTES:
+            raise ConfigError(
+                f"a block takes {self.bytes_per_block(shape):,} bytes; allowed with several ranks: up to "
+                f"{SHARED_BYTES // _PLACES_MIN:,}"
+            )
+        order = Allocate(
+            shape.kind, shape.block_size, size.num_blocks, config.max_rows, config.context_length
+        )
+        ranks.ask(order)
+        pool = self._own.allocate_pool(size)
+        rows = LeadRows(config.max_rows, config.context_length, config.block_size, self._own.torch_device)
+        own = self._own.new_arithmetic(model, pool, rows, group)
+        forward = RankedForward(
+            LeadArithmetic(own, rows, ranks, group),
+            rows,
+            config.stop_ids,
+            ranks,
+            self._shared_fd,
+            on_close,
+        )
+        return Runner(forward, config, transfers, grammars)
+
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
+        """A device is its own thread: plans are started where they are made."""
+        return DeviceExecutor(runner)

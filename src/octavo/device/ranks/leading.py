@@ -1,0 +1,248 @@
+"""Rank 0's side of a step: each call is sent to the other ranks, and then made here.
+
+    DeviceForward --> LeadArithmetic --> send(Prepare), send(Run) ... --> the ranks' sockets
+                             |                                               |
+                             +--> this rank's own arithmetic  <-- RankGroup --> theirs
+
+Calls reach all ranks in one order, so what they exchange meets. Rank 0 alone samples: it broadcasts hidden
+rows to have their logits computed, and then the tokens that it drew, on the device's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.arithmetic import Arithmetic, RowSampler
+from octavo.device.forward import DeviceForward
+from octavo.device.moving import DeviceBlocks
+from octavo.device.ranks.collectives import RankGroup
+from octavo.device.ranks.member import map_places, move_share
+from octavo.device.ranks.messages import (
+    Append,
+    CopyBlocks,
+    Fence,
+    ForkRow,
+    Message,
+    MoveBlocks,
+    Prepare,
+    Project,
+    Run,
+    Warm,
+    WarmMore,
+    encode_shape,
+)
+from octavo.device.rows import DeviceRows, Writes
+from octavo.errors import DeviceLost
+from octavo.executor.batch import StepShape
+from octavo.executor.forward import ColdReach, Trouble
+from octavo.kernels.contract import Bytes, SlotMemory
+from octavo.types import Fork, StepWay
+
+
+class Ranks(Protocol):
+    """The other ranks (`RankProcesses`)."""
+
+    num_ranks: int
+
+    def send(self, message: Message) -> None: ...
+
+    def move(self, move: MoveBlocks, own: Callable[[], None]) -> None: ...
+
+    def check(self) -> None: ...
+
+    def why(self, error: Exception) -> DeviceLost: ...
+
+    def wake_when_lost(self, wake: Callable[[], None]) -> None: ...
+
+
+class LeadSampler:
+    """The sampler of rank 0, whose tokens stand in all ranks' rows."""
+
+    def __init__(self, own: RowSampler, ranks: Ranks, group: RankGroup) -> None:
+        self._own, self._ranks, self._group = own, ranks, group
+        self.penalise, self.add_biases = own.penalise, own.add_biases
+        self.draw_greedily, self.draw, self.logprobs = own.draw_greedily, own.draw, own.logprobs
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Broadcast them, too."""
+        self._ranks.send(Append(tokens.shape[0]))
+        self._group.broadcast(torch.stack([rows, positions, tokens]))
+        self._own.append(rows, positions, tokens)
+
+
+class LeadArithmetic:
+    """`Arithmetic` of all ranks together, on rank 0."""
+
+    def __init__(self, own: Arithmetic, rows: DeviceRows, ranks: Ranks, group: RankGroup) -> None:
+        self.pool = own.pool
+        self.sampler = LeadSampler(own.sampler, ranks, group)
+        self._own, self._rows, self._ranks, self._group = own, rows, ranks, group
+
+    def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
+        """On all ranks at once."""
+        self._ranks.send(Warm(step_tokens))
+        self._own.warm(step_tokens, progress)
+
+    def warm_more(self) -> bool:
+        """One more piece, on all ranks."""
+        self._ranks.send(WarmMore())
+        return self._own.warm_more()
+
+    def prepare(self, shape: StepShape, writes: Writes) -> None:
+        """Of what is written the others get tokens and tables."""
+        indices, values = writes.arrays()
+        is_theirs = indices < self._rows.drawn_at
+        theirs = indices[is_theirs].tobytes(), values[is_theirs].tobytes()
+        self._ranks.send(Prepare(*theirs, encode_shape(shape)))
+        self._own.prepare(shape, writes)
+
+    def read_below(self, slots: Bytes) -> int | None:
+        """Slots hold all ranks' shares, of which none can be read in place."""
+        return None
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Each rank its own part."""
+        self._ranks.send(CopyBlocks(tuple(sources), tuple(targets)))
+        self._own.copy_blocks(sources, targets)
+
+    def hidden(self) -> Tensor:
+        """(R, E): the same on every rank."""
+        self._ranks.send(Run())
+        return self._own.hidden()
+
+    def new_hidden(self, num_rows: int) -> Tensor:
+        """(num_rows, E): room for hidden rows."""
+        return self._own.new_hidden(num_rows)
+
+    def way(self) -> StepWay | None:
+        """As on this rank."""
+        return self._own.way()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S, V): each rank computes its rows of the vocabulary."""
+        self._ranks.send(Project(hidden.shape[0]))
+        return self._own.logits(self._group.broadcast(hidden.contiguous()))
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S,) int64."""
+        return self.sampler.draw_greedily(self.logits(hidden))
+
+
+class LeadRows(DeviceRows):
+    """Rank 0's rows; the others' are forked with them."""
+
+    ranks: Ranks
+
+    def fork(self, fork: Fork) -> None:
+        """On all ranks."""
+        self.ranks.send(ForkRow(fork.parent_row, fork.child_row))
+        super().fork(fork)
+
+
+class RankedBlocks:
+    """A `BlockMover` over all ranks' pools: a block's bytes are its ranks' shares, one behind the other.
+
+    Shares meet in memory that all ranks' processes have mapped, some blocks at a time.
+    """
+
+    def __init__(self, own: DeviceBlocks, ranks: Ranks, shared_fd: int) -> None:
+        self._own, self._ranks = own, ranks
+        self.bytes_per_block = own.bytes_per_block * ranks.num_ranks
+        self._places: Bytes = map_places(shared_fd, self.bytes_per_block)
+        own.pin(self._places.reshape(-1).data)
+        self._fence = 0
+
+    def fence(self) -> None:
+        """On all ranks."""
+        self._own.fence()
+        self._fence += 1
+        self._ranks.send(Fence(self._fence))
+
+    def read_block(self, block: int) -> memoryview:
+        """Its bytes, until the next call."""
+        self._move([block], is_store=True)
+        return self._places[0].data.toreadonly()
+
+    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        """Let `fill` make its bytes."""
+        is_there = fill(self._places[0].data)
+        if is_there:
+            self._move([block], is_store=False)
+        return is_there
+
+    def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks to host memory, as many at once as there are shared places."""
+        for some in self._in_turns(places):
+            self._move([block for block, _ in some], is_store=True)
+            for place, (_, target) in enumerate(some):
+                target[:] = self._places[place].data
+
+    def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
+        """Copy the bytes of blocks from host memory."""
+        for some in self._in_turns(places):
+            for place, (_, source) in enumerate(some):
+                self._places[place] = np.frombuffer(source, np.uint8)
+            self._move([block for block, _ in some], is_store=False)
+
+    def pin(self, memory: memoryview) -> None:
+        """Copies come from shared places and go there."""
+
+    def unpin(self) -> None:
+        """Before the shared memory goes."""
+        self._own.unpin()
+
+    def _in_turns(self, places: Sequence[tuple[int, memoryview]]) -> list[Sequence[tuple[int, memoryview]]]:
+        count = len(self._places)
+        return [places[first : first + count] for first in range(0, len(places), count)]
+
+    def _move(self, blocks: Sequence[int], *, is_store: bool) -> None:
+        def move_own() -> None:
+            move_share(self._own, self._places, 0, blocks, is_store=is_store)
+
+        self._ranks.move(MoveBlocks(self._fence, is_store, tuple(blocks)), move_own)
+
+
+class RankedForward(DeviceForward):
+    """A `Forward` over all ranks. What goes wrong on one ends all."""
+
+    def __init__(
+        self,
+        arithmetic: LeadArithmetic,
+        rows: LeadRows,
+        stop_ids: frozenset[int],
+        ranks: Ranks,
+        shared_fd: int,
+        on_close: Callable[[], None],
+    ) -> None:
+        super().__init__(arithmetic, rows, stop_ids)
+        rows.ranks = ranks
+        self.blocks: RankedBlocks = RankedBlocks(DeviceBlocks(self.pool), ranks, shared_fd)  # type: ignore[assignment]
+        self._ranks, self._on_close = ranks, on_close
+
+    def check(self) -> None:
+        """Raises DeviceLost where a rank is lost."""
+        self._ranks.check()
+
+    def wake_when_lost(self, wake: Callable[[], None]) -> None:
+        """Called once, by another thread."""
+        self._ranks.wake_when_lost(wake)
+
+    def read_below(self, memory: SlotMemory) -> ColdReach:
+        """No rank reads another's shares."""
+        return ColdReach()
+
+    def describe_trouble(self, error: Exception) -> Trouble | None:
+        """Raises DeviceLost: the others are in the middle of the step."""
+        trouble = super().describe_trouble(error)
+        if trouble is not None:
+            raise self._ranks.why(error) from error
+        return None
+
+    def close(self) -> None:
+        """End the other ranks, if they end with it. Idempotent."""
+        self._on_close()

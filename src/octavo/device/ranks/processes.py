@@ -1,0 +1,291 @@
+"""The other ranks, as rank 0 sees them: it starts their processes, commands them, and watches over them.
+
+    one dies            its stream ends: at once
+    one is stopped      its pulse stops: after `SILENT_S`, or sooner where the system says that it is stopped
+    one fails           it says why, and ends
+
+Whatever happens to one ends all: the others are killed, so rank 0 waits for none of them, and `check` raises
+DeviceLost with the rank, its device and the cause. No process outlives rank 0 (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from octavo.device.ranks.collectives import INTERFACE
+from octavo.device.ranks.messages import Answer, Channel, Close, Message, MoveBlocks, Pulse, Start
+from octavo.errors import ConfigError, DeviceLost
+
+log = logging.getLogger("octavo.ranks")
+
+SILENT_S = 8.0  # without a pulse; a rank that loads may be long in one call
+SILENT_LOADING_S = 60.0
+END_S = 5.0  # that a rank may take to end by itself
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank, for people."""
+
+    rank: int
+    pid: int
+    device: str
+    memory_bytes: int
+    waited_s: float  # for others, since its start
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A rank other than 0."""
+
+    rank: int
+    device: str
+    process: subprocess.Popen[bytes]
+    commands: Channel[Answer]
+    moves: Channel[Answer]
+    pulses: Channel[Pulse]
+    heard: float = field(default_factory=time.monotonic)
+    pulse: Pulse = field(default_factory=lambda: Pulse(is_loading=True))
+
+    @property
+    def words(self) -> str:
+        """ "rank 1 (cuda:1, process 123)"."""
+        return f"rank {self.rank} ({self.device}, process {self.process.pid})"
+
+
+class RankProcesses:
+    """Starts one process for each device. Commands come from one thread, moves from another."""
+
+    def __init__(self, devices: Sequence[str], weights: str, timeout_s: float, shared_fd: int) -> None:
+        """`devices` of all ranks, in order. Raises ConfigError where a process cannot be started."""
+        self._folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))  # mode 0700
+        self.rendezvous = self._folder / "meet"
+        self.num_ranks = len(devices)
+        self.lost: str | None = None  # why all have ended
+        self._on_lost: Callable[[], None] = lambda: None
+        self._is_closing = False
+        self._lock = threading.Lock()
+        self._peers: list[_Peer] = []
+        try:
+            for rank in range(1, len(devices)):
+                start = Start(rank, len(devices), devices[rank], weights, str(self.rendezvous), timeout_s)
+                self._peers.append(_start_rank(start, shared_fd))
+        except OSError as error:
+            self._kill_all()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ConfigError(f"the process of a rank cannot be started: {error}") from None
+        self._thread = threading.Thread(target=self._watch, name="octavo-ranks", daemon=True)
+        self._thread.start()
+
+    def wake_when_lost(self, wake: Callable[[], None]) -> None:
+        """Called once where the ranks are lost: rank 0 may be idle."""
+        self._on_lost = wake
+
+    def check(self) -> None:
+        """Raises DeviceLost where the ranks are lost."""
+        if self.lost is not None:
+            raise DeviceLost(self.lost)
+
+    def send(self, message: Message) -> None:
+        """To all ranks, which carry it out in turn. Raises DeviceLost."""
+        self.check()
+        try:
+            for peer in self._peers:
+                peer.commands.send(message)
+        except OSError as error:
+            raise self.why(error) from error
+
+    def ask(self, message: Message) -> list[int]:
+        """What each rank answers, in order. Raises DeviceLost, or ConfigError with what a rank refused."""
+        self.send(message)
+        return self.answers()
+
+    def answers(self) -> list[int]:
+        """Of each rank to the command that was sent last."""
+        answers = []
+        for peer in self._peers:
+            try:
+                answers.append(peer.commands.receive())
+            except (EOFError, OSError) as error:
+                raise self.why(error) from error
+        for peer, answer in zip(self._peers, answers, strict=True):
+            if answer.error:
+                raise ConfigError(f"{peer.words}: {answer.error}")
+        return [answer.value for answer in answers]
+
+    def move(self, move: MoveBlocks, own: Callable[[], None]) -> None:
+        """All ranks' shares, and `own` meanwhile; done when this returns. Raises DeviceLost."""
+        self.check()
+        try:
+            for peer in self._peers:
+                peer.moves.send(move)
+            own()
+            for peer in self._peers:
+                peer.moves.receive()
+        except (EOFError, OSError) as error:
+            raise self.why(error) from error
+
+    def states(self) -> list[RankState]:
+        """Of the other ranks."""
+        return [
+            RankState(peer.rank, peer.process.pid, peer.device, peer.pulse.memory_bytes, peer.pulse.waited_s)
+            for peer in self._peers
+        ]
+
+    def why(self, error: Exception) -> DeviceLost:
+        """What to raise where an exchange with the others has failed: it says which rank was the cause, once
+        that is known."""
+        deadline = time.monotonic() + _LOOK_S * 4
+        while self.lost is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.lose(f"an exchange between the {self.num_ranks} ranks failed: {_first_line(error)}")
+        assert self.lost is not None
+        return DeviceLost(self.lost)
+
+    def lose(self, reason: str) -> None:
+        """End all ranks. The first reason counts."""
+        with self._lock:
+            if self.lost is not None or self._is_closing:
+                self.lost = self.lost or reason
+                return
+            self.lost = f"{reason}; every request has failed, and all ranks end: restart the server"
+        log.error("%s", self.lost)
+        self._kill_all()
+        self._on_lost()
+
+    def close(self) -> None:
+        """End all ranks, and wait until they have. Idempotent."""
+        with self._lock:
+            was_closing, self._is_closing = self._is_closing, True
+        if was_closing:
+            return
+        with contextlib.suppress(OSError):
+            for peer in self._peers:
+                peer.commands.send(Close())
+        deadline = time.monotonic() + END_S
+        for peer in self._peers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                peer.process.wait(max(0.0, deadline - time.monotonic()))
+        self._kill_all()
+        self._thread.join()
+        for peer in self._peers:
+            for channel in (peer.commands, peer.moves, peer.pulses):
+                channel.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill_all(self) -> None:
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.process.kill()
+        for peer in self._peers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                peer.process.wait(END_S)
+
+    # -- the watching thread
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                selector.register(peer.pulses, selectors.EVENT_READ, peer)
+            while not self._is_closing and self.lost is None:
+                for key, _ in selector.select(_LOOK_S):
+                    self._hear(key.data)
+                for peer in self._peers:
+                    self._look_after(peer)
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            peer.pulse = peer.pulses.receive()
+        except (EOFError, OSError, ValueError):
+            self._lose(peer, _how_ended(peer.process))
+            return
+        peer.heard = time.monotonic()
+        if peer.pulse.failed:
+            self._lose(peer, f"failed: {peer.pulse.failed}")
+
+    def _look_after(self, peer: _Peer) -> None:
+        silent_s = time.monotonic() - peer.heard
+        if silent_s < 2 * _LOOK_S:
+            return
+        if _is_stopped(peer.process.pid):
+            self._lose(peer, "is stopped (a signal, or a debugger)")
+        elif silent_s > (SILENT_LOADING_S if peer.pulse.is_loading else SILENT_S):
+            self._lose(peer, f"has not answered for {silent_s:.0f} s")
+
+    def _lose(self, peer: _Peer, how: str) -> None:
+        if not self._is_closing:
+            self.lose(f"{peer.words} {how}")
+
+
+def _start_rank(start: Start, shared_fd: int) -> _Peer:
+    pairs = [socket.socketpair() for _ in range(3)]
+    theirs = [pair[1].fileno() for pair in pairs]
+    try:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "octavo.device.ranks.worker", msgspec.json.encode(start).decode()),
+                *map(str, [*theirs, shared_fd]),
+            ],
+            pass_fds=[*theirs, shared_fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=_environment(os.environ),
+            start_new_session=True,  # a terminal's ctrl-c is rank 0's
+        )
+    finally:
+        for _, end in pairs:
+            end.close()
+    commands, moves, pulses = (pair[0] for pair in pairs)
+    return _Peer(
+        start.rank,
+        start.device,
+        process,
+        Channel(commands, Answer),
+        Channel(moves, Answer),
+        Channel(pulses, Pulse),
+    )
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Without settings and keys, which a rank has no use for."""
+    secret = ("OCTAVO_", "HF_", "OPENAI_", "AWS_")
+    kept = {name: value for name, value in own.items() if not name.startswith(secret)}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | INTERFACE
+
+
+def _how_ended(process: subprocess.Popen[bytes]) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        status = process.wait(1.0)
+        if status >= 0:
+            return f"ended with exit status {status}"
+        return f"was ended by signal {-status} ({signal.Signals(-status).name})"
+    return "closed its connection"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,124 @@
+"""The process of a rank other than 0: `python -m octavo.device.ranks.worker FD FD FD FD`, started by rank 0.
+
+main thread        commands (`member.py`)
+octavo-moves       blocks between its device and the shared memory
+octavo-pulse       tells rank 0 twice a second that it lives
+octavo-parent      ends the process at once when rank 0 is gone, whatever the others do
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from octavo.device.backend import TorchBackend
+from octavo.device.opening import open_backend
+from octavo.device.ranks.collectives import RankGroup
+from octavo.device.ranks.member import RankMember
+from octavo.device.ranks.messages import Answer, AnyMessage, Channel, Close, MoveBlocks, Pulse, Start
+
+PULSE_S = 0.5
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until rank 0 closes, or is gone."""
+    start = msgspec.json.decode(arguments[0], type=Start)
+    ends = [socket.socket(fileno=int(fd)) for fd in arguments[1:4]]
+    logging.basicConfig(format=f"rank {start.rank}: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends, and then this
+    pulse = _PulseSender(Channel(ends[2], Pulse))
+    try:
+        serve(start, Channel(ends[0], AnyMessage), Channel(ends[1], MoveBlocks), int(arguments[4]), pulse)
+    except EOFError:
+        return 1  # rank 0 is gone
+    except Exception as error:  # noqa: BLE001 - rank 0 tells it, and ends all ranks
+        pulse.fail(str(error).strip().partition("\n")[0] or type(error).__name__)
+        return 1
+    return 0
+
+
+def serve(
+    start: Start,
+    commands: Channel[AnyMessage],
+    moves: Channel[MoveBlocks],
+    shared_fd: int,
+    pulse: _PulseSender,
+) -> None:
+    """Join the others, then carry out commands. Raises what a command raises."""
+    backend = open_backend(start.device, start.weights, "triton", 1, lambda: 0)
+    commands.send(Answer())  # it can join
+    group = RankGroup(
+        Path(start.rendezvous), start.rank, start.num_ranks, start.timeout_s, backend.torch_device
+    )
+    member = RankMember(backend, group, shared_fd)
+    pulse.tell_of(member, group, backend)
+    threading.Thread(target=_serve_moves, args=(member, moves), name="octavo-moves", daemon=True).start()
+    with torch.inference_mode():
+        while not isinstance(message := commands.receive(), Close):
+            answer = member.carry_out(message)
+            if answer is not None:
+                commands.send(answer)
+
+
+def _serve_moves(member: RankMember, moves: Channel[MoveBlocks]) -> None:
+    try:
+        while True:
+            moves.send(member.move(moves.receive()))
+    except (EOFError, OSError):
+        return
+
+
+class _PulseSender:
+    """Tells rank 0 that this rank lives; ends the process when rank 0 does not."""
+
+    def __init__(self, channel: Channel[Pulse]) -> None:
+        self._channel, self._lock = channel, threading.Lock()
+        self._about: tuple[RankMember, RankGroup, TorchBackend] | None = None
+        for target in (self._send, self._watch):
+            threading.Thread(target=target, name=f"octavo{target.__name__}", daemon=True).start()
+
+    def tell_of(self, member: RankMember, group: RankGroup, backend: TorchBackend) -> None:
+        """From now on."""
+        self._about = member, group, backend
+
+    def fail(self, why: str) -> None:
+        """The last that is told."""
+        with self._lock:
+            self._channel.send(Pulse(failed=why))
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                try:
+                    self._channel.send(self._pulse())
+                except OSError:
+                    os._exit(1)
+            time.sleep(PULSE_S)
+
+    def _pulse(self) -> Pulse:
+        if self._about is None:
+            return Pulse(is_loading=True)
+        member, group, backend = self._about
+        return Pulse(backend.memory_used(), group.waited_s, member.is_loading)
+
+    def _watch(self) -> None:
+        """Nothing ever comes: the end of the stream does, when rank 0 is gone."""
+        try:
+            self._channel.receive()
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # whatever a group's threads still wait for
