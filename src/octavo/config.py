@@ -164,6 +164,16 @@ class StartOptions:
         "A GPU's attention: Octavo's exact kernels, or torch's FlashAttention where it has block tables.",
         choices=("triton", "flash"),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "GPUs that compute one model together: each has a part of every weight. Answers keep their bits.",
+        more=" ([gpu.md](gpu.md#several-gpus)). With `--backend torch --device cpu`: processes, for tests",
+        short="-tp",
+        bounds=(1, 64),
+    )
+    rank_timeout_s: int = setting(
+        60, "Seconds that one of these GPUs may wait for the others in a step.", bounds=(5, 3600)
+    )
     threads: int | None = setting(None, "Threads that compute.", bounds=(1, 1024), unset="one per core")
     max_seqs: int = setting(64, "Sequences that run at once.", bounds=(1, 4096))
     step_tokens: int = setting(512, "Tokens computed in one step at most.", bounds=(1, 65_536))
@@ -210,6 +220,7 @@ class StartOptions:
                 "attention is flash, which is a GPU's; allowed on the processor: triton (its own kernels are "
                 "used there); give --backend torch --device cuda"
             )
+        self._check_ranks()
         if not DEVICES.fullmatch(self.device):
             raise ConfigError(f"device is {shown(self.device)}; allowed: auto, cpu, cuda, cuda:N")
         if self.device.startswith("cuda") and self.backend in ("native", "reference"):
@@ -224,6 +235,21 @@ class StartOptions:
             )
         if self.disk_cache is not None:
             folder_of("disk_cache", self.disk_cache)
+
+    def _check_ranks(self) -> None:
+        """Raise ConfigError for what several ranks do not know."""
+        if self.tensor_parallel_size == 1:
+            return
+        given = f"tensor_parallel_size is {self.tensor_parallel_size}"
+        if self.backend in ("native", "reference"):
+            raise ConfigError(
+                f"{given}, and backend is {self.backend}, which computes on one processor; allowed with it: "
+                "1; give --backend torch"
+            )
+        if self.attention == "flash":
+            raise ConfigError(
+                f"{given}, and attention is flash, which one GPU alone has; allowed with several: triton"
+            )
 
     @property
     def disk_folder(self) -> Path | None:

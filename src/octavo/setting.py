@@ -64,6 +64,7 @@ class Setting:
     unset: str = ""  # what None comes to
     name: str = ""  # of variable and key, and with dashes of the flag: the field without its unit
     metavar: str = ""  # what stands behind the flag, where it is not the type
+    short: str = ""  # another spelling of the flag
     secret: bool = False  # no message shows the value
     read: Callable[[str, str], object] | None = None  # the value, of a text and where it came from
     gone: str = ""  # of what was a setting: what happens now

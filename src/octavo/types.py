@@ -298,6 +298,16 @@ class StepWay(enum.Enum):
     FIRST = "first"  # its size had none before, or was captured: its time says nothing of other steps
 
 
+class RankState(msgspec.Struct, frozen=True):
+    """One of the devices that compute a model together."""
+
+    rank: int
+    pid: int
+    device: str
+    memory_bytes: int  # that are taken on its device; of a processor, by the rank's process
+    waited_s: float  # for the other ranks, since its start
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`. A

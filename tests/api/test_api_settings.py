@@ -99,7 +99,7 @@ def test_a_type_of_torchs_is_taken_by_its_name() -> None:
     [
         ({"dtype": "float16"}, "dtype is 'float16'; allowed: auto, float32, float, bfloat16; see weights"),
         ({"quantization": "awq"}, "quantization is 'awq'; allowed: int8, q4, int4, gguf; see weights"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; allowed: None or 1; a model runs on one"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2; allowed: None or 1; one process leads"),
         ({"tokenizer": "other"}, "tokenizer is 'other'; allowed: the model's own"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode is 'mistral'; allowed: None or 'auto'"),
         (

@@ -113,8 +113,8 @@ def test_every_setting_arrives_alike_by_flag_variable_and_file(start, write, tmp
 
 
 def test_a_file_with_every_setting_is_taken(start, write, tmp_path):
-    # Not beside keys; not beside another backend than the native one; not beside an address.
-    alone = {"tenants", "packed_cache", "unix_socket"}
+    # Not beside keys; not beside another backend than the native one, and only there; not beside an address.
+    alone = {"tenants", "packed_cache", "tensor_parallel_size", "unix_socket"}
     told = dict.fromkeys(TABLES, "")
     for table, each in ALL:
         if each.name not in alone:

@@ -163,7 +163,7 @@ class _Ranked:
         rows = LeadRows(config.max_rows, config.context_length, config.block_size, CPU)
         arithmetic = backends[0].new_arithmetic(own, pool, rows, ranks.group)
         lead = LeadArithmetic(arithmetic, rows, ranks, ranks.group)
-        forward = RankedForward(lead, rows, config.stop_ids, ranks, ranks.shared_fd, ranks.close)
+        forward = RankedForward(lead, rows, config.stop_ids, ranks, ranks.shared_fd, tuple, ranks.close)
         return Runner(forward, config, worker, grammars)
 
 

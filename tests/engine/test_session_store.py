@@ -15,7 +15,7 @@ from tests.doubles.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import open_chat
 
 from octavo.conversations.conversations import restore
-from octavo.conversations.store import SESSIONS_MAX, ConversationStore
+from octavo.conversations.store import SESSIONS_MAX, ConversationStore, open_sessions
 from octavo.conversations.turn_ends import TurnEnds
 from octavo.engine.port import Port
 from octavo.errors import (
@@ -30,7 +30,6 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
-from octavo.serving.start import open_sessions
 from octavo.step.config import SchedulerConfig
 
 

@@ -72,7 +72,7 @@ _quantization = _of_table(int8="int8", q4="q4", int4="q4", gguf=None)
 _kv_dtype = _of_table(
     auto=None, float32="f32", bfloat16="bf16", int8="int8", float16="fp16", fp8="fp8", fp8_e4m3="fp8"
 )
-_ONE_DEVICE = "a model runs on one device"
+_ONE_DEVICE = "one process leads a model, on one device or with tensor_parallel_size on several"
 _TEXT_ONLY = "models here read text alone"
 _NO_LORA = "adapters are not built; merge it into the weights"
 
@@ -92,6 +92,8 @@ class OwnSettings(TypedDict, total=False):
     backend: str | None
     device: str | None
     attention: str | None
+    tensor_parallel_size: int | None
+    rank_timeout_s: int | None
     threads: int | None
     max_seqs: int | None
     step_tokens: int | None
@@ -160,7 +162,6 @@ class Settings(OwnSettings, total=False):
     swap_space: Annotated[Float, Vllm("what is preempted is computed again; host_cache_bytes keeps it")]
     cpu_offload_gb: Annotated[Float, Vllm("weights are on one device", only=(0,))]
     num_gpu_blocks_override: Annotated[Int, Vllm("kv_memory_bytes", only=())]
-    tensor_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
     pipeline_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
     data_parallel_size: Annotated[Int, Vllm(_ONE_DEVICE, only=(1,))]
     distributed_executor_backend: Annotated[object, Vllm(_ONE_DEVICE, only=("uni", "mp"))]

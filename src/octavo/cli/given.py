@@ -290,7 +290,7 @@ def _flags(setting: Setting, default: object) -> Iterator[inspect.Parameter]:
     if not setting.is_many:
         sentence += f" Default: {setting.in_words(default)}."
     flag = option(
-        setting.flag,
+        *filter(None, (setting.flag, setting.short)),
         help=sentence,
         metavar=behind or _METAVARS[setting.unit or setting.kind.__name__],
         autocompletion=complete if choices else None,

@@ -34,6 +34,7 @@ from octavo.cli.top_text import (
     wrapped,
 )
 from octavo.server.frames import FrameReader
+from octavo.units import format_bytes
 
 Row = dict[str, Any]  # as `frame_rows` writes it
 
@@ -107,6 +108,11 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
     tier = cast("Row | None", reader.parts.get("tier"))
     if tier is not None:
         counts.append(f"below {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight")
+    for rank in cast("list[Row]", reader.parts.get("ranks") or []):
+        memory = format_bytes(rank["memory"])
+        counts.append(
+            f"rank {rank['rank']} on {clean(rank['device'])}: {memory}, waited {rank['waited']:,} s"
+        )
     return lines + flow(map(Text, [blocks, *counts]), look.width)
 
 

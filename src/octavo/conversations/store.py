@@ -12,7 +12,9 @@ the tokens.
 
 from __future__ import annotations
 
+import logging
 import secrets
+import sqlite3
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from octavo.conversations.file import SESSIONS_FILE, RecordFile, longest_ttl, op
 from octavo.conversations.record import TTL_S_MAX, ConversationKind, Record
 from octavo.engine.steady_clock import SteadyClock
 from octavo.errors import (
+    ConfigError,
     InvalidRequest,
     RequestTooLarge,
     SessionBusy,
@@ -32,7 +35,9 @@ from octavo.errors import (
     require_range,
 )
 from octavo.files import Files
+from octavo.units import format_age
 
+log = logging.getLogger("octavo.start")
 SESSIONS_MAX = 1024  # of a tenant
 RESPONSES_MAX = 1000  # of a tenant
 DOCUMENTS_BYTES_MAX = 64 * 2**20  # of a tenant's responses together
@@ -388,3 +393,24 @@ def _at_once() -> Future[bool]:
     done: Future[bool] = Future()
     done.set_result(True)
     return done
+
+
+def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> ConversationStore:
+    """The sessions beside the blocks on disk; without a disk cache they end with the process."""
+    if namespace is None:
+        return ConversationStore(clock)
+    path = namespace / SESSIONS_FILE
+    try:
+        sessions = ConversationStore.open(path, clock=clock)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
+    if sessions.opened_afresh:
+        log.warning("the sessions in %s are lost: %s", path, sessions.opened_afresh)
+    if sessions.num_graced:
+        log.warning(
+            "%s sessions or responses in %s seem to have expired meanwhile; they are kept for up to %s more",
+            f"{sessions.num_graced:,}",
+            path,
+            format_age(GRACE_S),
+        )
+    return sessions

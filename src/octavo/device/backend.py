@@ -36,6 +36,7 @@ class TorchBackend:
 
     name = "torch"
     is_host = False
+    layout_id = ""
 
     def __init__(
         self,

@@ -70,6 +70,11 @@ def time_device_kernels(name: str) -> Iterator[DeviceTime]:
 
 
 def _host(options: StartOptions) -> HostBackend:
+    if options.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {options.tensor_parallel_size}, and no GPU is used here (octavo doctor "
+            "says why); allowed: 1; --backend torch --device cpu takes several, slow and for tests"
+        )
     if options.attention == "flash":
         raise ConfigError(
             "attention is flash, and no GPU is used here (octavo doctor says why); allowed: triton"
@@ -89,9 +94,15 @@ def _device(options: StartOptions) -> Choice:
     name = options.device if options.device != "auto" else "cuda" if obstacle is None else "cpu"
     if missing := _missing(("torch",) if name == "cpu" else _PACKAGES):
         raise ConfigError(f"--backend torch needs {missing}, which is not installed; {EXTRA}")
-    from octavo.device.opening import open_backend
+    from octavo.device.opening import open_backend, open_ranks
 
-    backend = open_backend(name, options.weights, options.attention, options.threads, available_memory)
+    how = (options.threads, available_memory)
+    backend: Backend
+    if options.tensor_parallel_size > 1:
+        ranks = (options.tensor_parallel_size, options.rank_timeout_s)
+        backend = open_ranks(name, options.weights, *how, *ranks)
+    else:
+        backend = open_backend(name, options.weights, options.attention, *how)
     if name == "cpu":
         why = "asked for" if obstacle is None else f"no GPU is used: {obstacle}"
         return Choice(backend, f"{why}; op after op, slow, and for tests")

@@ -12,19 +12,32 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from octavo.engine.inbox import Envelope, Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.port import Cancel, Command, Port, ReplyT, View, ViewStats
 from octavo.engine.recording import Recorder
-from octavo.errors import OctavoError, RequestFailed
+from octavo.errors import DeviceLost, OctavoError, RequestFailed
 from octavo.executor.executor import Executor, PendingResult
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.scheduler.scheduler import Scheduler
-from octavo.types import StepPlan, Update
+from octavo.types import RankState, StepPlan, Update
 
 log = logging.getLogger("octavo.engine")
+
+
+class Device(Protocol):
+    """What the engine asks of what computes, beside plans: a `Runner`."""
+
+    def warm_more(self) -> bool:
+        """As the engine's."""
+
+    def check(self) -> None:
+        """Raises DeviceLost."""
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """The devices that compute the model together."""
 
 
 class Engine:
@@ -41,11 +54,8 @@ class Engine:
         inbox: Inbox | None = None,
         watch: MemoryWatch | None = None,
         recorder: Recorder | None = None,
-        warm_more: Callable[[], bool] = lambda: False,
-        check_device: Callable[[], None] = lambda: None,
+        device: Device | None = None,
     ) -> None:
-        """`warm_more` does a piece of work for later steps, while there is nothing else to do; False: nothing
-        is left. `check_device` raises DeviceLost."""
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
         self.executor = executor
@@ -55,8 +65,7 @@ class Engine:
         self._reset_executor = reset_executor
         self._watch = watch
         self._recorder = recorder
-        self.warm_more = warm_more
-        self._check_device = check_device
+        self._device = device
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
@@ -67,17 +76,24 @@ class Engine:
     def _begin(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.config, self.block_size = scheduler.config, scheduler.block_size
-        self._port = Port(scheduler, self._counters, None if self._watch is None else self._watch.policy)
+        policy = None if self._watch is None else self._watch.policy
+        ranks = None if self._device is None else self._device.ranks
+        self._port = Port(scheduler, self._counters, policy, ranks)
 
     @property
     def num_tenants(self) -> int:
         """That the operator named last. Any thread may ask."""
         return self.scheduler.num_tenants
 
+    def warm_more(self) -> bool:
+        """Do a piece of work for later steps, while there is nothing else to do; False: nothing is left."""
+        return self._device is not None and self._device.warm_more()
+
     def step(self) -> list[Update]:
         """Apply the inbox's commands, plan, run, commit. Returns what clients must learn; empty when there is
         nothing to do."""
-        self._check_device()
+        if self._device is not None:
+            self._device.check()
         updates: list[Update] = []
         envelopes = deque(self.inbox.drain())
         try:
@@ -237,5 +253,7 @@ def describe(error: BaseException) -> str:
 
 
 def broken(error: BaseException) -> str:
-    """What a client reads of a bug that cost the engine its state."""
+    """What a client reads of what cost the engine its state: a bug, or a lost device."""
+    if isinstance(error, DeviceLost):
+        return f"the engine has stopped: {error}"
     return f"the engine found its own state broken and started afresh: {describe(error)}"

@@ -10,6 +10,7 @@ This is the one file of the engine that reads or changes the scheduler's parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -25,7 +26,7 @@ from octavo.retention.session_table import SessionState, StoredSession
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
-from octavo.types import Request, TransferDone, Update
+from octavo.types import RankState, Request, TransferDone, Update
 
 ReplyT = TypeVar("ReplyT")
 
@@ -251,12 +252,16 @@ class Port:
     """Answers commands, on the engine's thread."""
 
     def __init__(
-        self, scheduler: Scheduler, counters: EngineCounters, pressure: PressurePolicy | None = None
+        self,
+        scheduler: Scheduler,
+        counters: EngineCounters,
+        pressure: PressurePolicy | None = None,
+        ranks: Callable[[], tuple[RankState, ...]] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._counters = counters
         self._pressure = pressure
-        self._inspector = inspector_of(scheduler)
+        self._inspector = inspector_of(scheduler, ranks)
 
     def answer(self, command: Command[ReplyT], now: float) -> object:
         """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
@@ -408,7 +413,7 @@ class Port:
         return blocks
 
 
-def inspector_of(scheduler: Scheduler) -> Inspector:
+def inspector_of(scheduler: Scheduler, ranks: Callable[[], tuple[RankState, ...]] | None = None) -> Inspector:
     """Reads the scheduler's parts; for the engine's thread."""
     return Inspector(
         scheduler.context,
@@ -421,6 +426,7 @@ def inspector_of(scheduler: Scheduler) -> Inspector:
         scheduler.staging,
         scheduler.speculator,
         scheduler.cold_chunks,
+        ranks or tuple,
     )
 
 

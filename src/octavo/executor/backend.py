@@ -44,6 +44,7 @@ class Backend(Protocol):
     name: str  # "native" | "reference" | "torch"
     device: str  # where it computes, in words
     arithmetic_id: str  # names what decides its bits: they are equal within one id
+    layout_id: str  # names what else decides how a block's bytes lie; "" for one device
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
     pads_steps: bool  # small steps are computed as the next of few sizes (`padded_positions`)
@@ -102,6 +103,7 @@ class HostBackend:
 
     is_host = True
     pads_steps = False
+    layout_id = ""
     device = "cpu"
     exactness = EXACT
     notes: Sequence[tuple[str, str]] = ()

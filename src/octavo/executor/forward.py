@@ -23,7 +23,7 @@ from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops
 from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
-from octavo.types import Chunk, Fork, StepPlan, StepWay
+from octavo.types import Chunk, Fork, RankState, StepPlan, StepWay
 
 
 class BlockMover(Protocol):
@@ -157,6 +157,10 @@ class Forward(Protocol):
     def check(self) -> None:
         """Raises DeviceLost where a device was lost, be it while nothing runs."""
         return
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """The devices that compute the model together, where there are several."""
+        return ()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
         """Any thread calls it once where a device is lost while nothing runs."""

@@ -28,7 +28,7 @@ from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.sampler import Sampler
-from octavo.types import SampledToken, StepPlan, StepResult, StepWay
+from octavo.types import RankState, SampledToken, StepPlan, StepResult, StepWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,10 @@ class Runner:
     def check(self) -> None:
         """Raises DeviceLost where a device is lost while nothing runs."""
         self.forward.check()
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """The devices that compute the model together, where there are several."""
+        return self.forward.ranks()
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not

@@ -13,6 +13,7 @@ thread finds out what changed and writes it. Nothing in the pool knows of glimps
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -43,6 +44,7 @@ from octavo.scheduler.live import LiveSequences
 from octavo.speculation.speculator import Speculator
 from octavo.step.context import Context
 from octavo.step.events import EventKind
+from octavo.types import RankState
 
 EVENTS_SHOWN = 100  # of one answer
 BELOW_WINDOW = 4096  # blocks; each is a look into the tier's ledger
@@ -67,6 +69,7 @@ class Inspector:
     staging: Staging
     speculator: Speculator | None
     cold_chunks: ColdChunks
+    ranks: Callable[[], tuple[RankState, ...]]
 
     def stats(self, counters: EngineCounters) -> EngineStats:
         """All numbers of an engine, of which `counters` has what only grows. O(sequences that run)."""
@@ -115,6 +118,7 @@ class Inspector:
             blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
             blocks_cold=0 if transfers.tier is None else transfers.tier.num_read,
             events={kind.value: events.counts[kind] for kind in EventKind},
+            ranks=self.ranks(),
         )
 
     def kv(self, now: float, tenant: str | None = None) -> PoolView:
@@ -222,4 +226,5 @@ class Inspector:
                 islice(tenants, TENANTS_GLIMPSED) if is_glimpse else with_blocks(tenants, ledger, pins)
             ),
             tier=view_tier(self.transfers, self.cold_chunks.blocks_per_s),
+            ranks=self.ranks(),
         )

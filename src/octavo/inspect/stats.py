@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.types import StepResult, Update
+from octavo.types import RankState, StepResult, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class EngineStats:
     blocks_cold: int = 0  # in a tier below, that attention reads there
     blocks_kept_below: int = 0  # that only damage drops from the tier below
     events: dict[str, int] = field(default_factory=dict)  # by kind
+    ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
 from octavo.step.events import Event
-from octavo.types import Phases
+from octavo.types import Phases, RankState
 
 
 class BlockView(msgspec.Struct, frozen=True):
@@ -198,6 +198,7 @@ class Totals(msgspec.Struct, frozen=True):
     event_counts: dict[str, int]
     tenants: tuple[TenantUse, ...]
     tier: TierView | None
+    ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
 
 
 class PoolView(msgspec.Struct, frozen=True):

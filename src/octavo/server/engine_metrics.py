@@ -155,6 +155,18 @@ class EngineCollector(Collector):
             "way",
             stats.device_steps,
         )
+        yield self._by(
+            "octavo_rank_wait_seconds",
+            "Time that each device waited for the others that compute the model with it",
+            "rank",
+            {str(one.rank): one.waited_s for one in stats.ranks},
+        )
+        memory = GaugeMetricFamily(
+            "octavo_rank_memory_bytes", "Memory that is taken on each of them", labels=[MODEL_LABEL, "rank"]
+        )
+        for one in stats.ranks:
+            memory.add_metric([self._model_name, str(one.rank)], one.memory_bytes)
+        yield memory
         yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
         yield self._by(
             "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
@@ -179,7 +191,7 @@ class EngineCollector(Collector):
         family.add_metric([self._model_name], value)
         return family
 
-    def _by(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    def _by(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=[MODEL_LABEL, label])
         for value, count in counts.items():
             family.add_metric([self._model_name, value], count)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import EngineStats, Event, Glimpse, RequestView, TableView
+    from octavo.engine.outputs import EngineStats, Event, Glimpse, RequestView, TableView, TierView
 
 
 def holder_row(table: TableView) -> JsonObject:
@@ -117,21 +117,32 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
             }
             for one in (() if totals is None else totals.tenants)
         ],
-        "tier": None
-        if tier is None
-        else {
-            "slots": tier.num_slots,
-            "host_slots": tier.num_host_slots,
-            "found": tier.num_stored,
-            "in_host": tier.num_in_host,
-            "cold": tier.num_cold,
-            "cold_max": tier.cold_max,
-            "cold_blocks_per_s": round(tier.cold_blocks_per_s),
-            "in_flight": tier.in_flight,
-            "stored": tier.stored,
-            "loaded": tier.loaded,
-            "failed": tier.failed,
-        },
+        "ranks": [
+            {
+                "rank": one.rank,
+                "device": one.device,
+                "memory": one.memory_bytes,
+                "waited": round(one.waited_s),
+            }
+            for one in (() if totals is None else totals.ranks)
+        ],
+        "tier": None if tier is None else _tier_row(tier),
+    }
+
+
+def _tier_row(tier: TierView) -> JsonObject:
+    return {
+        "slots": tier.num_slots,
+        "host_slots": tier.num_host_slots,
+        "found": tier.num_stored,
+        "in_host": tier.num_in_host,
+        "cold": tier.num_cold,
+        "cold_max": tier.cold_max,
+        "cold_blocks_per_s": round(tier.cold_blocks_per_s),
+        "in_flight": tier.in_flight,
+        "stored": tier.stored,
+        "loaded": tier.loaded,
+        "failed": tier.failed,
     }
 
 

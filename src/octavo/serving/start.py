@@ -5,32 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
 from octavo.conversations.conversations import attach
-from octavo.conversations.file import SESSIONS_FILE
 from octavo.conversations.sessions import SessionSupport
-from octavo.conversations.store import GRACE_S, ConversationStore, needed_s
+from octavo.conversations.store import ConversationStore, needed_s, open_sessions
 from octavo.engine.available import available_cores, available_memory, default_reserve
 from octavo.engine.backends import choose_backend
 from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.model_card import ModelCard
-from octavo.engine.offload import open_below
+from octavo.engine.offload import Below, open_below
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
 from octavo.engine.requests import ModelFacts, render_chat
 from octavo.engine.scheduler_setup import SchedulerSetup
-from octavo.engine.steady_clock import SteadyClock
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, PoolSize
@@ -58,7 +54,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.tools.formats import FORMAT_NAMES
 from octavo.tools.thinking import THINKING_NAMES
 from octavo.types import ChatMessage
-from octavo.units import blocks_for, format_age, format_bytes
+from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
 PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
@@ -266,15 +262,12 @@ def _engine_over(
     name = options.served_name or loaded.model.name
     facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
-    fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
+    layout = f"{budget.block_size}{backend.layout_id}"
+    fingerprint = root_name(b"disk", *identity, layout.encode())
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
     inbox, piece_bytes = Inbox(), backend.bytes_per_layer(shape)
     below = open_below(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
-    worker = None
-    if below is not None:
-        undo.callback(below.store.close)
-        worker = TransferWorker(below.store, inbox.finish_transfer)
-        undo.callback(worker.close)
+    worker = None if below is None else _worker_over(below, inbox, undo)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
     runner = backend.new_runner(
@@ -307,24 +300,21 @@ def _engine_over(
     recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
-    engine = Engine(
-        new_scheduler,
-        executor,
-        runner.reset,
-        overlap,
-        clock,
-        inbox,
-        watch,
-        recorder,
-        runner.warm_more,
-        runner.check,
-    )
+    engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner)
     runner.forward.wake_when_lost(inbox.wake)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
     attach(engine, store)
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
+
+
+def _worker_over(below: Below, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
+    """Moves blocks between the pool and what is below."""
+    undo.callback(below.store.close)
+    worker = TransferWorker(below.store, inbox.finish_transfer)
+    undo.callback(worker.close)
+    return worker
 
 
 def _runner_config(loaded: LoadedModel, options: StartOptions) -> RunnerConfig:
@@ -384,27 +374,6 @@ def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
         sorted(tokenizer.stop_ids),
         lambda text: tokenizer.encode(text, add_bos=False),
     )
-
-
-def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> ConversationStore:
-    """The sessions beside the blocks on disk; without a disk cache they end with the process."""
-    if namespace is None:
-        return ConversationStore(clock)
-    path = namespace / SESSIONS_FILE
-    try:
-        sessions = ConversationStore.open(path, clock=clock)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
-    if sessions.opened_afresh:
-        log.warning("the sessions in %s are lost: %s", path, sessions.opened_afresh)
-    if sessions.num_graced:
-        log.warning(
-            "%s sessions or responses in %s seem to have expired meanwhile; they are kept for up to %s more",
-            f"{sessions.num_graced:,}",
-            path,
-            format_age(GRACE_S),
-        )
-    return sessions
 
 
 def _recorder(options: StartOptions, store: ConversationStore) -> Recorder:

@@ -13,7 +13,7 @@ from octavo.device.backend import TorchBackend
 from octavo.device.ranks.collectives import INTERFACE, RankGroup
 from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
 from octavo.device.ranks.messages import Allocate, Load, Measure
-from octavo.device.ranks.processes import RankProcesses, RankState
+from octavo.device.ranks.processes import RankProcesses
 from octavo.errors import ConfigError
 from octavo.executor.backend import PoolSize
 from octavo.executor.executor import DeviceExecutor, Executor
@@ -26,6 +26,7 @@ from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.model.split import Split
 from octavo.sampling.grammars import Grammars
+from octavo.types import RankState
 
 SHARED_BYTES = 64 << 20  # where shares of blocks meet
 _PLACES_MIN = 2
@@ -41,6 +42,7 @@ class RankedBackend:
         """`own`: this process's; `devices` of all ranks, of which the first is its own."""
         self._own, self._devices, self._weights_kind, self._timeout_s = own, devices, weights, timeout_s
         self.num_ranks = len(devices)
+        self.layout_id = f", {self.num_ranks} ranks"
         self.device = f"{self.num_ranks} ranks: {', '.join(devices)}"
         self.weights, self.arithmetic_id = own.weights, own.arithmetic_id
         self.exactness, self.pads_steps = own.exactness, own.pads_steps
@@ -73,6 +75,7 @@ class RankedBackend:
             )
         except RuntimeError as error:
             raise ranks.why(error) from error
+        ranks.have_met()
         ranks.send(Load(path.name, str(path.path.absolute()), path.kind, context_length))
         split = Split(0, self.num_ranks)
         loaded = load_model(path, self.weights, context_length, progress, packed, split)
@@ -87,12 +90,12 @@ class RankedBackend:
             os.close(self._shared_fd)
             self._shared_fd = -1
 
-    def states(self) -> list[RankState]:
+    def states(self) -> tuple[RankState, ...]:
         """Of all ranks."""
         if self._ranks is None or self._group is None:
-            return []
+            return ()
         own = RankState(0, os.getpid(), self._devices[0], self._own.memory_used(), self._group.waited_s)
-        return [own, *self._ranks.states()]
+        return (own, *self._ranks.states())
 
     # -- sizes
 
@@ -171,6 +174,7 @@ class RankedBackend:
             config.stop_ids,
             ranks,
             self._shared_fd,
+            self.states,
             on_close,
         )
         return Runner(forward, config, transfers, grammars)

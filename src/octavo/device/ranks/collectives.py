@@ -51,6 +51,7 @@ class RankGroup:
         else:
             made = dist.ProcessGroupGloo(store, rank, num_ranks, timeout)
         self._group = cast(_Group, made)
+        self.broadcast(torch.zeros(1, device=device))  # all are connected: the file is needed no more
 
     def gather_columns(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """(T, own width) -> (T, sum of widths). Pieces of one size travel; what fills them up is cut off."""

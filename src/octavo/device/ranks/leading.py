@@ -41,7 +41,7 @@ from octavo.errors import DeviceLost
 from octavo.executor.batch import StepShape
 from octavo.executor.forward import ColdReach, Trouble
 from octavo.kernels.contract import Bytes, SlotMemory
-from octavo.types import Fork, StepWay
+from octavo.types import Fork, RankState, StepWay
 
 
 class Ranks(Protocol):
@@ -217,16 +217,21 @@ class RankedForward(DeviceForward):
         stop_ids: frozenset[int],
         ranks: Ranks,
         shared_fd: int,
+        states: Callable[[], tuple[RankState, ...]],
         on_close: Callable[[], None],
     ) -> None:
         super().__init__(arithmetic, rows, stop_ids)
         rows.ranks = ranks
         self.blocks: RankedBlocks = RankedBlocks(DeviceBlocks(self.pool), ranks, shared_fd)  # type: ignore[assignment]
-        self._ranks, self._on_close = ranks, on_close
+        self._ranks, self._states, self._on_close = ranks, states, on_close
 
     def check(self) -> None:
         """Raises DeviceLost where a rank is lost."""
         self._ranks.check()
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """All of them."""
+        return self._states()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
         """Called once, by another thread."""

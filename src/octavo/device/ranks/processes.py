@@ -31,6 +31,7 @@ import msgspec
 from octavo.device.ranks.collectives import INTERFACE
 from octavo.device.ranks.messages import Answer, Channel, Close, Message, MoveBlocks, Pulse, Start
 from octavo.errors import ConfigError, DeviceLost
+from octavo.types import RankState
 
 log = logging.getLogger("octavo.ranks")
 
@@ -38,17 +39,6 @@ SILENT_S = 8.0  # without a pulse; a rank that loads may be long in one call
 SILENT_LOADING_S = 60.0
 END_S = 5.0  # that a rank may take to end by itself
 _LOOK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """One rank, for people."""
-
-    rank: int
-    pid: int
-    device: str
-    memory_bytes: int
-    waited_s: float  # for others, since its start
 
 
 @dataclass(slots=True)
@@ -97,6 +87,10 @@ class RankProcesses:
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
         """Called once where the ranks are lost: rank 0 may be idle."""
         self._on_lost = wake
+
+    def have_met(self) -> None:
+        """All are connected: nothing is left of the place where they met."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def check(self) -> None:
         """Raises DeviceLost where the ranks are lost."""

@@ -1,40 +1,50 @@
-"""The process of a rank other than 0: `python -m octavo.device.ranks.worker FD FD FD FD`, started by rank 0.
+"""The process of a rank other than 0: `python -m octavo.device.ranks.worker START FD FD FD FD`, which rank 0
+starts.
 
-main thread        commands (`member.py`)
-octavo-moves       blocks between its device and the shared memory
-octavo-pulse       tells rank 0 twice a second that it lives
-octavo-parent      ends the process at once when rank 0 is gone, whatever the others do
+    main thread        commands (`member.py`)
+    octavo-moves       blocks between its device and the shared memory
+    octavo-pulse       tells rank 0 twice a second that it lives
+    octavo-parent      ends the process at once when rank 0 is gone, whatever the others do
+
+The last one begins before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-import torch
-
-from octavo.device.backend import TorchBackend
-from octavo.device.opening import open_backend
-from octavo.device.ranks.collectives import RankGroup
-from octavo.device.ranks.member import RankMember
-from octavo.device.ranks.messages import Answer, AnyMessage, Channel, Close, MoveBlocks, Pulse, Start
+if TYPE_CHECKING:
+    from octavo.device.backend import TorchBackend
+    from octavo.device.ranks.collectives import RankGroup
+    from octavo.device.ranks.member import RankMember
+    from octavo.device.ranks.messages import AnyMessage, Channel, MoveBlocks, Pulse, Start
 
 PULSE_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
     """Serve until rank 0 closes, or is gone."""
-    start = msgspec.json.decode(arguments[0], type=Start)
-    ends = [socket.socket(fileno=int(fd)) for fd in arguments[1:4]]
-    logging.basicConfig(format=f"rank {start.rank}: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends, and then this
+    ends = [socket.socket(fileno=int(fd)) for fd in arguments[1:4]]
+    folder = Path(json.loads(arguments[0])["rendezvous"]).parent
+    watching = (ends[2], folder)
+    threading.Thread(target=_end_with_rank_0, args=watching, name="octavo-parent", daemon=True).start()
+    import msgspec
+
+    from octavo.device.ranks.messages import AnyMessage, Channel, MoveBlocks, Pulse, Start
+
+    start = msgspec.json.decode(arguments[0], type=Start)
+    logging.basicConfig(format=f"rank {start.rank}: %(message)s", level=logging.WARNING)
     pulse = _PulseSender(Channel(ends[2], Pulse))
     try:
         serve(start, Channel(ends[0], AnyMessage), Channel(ends[1], MoveBlocks), int(arguments[4]), pulse)
@@ -54,6 +64,13 @@ def serve(
     pulse: _PulseSender,
 ) -> None:
     """Join the others, then carry out commands. Raises what a command raises."""
+    import torch
+
+    from octavo.device.opening import open_backend
+    from octavo.device.ranks.collectives import RankGroup
+    from octavo.device.ranks.member import RankMember
+    from octavo.device.ranks.messages import Answer, Close
+
     backend = open_backend(start.device, start.weights, "triton", 1, lambda: 0)
     commands.send(Answer())  # it can join
     group = RankGroup(
@@ -77,14 +94,22 @@ def _serve_moves(member: RankMember, moves: Channel[MoveBlocks]) -> None:
         return
 
 
+def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
+    """Nothing ever comes: the end of the stream does, when rank 0 is gone."""
+    try:
+        end.recv(1)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(1)
+
+
 class _PulseSender:
-    """Tells rank 0 that this rank lives; ends the process when rank 0 does not."""
+    """Tells rank 0 that this rank lives."""
 
     def __init__(self, channel: Channel[Pulse]) -> None:
         self._channel, self._lock = channel, threading.Lock()
         self._about: tuple[RankMember, RankGroup, TorchBackend] | None = None
-        for target in (self._send, self._watch):
-            threading.Thread(target=target, name=f"octavo{target.__name__}", daemon=True).start()
+        threading.Thread(target=self._send, name="octavo-pulse", daemon=True).start()
 
     def tell_of(self, member: RankMember, group: RankGroup, backend: TorchBackend) -> None:
         """From now on."""
@@ -92,6 +117,8 @@ class _PulseSender:
 
     def fail(self, why: str) -> None:
         """The last that is told."""
+        from octavo.device.ranks.messages import Pulse
+
         with self._lock:
             self._channel.send(Pulse(failed=why))
 
@@ -105,17 +132,12 @@ class _PulseSender:
             time.sleep(PULSE_S)
 
     def _pulse(self) -> Pulse:
+        from octavo.device.ranks.messages import Pulse
+
         if self._about is None:
             return Pulse(is_loading=True)
         member, group, backend = self._about
         return Pulse(backend.memory_used(), group.waited_s, member.is_loading)
-
-    def _watch(self) -> None:
-        """Nothing ever comes: the end of the stream does, when rank 0 is gone."""
-        try:
-            self._channel.receive()
-        except (EOFError, OSError):
-            os._exit(1)
 
 
 if __name__ == "__main__":
