@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from tests.device.over_ranks import TinyRanked
 from tests.device.over_torch import TinyTorch
-from tests.drawn import crowd, plain
-from tests.exactness import Subject, in_random
-from tests.tiny import random_prompt, request, run, tiny_engine
+from tests.drawn import crowd, plain, varied, varied_crowd
+from tests.engine import grammar_cases
+from tests.engine.test_embeddings_exact import wants_embedding
+from tests.exactness import Preempter, Subject, in_random
+from tests.tiny import random_prompt, request, run, settle, tiny_engine
+
+from octavo.device.layout import Layout
+from octavo.executor.disk import DiskStore
+from octavo.executor.host import HostStore, TieredStore
+from octavo.executor.transfers import BlockStore
+from octavo.kernels.contract import KvShape, Routing
+from octavo.params import BeamParams, Pooling
+from octavo.retention.transfers import Transfers
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -57,3 +69,76 @@ def test_in_random_circumstances(num_ranks: int, kv: str, drafts: bool) -> None:
         assert in_random(several, seed, met, drafts=drafts) == []
     assert met["preempted"]
     assert met["in a crowd"]
+
+
+@pytest.mark.full
+def test_with_masks_grammars_beams_and_experts() -> None:
+    one, several, met = TinyTorch(), TinyRanked(2), Counter[str]()
+    of_one = Subject(one, varied, varied_crowd)
+    for seed in range(8):
+        own = AgainstOne(several, varied, varied_crowd, one=of_one)
+        assert in_random(own, seed, met, drafts=seed % 2 == 0) == []
+    led = grammar_cases.subject(one)
+    own = AgainstOne(several, led.draw, led.crowd, grammars=led.grammars, one=led)
+    for seed in range(6):
+        assert in_random(own, seed, met, drafts=seed % 2 == 0) == []
+    assert met["masked"]
+    assert met["accepted"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_mixture(num_ranks: int) -> None:
+    one, several, met = TinyTorch(), TinyRanked(num_ranks), Counter[str]()
+    for ops in (one, several):
+        ops.routing = Routing(2, "softmax", normalised=True)  # type: ignore[attr-defined]
+    of_one = Subject(one, plain, crowd)
+    for seed in range(3):
+        assert in_random(AgainstOne(several, plain, crowd, one=of_one), seed, met) == []
+
+
+@pytest.mark.full
+def test_embeddings_and_beams() -> None:
+    rng = np.random.default_rng(6)
+    wanted = [
+        wants_embedding(1, random_prompt(rng, 70), Pooling.LAST),
+        wants_embedding(2, random_prompt(rng, 33), Pooling.MEAN),
+        request(3, random_prompt(rng, 20), 6, n=3, beams=BeamParams(3), logprobs=0),
+    ]
+    expected = run(tiny_engine(TinyTorch()), wanted)
+    engine = tiny_engine(TinyRanked(2), step_tokens=24, depth=1)
+    answers = run(engine, wanted)
+    engine.executor.close()
+    assert {k: a.essence for k, a in answers.items()} == {k: a.essence for k, a in expected.items()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("tiers", ["host", "disk", "both"])
+@pytest.mark.parametrize("kv", ["f32", "int8"])
+def test_blocks_come_back_from_the_tiers_below(tiers: str, kv: str, tmp_path: Path) -> None:
+    """Each rank moves its share; a pool that is too small preempts, and a restart finds what is on disk."""
+    rng = np.random.default_rng(8)
+    wanted = [request(i, random_prompt(rng, 60 + i), 20, temperature=0.8, seed=i) for i in range(6)]
+    expected = {k: a.essence for k, a in run(tiny_engine(TinyTorch(kv)), wanted).items()}
+    block_bytes = 2 * Layout(KvShape(2, 1, 16, 16, kv)).bytes_per_block
+    met = 0
+    with mock.patch.object(Transfers, "is_worth_it", return_value=True):
+        for _ in range(2):
+            disk = None if tiers == "host" else DiskStore.open(tmp_path, 80 << 20, block_bytes, b"f" * 32)
+            host = None if tiers == "disk" else HostStore(40 * block_bytes, block_bytes)
+            store: BlockStore
+            if disk is None or host is None:
+                store = disk or host  # type: ignore[assignment]
+            else:
+                store = TieredStore(host, disk)
+            num_host = 0 if host is None else host.num_slots
+            engine = tiny_engine(
+                TinyRanked(2, kv), num_blocks=14, store=store, num_host=num_host, staging=4, step_tokens=32
+            )
+            for _ in range(2):
+                answers = run(engine, wanted, Preempter(engine, {6, 9, 12, 20, 30}))
+                assert {k: a.essence for k, a in answers.items()} == expected
+                settle(engine)
+            met += engine.scheduler.transfers.num_loaded
+            engine.executor.close()
+    assert met

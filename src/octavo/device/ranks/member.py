@@ -116,15 +116,16 @@ class RankMember:
         return self._arithmetic
 
     def _set_up(self, message: Load | Allocate | Measure) -> Answer:
-        """Refusals are answered: rank 0 tells them."""
+        """Refusals are answered: rank 0 tells them. What is made outlives the mode that steps run in."""
         try:
-            match message:
-                case Load(name, path, kind, context_length):
-                    return self._load(ModelPath(name, Path(path), kind), context_length)
-                case Allocate():
-                    return self._allocate(message)
-                case Measure():
-                    return Answer(self._backend.memory_available())
+            with torch.inference_mode(mode=False):
+                match message:
+                    case Load(name, path, kind, context_length):
+                        return self._load(ModelPath(name, Path(path), kind), context_length)
+                    case Allocate():
+                        return self._allocate(message)
+                    case Measure():
+                        return Answer(self._backend.memory_available())
         except (OctavoError, torch.OutOfMemoryError) as error:
             return Answer(error=str(error).partition("\n")[0])
 

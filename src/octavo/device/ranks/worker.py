@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     except EOFError:
         return 1  # rank 0 is gone
     except Exception as error:  # noqa: BLE001 - rank 0 tells it, and ends all ranks
-        pulse.fail(str(error).strip().partition("\n")[0] or type(error).__name__)
+        pulse.fail(_first_line(error))
         return 1
     return 0
 
@@ -78,7 +78,8 @@ def serve(
     )
     member = RankMember(backend, group, shared_fd)
     pulse.tell_of(member, group, backend)
-    threading.Thread(target=_serve_moves, args=(member, moves), name="octavo-moves", daemon=True).start()
+    moving = (member, moves, pulse)
+    threading.Thread(target=_serve_moves, args=moving, name="octavo-moves", daemon=True).start()
     with torch.inference_mode():
         while not isinstance(message := commands.receive(), Close):
             answer = member.carry_out(message)
@@ -86,12 +87,19 @@ def serve(
                 commands.send(answer)
 
 
-def _serve_moves(member: RankMember, moves: Channel[MoveBlocks]) -> None:
+def _serve_moves(member: RankMember, moves: Channel[MoveBlocks], pulse: _PulseSender) -> None:
     try:
         while True:
             moves.send(member.move(moves.receive()))
     except (EOFError, OSError):
         return
+    except Exception as error:  # noqa: BLE001 - a rank without its blocks is none
+        pulse.fail(_first_line(error))
+        os._exit(1)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
