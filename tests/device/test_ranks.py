@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from tests.device.over_ranks import TinyRanked
-from tests.device.over_torch import TinyTorch
+from tests.device.over_ranks import TinyRanked, TinyRankedKernels
+from tests.device.over_torch import TinyCompiled, TinyTorch
 from tests.drawn import crowd, plain, varied, varied_crowd
 from tests.engine import grammar_cases
 from tests.engine.test_embeddings_exact import wants_embedding
 from tests.exactness import Preempter, Subject, in_random
 from tests.tiny import random_prompt, request, run, settle, tiny_engine
+from torch import Tensor
+from triton.runtime import interpreter
 
 from octavo.device.layout import Layout
+from octavo.device.ranks.collectives import RankGroup
 from octavo.executor.disk import DiskStore
 from octavo.executor.host import HostStore, TieredStore
 from octavo.executor.transfers import BlockStore
-from octavo.kernels.contract import KvShape, Routing
+from octavo.kernels.contract import Floats, KvShape, Routing
+from octavo.kernels.reference import ReferenceOps
+from octavo.model.split import Split
 from octavo.params import BeamParams, Pooling
 from octavo.retention.transfers import Transfers
 
@@ -142,3 +149,64 @@ def test_blocks_come_back_from_the_tiers_below(tiers: str, kv: str, tmp_path: Pa
             met += engine.scheduler.transfers.num_loaded
             engine.executor.close()
     assert met
+
+
+def flipped(group: RankGroup, x: Tensor) -> Tensor:
+    return gather_pieces(group, x).flip(0)
+
+
+def uncut(ops: ReferenceOps, x: Floats, widths: Sequence[int]) -> Floats:
+    widest = max(widths)
+    return gather(ops, x, [widest] * len(widths))[:, : sum(widths)]
+
+
+def exchanged(split: Split, num_heads: int) -> range:
+    return heads(split.of(split.num_ranks - 1 - split.rank), num_heads)
+
+
+gather_pieces, gather, heads = RankGroup.gather_pieces, ReferenceOps.gather, Split.heads
+PLANTED = [
+    (RankGroup, "gather_pieces", flipped),
+    (ReferenceOps, "gather", uncut),
+    (Split, "heads", exchanged),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "bug"), PLANTED, ids=["order", "padding", "head"])
+def test_a_planted_bug_is_caught(where: type, name: str, bug: object) -> None:
+    wanted = [request(1, random_prompt(np.random.default_rng(3), 40), 8)]
+    expected = run(tiny_engine(TinyTorch()), wanted)
+    with mock.patch.object(where, name, bug):
+        engine = tiny_engine(TinyRanked(2))
+        answers = run(engine, wanted)
+        engine.executor.close()
+    assert answers[1, 0].essence != expected[1, 0].essence
+
+
+@pytest.fixture
+def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is one for all threads."""
+    lock, call = threading.Lock(), interpreter.GridExecutor.__call__
+
+    def call_alone(*given: object, **named: object) -> object:
+        with lock:
+            return call(*given, **named)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", call_alone)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("chained_dots", "one_kernel_at_a_time")
+@pytest.mark.parametrize(("num_ranks", "kv"), [(2, "f32"), (2, "int8"), (4, "bf16")])
+def test_kernels_over_ranks_give_the_bits_of_one(num_ranks: int, kv: str) -> None:
+    rng = np.random.default_rng(4)
+    wanted = [
+        request(1, random_prompt(rng, 11), 3),
+        request(2, random_prompt(rng, 5), 3, n=2, temperature=0.9, seed=3, top_p=0.9, logprobs=None),
+        request(3, random_prompt(rng, 19), 3, repetition_penalty=1.3, presence_penalty=0.5),
+    ]
+    expected = run(tiny_engine(TinyCompiled(kv)), wanted)  # type: ignore[arg-type]
+    engine = tiny_engine(TinyRankedKernels(num_ranks, kv), depth=1, step_tokens=14)  # type: ignore[arg-type]
+    answers = run(engine, wanted)
+    engine.executor.close()
+    assert {k: a.essence for k, a in answers.items()} == {k: a.essence for k, a in expected.items()}
