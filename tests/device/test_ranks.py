@@ -32,6 +32,8 @@ from octavo.model.split import Split
 from octavo.params import BeamParams, Pooling
 from octavo.retention.transfers import Transfers
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_prompt_and_its_answers(num_ranks: int) -> None:
@@ -63,7 +65,6 @@ class AgainstOne(Subject):
         return self.one.tokens(seed)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_ranks", "kv"), [(2, "f32"), (2, "bf16"), (2, "int8"), (2, "fp8"), (4, "f32"), (4, "int8")]
 )
@@ -78,7 +79,6 @@ def test_in_random_circumstances(num_ranks: int, kv: str, drafts: bool) -> None:
     assert met["in a crowd"]
 
 
-@pytest.mark.full
 def test_with_masks_grammars_beams_and_experts() -> None:
     one, several, met = TinyTorch(), TinyRanked(2), Counter[str]()
     of_one = Subject(one, varied, varied_crowd)
@@ -93,7 +93,6 @@ def test_with_masks_grammars_beams_and_experts() -> None:
     assert met["accepted"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_mixture(num_ranks: int) -> None:
     one, several, met = TinyTorch(), TinyRanked(num_ranks), Counter[str]()
@@ -104,7 +103,6 @@ def test_a_mixture(num_ranks: int) -> None:
         assert in_random(AgainstOne(several, plain, crowd, one=of_one), seed, met) == []
 
 
-@pytest.mark.full
 def test_embeddings_and_beams() -> None:
     rng = np.random.default_rng(6)
     wanted = [
@@ -119,7 +117,6 @@ def test_embeddings_and_beams() -> None:
     assert {k: a.essence for k, a in answers.items()} == {k: a.essence for k, a in expected.items()}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("tiers", ["host", "disk", "both"])
 @pytest.mark.parametrize("kv", ["f32", "int8"])
 def test_blocks_come_back_from_the_tiers_below(tiers: str, kv: str, tmp_path: Path) -> None:
@@ -195,7 +192,6 @@ def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", call_alone)
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("chained_dots", "one_kernel_at_a_time")
 @pytest.mark.parametrize(("num_ranks", "kv"), [(2, "f32"), (2, "int8"), (4, "bf16")])
 def test_kernels_over_ranks_give_the_bits_of_one(num_ranks: int, kv: str) -> None:

@@ -15,6 +15,7 @@ from octavo.cli.doctor_headers import (
     print_lines,
     weights_in_words,
 )
+from octavo.cli.doctor_ranks import diagnose_ranks
 from octavo.cli.given import SettingOrigin
 from octavo.cli.packed import packed_lines
 from octavo.cli.tables import print_json
@@ -42,6 +43,8 @@ def run(
     """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
     and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
     look_at_machine()
+    if options.tensor_parallel_size > 1 and not load:
+        return diagnose_ranks(model, options, origins, as_json=as_json)
     if not load:
         backend = choose_backend(options)
         if backend.backend.is_host:

@@ -46,6 +46,11 @@ def find_cuda_obstacle(index: int = 0) -> str | None:
     return None
 
 
+def num_cuda_devices() -> int:
+    """That torch sees."""
+    return torch.cuda.device_count()
+
+
 def current(device: torch.device) -> AbstractContextManager[object]:
     """While it is open, launches, events and captures of this thread are the device's."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

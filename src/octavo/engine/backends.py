@@ -60,6 +60,21 @@ def expects_device(options: StartOptions) -> bool:
     return any(driver.exists() for driver in _DRIVERS) and not _missing()
 
 
+def find_missing_devices(options: StartOptions) -> list[str]:
+    """Of the devices that the ranks of a model need, those that cannot be used, and why."""
+    count, first = options.tensor_parallel_size, int(options.device.partition(":")[2] or 0)
+    if options.device == "cpu":
+        return [] if _missing(("torch",)) is None else [f"torch is not installed; {EXTRA}"]
+    if (obstacle := _find_obstacle()) is not None:
+        return [f"cuda:{first} to cuda:{first + count - 1}: {obstacle}"]
+    from octavo.device.devices import find_cuda_obstacle, num_cuda_devices
+
+    here = num_cuda_devices()
+    missing = [f"cuda:{i}: there are {here} here" for i in range(max(first, here), first + count)]
+    others = [(i, find_cuda_obstacle(i)) for i in range(first, min(first + count, here))]
+    return missing + [f"cuda:{i}: {obstacle}" for i, obstacle in others if obstacle is not None]
+
+
 def time_device_kernels(name: str) -> Iterator[DeviceTime]:
     """How long each kernel takes on a GPU ("cuda", "cuda:1"). Raises ConfigError where it cannot be used."""
     if missing := _missing():

@@ -22,6 +22,7 @@ from octavo.model.loader import OpenedFiles, check_tables, spec_within
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import Reader
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
+from octavo.model.split import Split
 from octavo.model.weights import read_weights
 from octavo.units import format_bytes
 
@@ -131,8 +132,10 @@ def measure_model(
     weights: str,
     context_length: int | None = None,
     problems: list[ModelError] | None = None,
+    split: Split | None = None,
 ) -> MeasuredModel:
-    """Measure the weights in a mode of `--weights`, with the model's own context or a shorter one.
+    """Measure the weights in a mode of `--weights`, or a rank's part of them, with the model's own context or
+    a shorter one.
 
     Raises BadModelFile, UnsupportedModel or ConfigError, as loading would; with a list of `problems`, what is
     wrong with tensors is added there. O(tensors).
@@ -140,7 +143,9 @@ def measure_model(
     found: list[ModelError] = []
     source, ops = HeaderSource(opened), MeasuringOps(weights, found)
     spec = spec_within(opened.description, context_length, opened.label)
-    reader = Reader(source, opened.label, opened.is_gguf, opened.description, ops, problems=found)
+    reader = Reader(
+        source, opened.label, opened.is_gguf, opened.description, ops, problems=found, split=split
+    )
     read = read_weights(reader)
     if problems is not None:
         problems += found
