@@ -19,7 +19,7 @@ from octavo.device.layout import allocate_pool
 from octavo.device.ranks.backend import SHARED_BYTES
 from octavo.device.ranks.collectives import INTERFACE, RankGroup
 from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
-from octavo.device.ranks.member import RankMember
+from octavo.device.ranks.member import RankMember, share_of
 from octavo.device.ranks.messages import (
     Allocate,
     Answer,
@@ -162,7 +162,8 @@ class _Ranked:
         for answer in ranks.ask(order):
             assert not answer.error, answer.error
         own = self.model_of(Split(0, self.num_ranks))
-        pool = allocate_pool(kv_shape(own, config.block_size, self.kv), num_blocks, CPU)
+        whole = kv_shape(own, config.block_size, self.kv)
+        pool = allocate_pool(share_of(whole, own.split), num_blocks, CPU)
         rows = LeadRows(config.max_rows, config.context_length, config.block_size, CPU)
         arithmetic = backends[0].new_arithmetic(own, pool, rows, ranks.group)
         lead = LeadArithmetic(arithmetic, rows, ranks, ranks.group)

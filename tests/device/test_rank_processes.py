@@ -13,10 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from tests.attack.house import House, free_port, serving
 from tests.waiting import wait_until
 
 from octavo import LLM, SamplingParams
+from octavo.device.ranks.collectives import RankGroup
+from octavo.device.ranks.processes import RankProcesses
+from octavo.errors import DeviceLost
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
@@ -148,3 +152,54 @@ def listening(pid: int) -> set[str]:
     newer = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
     assert not [row for row in newer if row[9] in inodes]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def test_one_that_fails_says_why_and_ends_all() -> None:
+    fd = os.memfd_create("ranks")
+    ranks = RankProcesses(["cpu", "cpu", "cuda:7"], "auto", 30.0, fd)
+    pids = [state.pid for state in ranks.states()]
+    with pytest.raises(DeviceLost, match=rf"rank 2 \(cuda:7, process {pids[1]}\) failed: device is cuda:7"):
+        ranks.answers()
+    wait_until_gone(pids, 5)
+    ranks.close()
+    os.close(fd)
+
+
+def test_one_that_keeps_the_others_waiting_is_named() -> None:
+    fd = os.memfd_create("ranks")
+    ranks = RankProcesses(["cpu", "cpu"], "auto", 5.0, fd)
+    ranks.answers()
+    group = RankGroup(ranks.rendezvous, 0, 2, 5.0, torch.device("cpu"))
+    pids = [state.pid for state in ranks.states()]
+    with pytest.raises(RuntimeError, match="Timed out") as raised:
+        group.gather_pieces(torch.zeros(3))  # of which rank 1 knows nothing
+    lost = str(ranks.why(raised.value))
+    assert f"(rank 1 (cpu, process {pids[0]}) did not come to it)" in lost
+    wait_until_gone(pids, 5)
+    ranks.close()
+    os.close(fd)
+
+
+def test_a_suspended_session_is_found_by_as_many_ranks_and_by_no_other_number(tmp_path: Path) -> None:
+    disk = ("--disk-cache", str(tmp_path / "disk"), "--disk-size", "64MiB")
+    body = {"messages": [{"role": "user", "content": PROMPTS[1] * 4}], "max_tokens": 4, "temperature": 0}
+    with serving(tmp_path, *TORCH, *disk, "-tp", "3") as house:
+        house.ended = True
+        first = house.ask("POST", "/v1/chat/completions", json={**body, "session": "new"})
+        session = first.headers["x-octavo-session"]
+        assert house.ask("POST", f"/v1/sessions/{session}/suspend").is_success
+        assert len(house.ask("GET", "/v1/kv").json()["ranks"]) == 3
+        house.process.terminate()
+        house.process.wait(10)
+    said = [
+        *body["messages"],
+        first.json()["choices"][0]["message"],
+        {"role": "user", "content": "And then?"},
+    ]  # type: ignore[misc]
+    turn = {**body, "session": session, "messages": said}
+    with serving(tmp_path, *TORCH, *disk, "-tp", "3") as house:
+        found = house.ask("POST", "/v1/chat/completions", json=turn)
+        assert found.json()["usage"]["cached_tokens"] >= 32
+        assert house.ask("PATCH", "/v1/kv", json={"blocks": 30}).is_success
+    with serving(tmp_path, *TORCH, *disk) as house:
+        assert house.ask("POST", "/v1/chat/completions", json=turn).status_code == 404

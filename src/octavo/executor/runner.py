@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from octavo.executor.cold_parts import ColdPart
 from octavo.executor.draws import Taken, draws_of
@@ -44,9 +44,8 @@ class RunnerConfig:
 
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
-    """The shape of the model's one KV group, or of the rank's part of it."""
-    whole = kv_shape_of(model.spec, block_size, kv)
-    return replace(whole, num_kv_heads=len(model.split.kv_heads(whole.num_kv_heads)))
+    """The shape of the model's one KV group."""
+    return kv_shape_of(model.spec, block_size, kv)
 
 
 def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from octavo.device.backend import TorchBackend
 from octavo.device.ranks.collectives import INTERFACE, RankGroup
 from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
+from octavo.device.ranks.member import share_of
 from octavo.device.ranks.messages import Allocate, Load, Measure
 from octavo.device.ranks.processes import RankProcesses
 from octavo.errors import ConfigError
@@ -42,6 +44,7 @@ class RankedBackend:
         """`own`: this process's; `devices` of all ranks, of which the first is its own."""
         self._own, self._devices, self._weights_kind, self._timeout_s = own, devices, weights, timeout_s
         self.num_ranks = len(devices)
+        self._split = Split(0, self.num_ranks)
         self.layout_id = f", {self.num_ranks} ranks"
         self.device = f"{self.num_ranks} ranks: {', '.join(devices)}"
         self.weights, self.arithmetic_id = own.weights, own.arithmetic_id
@@ -77,8 +80,7 @@ class RankedBackend:
             raise ranks.why(error) from error
         ranks.have_met()
         ranks.send(Load(path.name, str(path.path.absolute()), path.kind, context_length))
-        split = Split(0, self.num_ranks)
-        loaded = load_model(path, self.weights, context_length, progress, packed, split)
+        loaded = load_model(path, self.weights, context_length, progress, packed, self._split)
         self.weight_bytes = [loaded.model.weights.num_bytes, *ranks.answers()]
         return loaded
 
@@ -125,8 +127,8 @@ class RankedBackend:
             runner.close()
 
     def bytes_per_block(self, shape: KvShape) -> int:
-        """What a block takes on all ranks; `shape` is a rank's share."""
-        return self._own.bytes_per_block(shape) * self.num_ranks
+        """What a block takes on all ranks together."""
+        return self._own.bytes_per_block(share_of(shape, self._split)) * self.num_ranks
 
     def bytes_per_layer(self, shape: KvShape) -> None:
         """A block lies rank by rank."""
@@ -165,7 +167,7 @@ class RankedBackend:
             shape.kind, shape.block_size, size.num_blocks, config.max_rows, config.context_length
         )
         ranks.ask(order)
-        pool = self._own.allocate_pool(size)
+        pool = self._own.allocate_pool(replace(size, shape=share_of(shape, self._split)))
         rows = LeadRows(config.max_rows, config.context_length, config.block_size, self._own.torch_device)
         own = self._own.new_arithmetic(model, pool, rows, group)
         forward = RankedForward(

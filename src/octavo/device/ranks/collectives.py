@@ -42,6 +42,7 @@ class RankGroup:
         """Waits for the others. Raises RuntimeError where they do not come in time."""
         self.rank, self.num_ranks = rank, num_ranks
         self.waited_s = 0.0  # for others, what the exchange took included; on a GPU: to start it
+        self.is_waiting = False
         store = dist.FileStore(str(rendezvous), num_ranks)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
         if device.type == "cuda":
@@ -67,17 +68,18 @@ class RankGroup:
         """(...) -> (ranks, ...): what each rank gave."""
         x = x.contiguous()
         out = x.new_empty((self.num_ranks, *x.shape))
-        begun = time.perf_counter()
-        self._group._allgather_base(out.view(-1), x.view(-1)).wait()
-        self.waited_s += time.perf_counter() - begun
+        self._wait(self._group._allgather_base(out.view(-1), x.view(-1)))
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's bytes, in every rank's tensor."""
-        begun = time.perf_counter()
-        self._group.broadcast([x]).wait()
-        self.waited_s += time.perf_counter() - begun
+        self._wait(self._group.broadcast([x]))
         return x
+
+    def _wait(self, work: _Work) -> None:
+        begun, self.is_waiting = time.perf_counter(), True
+        work.wait()
+        self.waited_s, self.is_waiting = self.waited_s + time.perf_counter() - begun, False
 
     def gather(self, x: Floats) -> Floats:
         """(...) -> (ranks, ...), of host arrays."""

@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ from octavo.device.ranks.messages import (
 from octavo.device.rows import DeviceRows, Writes
 from octavo.errors import OctavoError
 from octavo.executor.runner import kv_shape
-from octavo.kernels.contract import Bytes, Ints
+from octavo.kernels.contract import Bytes, Ints, KvShape
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
@@ -140,7 +141,8 @@ class RankMember:
         assert self._model is not None, "no model is loaded"
         self._arithmetic = self._blocks = self._rows = None  # what was there before goes first
         device = self._backend.torch_device
-        pool = allocate_pool(kv_shape(self._model, order.block_size, order.kv), order.num_blocks, device)
+        shape = share_of(kv_shape(self._model, order.block_size, order.kv), self.split)
+        pool = allocate_pool(shape, order.num_blocks, device)
         self._rows = DeviceRows(order.max_rows, order.context_length, order.block_size, device)
         self._arithmetic = self._backend.new_arithmetic(self._model, pool, self._rows, self._group)
         self._blocks = DeviceBlocks(pool)
@@ -154,6 +156,11 @@ class RankMember:
         with self._fence_came:
             self._fenced = number
             self._fence_came.notify_all()
+
+
+def share_of(whole: KvShape, split: Split) -> KvShape:
+    """The rank's part of each block: its KV heads."""
+    return replace(whole, num_kv_heads=len(split.kv_heads(whole.num_kv_heads)))
 
 
 def move_share(

@@ -157,6 +157,7 @@ class Pulse(msgspec.Struct, frozen=True, gc=False):
 
     memory_bytes: int = 0
     waited_s: float = 0.0  # for other ranks, since its start
+    is_waiting: bool = False
     is_loading: bool = False
     failed: str = ""
 

@@ -149,7 +149,9 @@ class RankProcesses:
         deadline = time.monotonic() + _LOOK_S * 4
         while self.lost is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.lose(f"an exchange between the {self.num_ranks} ranks failed: {_first_line(error)}")
+        absent = ", ".join(peer.words for peer in self._peers if not peer.pulse.is_waiting)
+        missing = f" ({absent} did not come to it)" if absent else ""
+        self.lose(f"an exchange between the {self.num_ranks} ranks failed{missing}: {_first_line(error)}")
         assert self.lost is not None
         return DeviceLost(self.lost)
 

@@ -145,7 +145,7 @@ class _PulseSender:
         if self._about is None:
             return Pulse(is_loading=True)
         member, group, backend = self._about
-        return Pulse(backend.memory_used(), group.waited_s, member.is_loading)
+        return Pulse(backend.memory_used(), group.waited_s, group.is_waiting, member.is_loading)
 
 
 if __name__ == "__main__":
