@@ -17,7 +17,7 @@ from tests.tiny import tiny_model
 from octavo.device.backend import TorchBackend
 from octavo.device.layout import allocate_pool
 from octavo.device.ranks.backend import SHARED_BYTES
-from octavo.device.ranks.collectives import INTERFACE, RankGroup
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
 from octavo.device.ranks.member import RankMember, share_of
 from octavo.device.ranks.messages import (
@@ -37,7 +37,6 @@ from octavo.model.spec import Model
 from octavo.model.split import Split
 from octavo.sampling.grammars import Grammars
 
-os.environ.update(INTERFACE)
 TIMEOUT_S = 30.0
 _numbers = itertools.count()
 NewModel = Callable[[Split], Model]
@@ -119,6 +118,12 @@ class ThreadRanks:
 
     def why(self, error: Exception) -> DeviceLost:
         return DeviceLost(f"{error}; {self.failures}")
+
+    def lose(self, reason: str) -> None:
+        self.failures.append(DeviceLost(reason))
+
+    def note_step(self, *, has_ended: bool) -> None:
+        return
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
         return

@@ -180,6 +180,23 @@ def test_a_planted_bug_is_caught(where: type, name: str, bug: object) -> None:
     assert answers[1, 0].essence != expected[1, 0].essence
 
 
+def test_one_that_is_interrupted_in_a_step_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a script: the next step would pair its gathers with those of the one before."""
+    engine = tiny_engine(TinyRanked(2))
+    ranks = engine.executor._runner.forward._ranks  # type: ignore[attr-defined]
+    add = ReferenceOps.add
+
+    def interrupt(ops: ReferenceOps, x: Floats, y: Floats) -> Floats:
+        if ops.ranks is not None and ops.ranks.rank == 0:
+            raise KeyboardInterrupt
+        return add(ops, x, y)
+
+    monkeypatch.setattr(ReferenceOps, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, [request(1, [5, 6, 7], 4)])
+    assert "rank 0 was interrupted while all ranks compute (KeyboardInterrupt)" in str(ranks.failures)
+
+
 @pytest.fixture
 def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is one for all threads."""

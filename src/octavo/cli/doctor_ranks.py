@@ -135,7 +135,10 @@ def gathers_of(spec: ModelSpec, num_ranks: int, positions: int, number_bytes: in
     others = columns * (num_ranks - 1) // num_ranks
     embedding = positions * spec.hidden_size * number_bytes * (num_ranks - 1)
     told = sampled * spec.hidden_size * number_bytes  # hidden rows, and tokens
-    return Gathers(4 * spec.num_layers + 4, others + embedding + told)
+    inner_gathers = 1
+    if spec.routing is not None:  # one for each expert that is chosen
+        inner_gathers = min(spec.num_experts, positions * spec.routing.top_k)
+    return Gathers(spec.num_layers * (3 + inner_gathers) + 4, others + embedding + told)
 
 
 def _gather_lines(spec: ModelSpec, num_ranks: int, number_bytes: int) -> list[tuple[str, str]]:

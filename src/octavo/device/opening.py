@@ -66,8 +66,12 @@ def open_ranks(
     devices = [name] * num_ranks
     if first.type == "cuda":
         devices = [f"cuda:{(first.index or 0) + rank}" for rank in range(num_ranks)]
-        for device in devices:
-            check_capability(device)
+        kinds = {torch.cuda.get_device_capability(check_capability(device)) for device in devices}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"tensor_parallel_size is {num_ranks}, and {', '.join(devices)} have different compute "
+                "capabilities, which compute other bits; allowed: GPUs of one kind"
+            )
     own = open_backend(devices[0], weights, "triton", threads, host_memory)
     return RankedBackend(own, devices, weights, timeout_s)
 

@@ -154,6 +154,10 @@ class Forward(Protocol):
         """Until the memory that was asked for at once is there, or so long; whether it is."""
         return True
 
+    def finish(self) -> None:
+        """A step that was started has ended. Raises DeviceLost where a device was lost meanwhile."""
+        return
+
     def check(self) -> None:
         """Raises DeviceLost where a device was lost, be it while nothing runs."""
         return

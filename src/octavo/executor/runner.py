@@ -125,6 +125,8 @@ class Runner:
         if step.collect is not None and step.trouble is None:
             with self._noting_trouble(step):
                 step.collect(taken)
+        if plan.chunks:
+            self.forward.finish()
         now = time.perf_counter()
         seconds = now - max(step.started, self._finished)
         self._finished = now
@@ -188,6 +190,8 @@ class Runner:
 
     def close(self) -> None:
         """End the transfers that have begun."""
+        if self._transfers is not None:
+            self._transfers.drain()
         self.forward.close()
         if self._transfers is not None:
             self._transfers.close()

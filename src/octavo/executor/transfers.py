@@ -159,6 +159,11 @@ class TransferWorker:
         self._queue.put(_Clear())
         self._queue.join()
 
+    def drain(self) -> None:
+        """Wait until everything that was begun has ended."""
+        if self._thread.is_alive():
+            self._queue.join()
+
     def close(self) -> None:
         """End what was begun, commit, let go of the files. Idempotent."""
         if self._thread.is_alive():

@@ -40,6 +40,14 @@ TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small th
 
 
 @dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model of which this process has a part."""
+
+    num_parameters: int
+    weight_bytes: int  # on all ranks
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """What the engine needs: the model, and the tokenizer (with its chat template) that goes with it."""
 
@@ -47,6 +55,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     mapped_bytes: int = 0  # of weights that are pages of a file, which the system counts as free memory
     weights_fingerprint: bytes = b""  # the model's own, without what the context decides: names packed copies
+    whole: WholeModel | None = None  # None: this process has all of it
 
 
 def load_model(
@@ -191,7 +200,7 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         # A rope that the context decides on makes other K of the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
         name_of_weights = fingerprint(hashing.result(), described + fixed)
-    check_tables(path, spec, found.weights.num_bytes)
+    check_tables(path, spec, found.weights.num_bytes * how.split.num_ranks)
     turns = turns_of(spec, ops.vector)
     model = Model(path.name, spec, found.weights, name_of_weights, turns, how.split)
     return LoadedModel(model, tokenizer, found.mapped_bytes, of_weights)

@@ -151,7 +151,8 @@ def measure_model(
         problems += found
     elif found:
         raise found[0]
-    tables = check_tables(opened.path, spec, read.num_bytes)
+    num_ranks = 1 if split is None else split.num_ranks
+    tables = check_tables(opened.path, spec, read.num_bytes * num_ranks)
     largest = max((raw.data.size for raw in source.tensors.values()), default=0)
     return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)
 

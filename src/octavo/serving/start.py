@@ -36,7 +36,7 @@ from octavo.kernels.probe import measure_read
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
-from octavo.model.loader import LoadedModel, open_files
+from octavo.model.loader import LoadedModel, WholeModel, open_files
 from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
@@ -326,12 +326,13 @@ def _runner_config(loaded: LoadedModel, options: StartOptions) -> RunnerConfig:
 def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCard:
     """The model in figures; `is_host`: its weights lie in the host's memory."""
     spec, weights, template = loaded.model.spec, loaded.model.weights, loaded.tokenizer.chat_template
+    whole = loaded.whole or WholeModel(weights.num_parameters, weights.num_bytes)
     return ModelCard(
         family=spec.family,
-        num_parameters=weights.num_parameters,
+        num_parameters=whole.num_parameters,
         weight_kind=weights.main_kind,
-        weight_bytes=weights.num_bytes,
-        device_bytes=0 if is_host else weights.num_bytes,
+        weight_bytes=whole.weight_bytes,
+        device_bytes=0 if is_host else whole.weight_bytes,
         hidden_size=spec.hidden_size,
         num_layers=spec.num_layers,
         num_heads=spec.num_heads,

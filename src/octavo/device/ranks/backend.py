@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from octavo.device.backend import TorchBackend
-from octavo.device.ranks.collectives import INTERFACE, RankGroup
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
 from octavo.device.ranks.member import share_of
-from octavo.device.ranks.messages import Allocate, Load, Measure
+from octavo.device.ranks.messages import Allocate, Load, Measure, Release
 from octavo.device.ranks.processes import RankProcesses
 from octavo.errors import ConfigError
 from octavo.executor.backend import PoolSize
@@ -23,7 +23,8 @@ from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape
 from octavo.model.hub.paths import ModelPath
-from octavo.model.loader import LoadedModel, load_model
+from octavo.model.loader import LoadedModel, WholeModel, load_model, open_files
+from octavo.model.measuring import measure_model
 from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.model.split import Split
@@ -53,6 +54,7 @@ class RankedBackend:
         self._ranks: RankProcesses | None = None
         self._group: RankGroup | None = None
         self._shared_fd = -1
+        self._has_runner = False
 
     # -- start and end
 
@@ -65,7 +67,6 @@ class RankedBackend:
     ) -> LoadedModel:
         """Start the ranks and load on all of them at once. Raises what `load_model` raises, ConfigError with
         what another rank refused, DeviceLost."""
-        os.environ.update(INTERFACE)
         self._shared_fd = os.memfd_create("octavo-ranks")
         os.ftruncate(self._shared_fd, SHARED_BYTES)
         progress(f"starting {self.num_ranks - 1} more ranks")
@@ -78,11 +79,12 @@ class RankedBackend:
             )
         except RuntimeError as error:
             raise ranks.why(error) from error
-        ranks.have_met()
+        ranks.have_met(self._group)
         ranks.send(Load(path.name, str(path.path.absolute()), path.kind, context_length))
         loaded = load_model(path, self.weights, context_length, progress, packed, self._split)
-        self.weight_bytes = [loaded.model.weights.num_bytes, *ranks.answers()]
-        return loaded
+        weight_bytes = loaded.model.weights.num_bytes + sum(ranks.answers())
+        whole = measure_model(open_files(path), "auto", context_length)
+        return replace(loaded, whole=WholeModel(whole.weights.num_parameters, weight_bytes))
 
     def close(self) -> None:
         """End the other ranks. Idempotent."""
@@ -125,6 +127,8 @@ class RankedBackend:
             return self.num_ranks * max(0, before - self._own.memory_free())
         finally:
             runner.close()
+            if self._ranks is not None:
+                self._ranks.ask(Release())
 
     def bytes_per_block(self, shape: KvShape) -> int:
         """What a block takes on all ranks together."""
@@ -143,7 +147,12 @@ class RankedBackend:
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
     ) -> Runner:
-        """A runner with pools on all ranks, which end with it. The one before is not used any more."""
+        """A runner with pools on all ranks, which end with it. Raises ConfigError for a second one."""
+        if self._has_runner:
+            raise ConfigError(
+                "the ranks compute for an engine already; allowed: one engine over several devices at a time"
+            )
+        self._has_runner = True
         return self._new_runner(model, config, size, transfers, grammars, self.close)
 
     def _new_runner(

@@ -6,8 +6,10 @@ find each other by a file in a private folder, and sockets are the loopback's al
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,7 +20,16 @@ from torch import Tensor
 
 from octavo.kernels.contract import Floats
 
-INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # of the environment, before a group
+# Of the environment while a group is made: sockets of the loopback, and no watcher of NCCL's ends a process.
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+
+
+class ExchangeFailed(RuntimeError):
+    """The others did not come to an exchange, or are gone: which of them, rank 0 finds out."""
 
 
 class _Work(Protocol):
@@ -32,6 +43,8 @@ class _Group(Protocol):
 
     def broadcast(self, tensors: list[Tensor]) -> _Work: ...
 
+    def abort(self) -> None: ...
+
 
 class RankGroup:
     """The ranks of one model, as one of them sees them. All make the same calls in the same order."""
@@ -40,19 +53,21 @@ class RankGroup:
         self, rendezvous: Path, rank: int, num_ranks: int, timeout_s: float, device: torch.device
     ) -> None:
         """Waits for the others. Raises RuntimeError where they do not come in time."""
-        self.rank, self.num_ranks = rank, num_ranks
+        self.rank, self.num_ranks, self.timeout_s = rank, num_ranks, timeout_s
+        self.is_on_gpu = device.type == "cuda"
         self.waited_s = 0.0  # for others, what the exchange took included; on a GPU: to start it
         self.is_waiting = False
         store = dist.FileStore(str(rendezvous), num_ranks)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
-        if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            made: object = dist.ProcessGroupNCCL(store, rank, num_ranks, options)
-        else:
-            made = dist.ProcessGroupGloo(store, rank, num_ranks, timeout)
-        self._group = cast(_Group, made)
-        self.broadcast(torch.zeros(1, device=device))  # all are connected: the file is needed no more
+        with _environment():
+            if self.is_on_gpu:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                made: object = dist.ProcessGroupNCCL(store, rank, num_ranks, options)
+            else:
+                made = dist.ProcessGroupGloo(store, rank, num_ranks, timeout)
+            self._group = cast(_Group, made)
+            self.broadcast(torch.zeros(1, device=device))  # all are connected
 
     def gather_columns(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """(T, own width) -> (T, sum of widths). Pieces of one size travel; what fills them up is cut off."""
@@ -76,12 +91,36 @@ class RankGroup:
         self._wait(self._group.broadcast([x]))
         return x
 
+    def abort(self) -> None:
+        """Nobody waits for the others any more; on a GPU, kernels that do end. Any thread."""
+        if self.is_on_gpu:
+            self._group.abort()
+
     def _wait(self, work: _Work) -> None:
+        """On a processor until all have come; on a GPU its stream does. Raises ExchangeFailed."""
         begun, self.is_waiting = time.perf_counter(), True
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise ExchangeFailed(str(error)) from error
         self.waited_s, self.is_waiting = self.waited_s + time.perf_counter() - begun, False
 
     def gather(self, x: Floats) -> Floats:
         """(...) -> (ranks, ...), of host arrays."""
         pieces: Floats = self.gather_pieces(torch.from_numpy(x)).numpy()
         return pieces
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """The process's own is as before, afterwards."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -10,7 +10,8 @@ rows to have their logits computed, and then the tokens that it drew, on the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from octavo.device.arithmetic import Arithmetic, RowSampler
 from octavo.device.forward import DeviceForward
 from octavo.device.moving import DeviceBlocks
-from octavo.device.ranks.collectives import RankGroup
+from octavo.device.ranks.collectives import ExchangeFailed, RankGroup
 from octavo.device.ranks.member import map_places, move_share
 from octavo.device.ranks.messages import (
     Append,
@@ -57,7 +58,28 @@ class Ranks(Protocol):
 
     def why(self, error: Exception) -> DeviceLost: ...
 
+    def lose(self, reason: str) -> None: ...
+
+    def note_step(self, *, has_ended: bool) -> None: ...
+
     def wake_when_lost(self, wake: Callable[[], None]) -> None: ...
+
+
+@contextmanager
+def on_all(ranks: Ranks, message: Message) -> Iterator[None]:
+    """Send it; what is done within, the others do meanwhile. Where either is cut short, by whatever, ranks
+    are at different points: all end. Raises DeviceLost, or what cut it short."""
+    try:
+        ranks.send(message)
+        yield
+    except DeviceLost:
+        raise
+    except ExchangeFailed as error:
+        raise ranks.why(error) from error
+    except BaseException as error:
+        what = str(error).strip().partition("\n")[0] or type(error).__name__
+        ranks.lose(f"rank 0 was interrupted while all ranks compute ({what})")
+        raise
 
 
 class LeadSampler:
@@ -70,9 +92,9 @@ class LeadSampler:
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Broadcast them, too."""
-        self._ranks.send(Append(tokens.shape[0]))
-        self._group.broadcast(torch.stack([rows, positions, tokens]))
-        self._own.append(rows, positions, tokens)
+        with on_all(self._ranks, Append(tokens.shape[0])):
+            self._group.broadcast(torch.stack([rows, positions, tokens]))
+            self._own.append(rows, positions, tokens)
 
 
 class LeadArithmetic:
@@ -85,21 +107,21 @@ class LeadArithmetic:
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
         """On all ranks at once."""
-        self._ranks.send(Warm(step_tokens))
-        self._own.warm(step_tokens, progress)
+        with on_all(self._ranks, Warm(step_tokens)):
+            self._own.warm(step_tokens, progress)
 
     def warm_more(self) -> bool:
         """One more piece, on all ranks."""
-        self._ranks.send(WarmMore())
-        return self._own.warm_more()
+        with on_all(self._ranks, WarmMore()):
+            return self._own.warm_more()
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Of what is written the others get tokens and tables."""
         indices, values = writes.arrays()
         is_theirs = indices < self._rows.drawn_at
         theirs = indices[is_theirs].tobytes(), values[is_theirs].tobytes()
-        self._ranks.send(Prepare(*theirs, encode_shape(shape)))
-        self._own.prepare(shape, writes)
+        with on_all(self._ranks, Prepare(*theirs, encode_shape(shape))):
+            self._own.prepare(shape, writes)
 
     def read_below(self, slots: Bytes) -> int | None:
         """Slots hold all ranks' shares, of which none can be read in place."""
@@ -107,13 +129,14 @@ class LeadArithmetic:
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Each rank its own part."""
-        self._ranks.send(CopyBlocks(tuple(sources), tuple(targets)))
-        self._own.copy_blocks(sources, targets)
+        with on_all(self._ranks, CopyBlocks(tuple(sources), tuple(targets))):
+            self._own.copy_blocks(sources, targets)
 
     def hidden(self) -> Tensor:
         """(R, E): the same on every rank."""
-        self._ranks.send(Run())
-        return self._own.hidden()
+        self._ranks.note_step(has_ended=False)
+        with on_all(self._ranks, Run()):
+            return self._own.hidden()
 
     def new_hidden(self, num_rows: int) -> Tensor:
         """(num_rows, E): room for hidden rows."""
@@ -125,8 +148,8 @@ class LeadArithmetic:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V): each rank computes its rows of the vocabulary."""
-        self._ranks.send(Project(hidden.shape[0]))
-        return self._own.logits(self._group.broadcast(hidden.contiguous()))
+        with on_all(self._ranks, Project(hidden.shape[0])):
+            return self._own.logits(self._group.broadcast(hidden.contiguous()))
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S,) int64."""
@@ -140,8 +163,8 @@ class LeadRows(DeviceRows):
 
     def fork(self, fork: Fork) -> None:
         """On all ranks."""
-        self.ranks.send(ForkRow(fork.parent_row, fork.child_row))
-        super().fork(fork)
+        with on_all(self.ranks, ForkRow(fork.parent_row, fork.child_row)):
+            super().fork(fork)
 
 
 class RankedBlocks:
@@ -159,9 +182,9 @@ class RankedBlocks:
 
     def fence(self) -> None:
         """On all ranks."""
-        self._own.fence()
-        self._fence += 1
-        self._ranks.send(Fence(self._fence))
+        with on_all(self._ranks, Fence(self._fence + 1)):
+            self._own.fence()
+            self._fence += 1
 
     def read_block(self, block: int) -> memoryview:
         """Its bytes, until the next call."""
@@ -241,13 +264,19 @@ class RankedForward(DeviceForward):
         """No rank reads another's shares."""
         return ColdReach()
 
+    def finish(self) -> None:
+        """A step has ended. Raises DeviceLost where it has not: what it made means nothing."""
+        self._ranks.check()
+        self._ranks.note_step(has_ended=True)
+
     def describe_trouble(self, error: Exception) -> Trouble | None:
         """Raises DeviceLost: the others are in the middle of the step."""
-        trouble = super().describe_trouble(error)
-        if trouble is not None:
+        self._ranks.check()
+        if super().describe_trouble(error) is not None:
             raise self._ranks.why(error) from error
         return None
 
     def close(self) -> None:
         """End the other ranks, if they end with it. Idempotent."""
+        self.blocks.unpin()
         self._on_close()

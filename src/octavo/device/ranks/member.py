@@ -38,6 +38,7 @@ from octavo.device.ranks.messages import (
     MoveBlocks,
     Prepare,
     Project,
+    Release,
     Run,
     Warm,
     WarmMore,
@@ -52,8 +53,6 @@ from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.model.split import Split
-
-FENCE_WAIT_S = 60.0
 
 
 class RankMember:
@@ -92,7 +91,7 @@ class RankMember:
                 self._rows.copy_row(parent, child)
             case Fence(number):
                 self._fence(number)
-            case Load() | Allocate() | Measure():
+            case Load() | Allocate() | Release() | Measure():
                 return self._set_up(message)
             case Warm(step_tokens):
                 self._own_arithmetic.warm(step_tokens, lambda text: None)
@@ -106,7 +105,7 @@ class RankMember:
         """Copy the rank's share of blocks to, or from, its part of each place in the shared memory."""
         assert self._blocks is not None
         with self._fence_came:
-            came = self._fence_came.wait_for(lambda: self._fenced >= move.fence, FENCE_WAIT_S)
+            came = self._fence_came.wait_for(lambda: self._fenced >= move.fence, 2 * self._group.timeout_s)
         assert came, "a transfer waits for a plan that did not come"
         move_share(self._blocks, self._places, self.split.rank, move.blocks, is_store=move.is_store)
         return Answer()
@@ -116,7 +115,7 @@ class RankMember:
         assert self._arithmetic is not None, "nothing is allocated"
         return self._arithmetic
 
-    def _set_up(self, message: Load | Allocate | Measure) -> Answer:
+    def _set_up(self, message: Load | Allocate | Release | Measure) -> Answer:
         """Refusals are answered: rank 0 tells them. What is made outlives the mode that steps run in."""
         try:
             with torch.inference_mode(mode=False):
@@ -125,6 +124,8 @@ class RankMember:
                         return self._load(ModelPath(name, Path(path), kind), context_length)
                     case Allocate():
                         return self._allocate(message)
+                    case Release():
+                        return self._release()
                     case Measure():
                         return Answer(self._backend.memory_available())
         except (OctavoError, torch.OutOfMemoryError) as error:
@@ -139,7 +140,7 @@ class RankMember:
 
     def _allocate(self, order: Allocate) -> Answer:
         assert self._model is not None, "no model is loaded"
-        self._arithmetic = self._blocks = self._rows = None  # what was there before goes first
+        self._release()  # what was there before goes first
         device = self._backend.torch_device
         shape = share_of(kv_shape(self._model, order.block_size, order.kv), self.split)
         pool = allocate_pool(shape, order.num_blocks, device)
@@ -148,6 +149,13 @@ class RankMember:
         self._blocks = DeviceBlocks(pool)
         self._places = map_places(self._shared_fd, self._blocks.bytes_per_block * self.split.num_ranks)
         self._blocks.pin(self._places.reshape(-1).data)
+        return Answer()
+
+    def _release(self) -> Answer:
+        if self._blocks is not None:
+            self._blocks.unpin()
+        self._arithmetic = self._blocks = self._rows = None
+        self._places = np.empty((0, 0), np.uint8)
         return Answer()
 
     def _fence(self, number: int) -> None:

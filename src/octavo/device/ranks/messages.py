@@ -47,6 +47,10 @@ class Allocate(Message, frozen=True, tag=True, gc=False):
     context_length: int
 
 
+class Release(Message, frozen=True, tag=True, gc=False):
+    """Rows and pool go. Answered."""
+
+
 class Measure(Message, frozen=True, tag=True, gc=False):
     """How many bytes are free for blocks. Answered."""
 
@@ -112,6 +116,7 @@ class Close(Message, frozen=True, tag=True, gc=False):
 AnyMessage = (
     Load
     | Allocate
+    | Release
     | Measure
     | Warm
     | WarmMore
@@ -189,6 +194,10 @@ class Channel(Generic[ReceivedT]):
         if length > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {length:,} bytes; allowed: {FRAME_BYTES_MAX:,}")
         return cast(ReceivedT, self._decoder.decode(self._read(length)))
+
+    def bound(self, seconds: float) -> None:
+        """From now on nothing waits longer; OSError."""
+        self._socket.settimeout(seconds)
 
     def close(self) -> None:
         """What waits for a frame at either end has none."""

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.device.ranks.collectives import INTERFACE
+from octavo.device.ranks.collectives import RankGroup
 from octavo.device.ranks.messages import Answer, Channel, Close, Message, MoveBlocks, Pulse, Start
 from octavo.errors import ConfigError, DeviceLost
 from octavo.types import RankState
@@ -39,6 +39,10 @@ SILENT_S = 8.0  # without a pulse; a rank that loads may be long in one call
 SILENT_LOADING_S = 60.0
 END_S = 5.0  # that a rank may take to end by itself
 _LOOK_S = 0.5
+_KEPT_ENVIRONMENT = (  # the beginnings of names
+    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_CACHE", "LD_", "PYTHON"),
+    *("CUDA", "NVIDIA", "NCCL", "GLOO", "TORCH", "TRITON", "OMP_"),
+)
 
 
 @dataclass(slots=True)
@@ -69,7 +73,9 @@ class RankProcesses:
         self.rendezvous = self._folder / "meet"
         self.num_ranks = len(devices)
         self.lost: str | None = None  # why all have ended
+        self.group: RankGroup | None = None  # rank 0's, once they have met
         self._on_lost: Callable[[], None] = lambda: None
+        self._num_running, self._progress_at = 0, 0.0  # steps that were started; when one began or ended
         self._is_closing = False
         self._lock = threading.Lock()
         self._peers: list[_Peer] = []
@@ -88,9 +94,16 @@ class RankProcesses:
         """Called once where the ranks are lost: rank 0 may be idle."""
         self._on_lost = wake
 
-    def have_met(self) -> None:
+    def have_met(self, group: RankGroup) -> None:
         """All are connected: nothing is left of the place where they met."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.group = group
+        if not group.is_on_gpu:  # NCCL's watchers look at it later, too
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note_step(self, *, has_ended: bool) -> None:
+        """A step was started, or has ended."""
+        self._num_running += -1 if has_ended else 1
+        self._progress_at = time.monotonic()
 
     def check(self) -> None:
         """Raises DeviceLost where the ranks are lost."""
@@ -149,8 +162,9 @@ class RankProcesses:
         deadline = time.monotonic() + _LOOK_S * 4
         while self.lost is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        absent = ", ".join(peer.words for peer in self._peers if not peer.pulse.is_waiting)
-        missing = f" ({absent} did not come to it)" if absent else ""
+        absent = [peer.words for peer in self._peers if not peer.pulse.is_waiting]
+        is_known = self.group is not None and not self.group.is_on_gpu and absent
+        missing = f" ({', '.join(absent)} did not come to it)" if is_known else ""
         self.lose(f"an exchange between the {self.num_ranks} ranks failed{missing}: {_first_line(error)}")
         assert self.lost is not None
         return DeviceLost(self.lost)
@@ -163,8 +177,10 @@ class RankProcesses:
                 return
             self.lost = f"{reason}; every request has failed, and all ranks end: restart the server"
         log.error("%s", self.lost)
-        self._kill_all()
+        if self.group is not None:
+            self.group.abort()
         self._on_lost()
+        self._kill_all()
 
     def close(self) -> None:
         """End all ranks, and wait until they have. Idempotent."""
@@ -172,8 +188,9 @@ class RankProcesses:
             was_closing, self._is_closing = self._is_closing, True
         if was_closing:
             return
-        with contextlib.suppress(OSError):
-            for peer in self._peers:
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.commands.bound(END_S)  # one that hangs reads nothing
                 peer.commands.send(Close())
         deadline = time.monotonic() + END_S
         for peer in self._peers:
@@ -205,6 +222,7 @@ class RankProcesses:
                     self._hear(key.data)
                 for peer in self._peers:
                     self._look_after(peer)
+                self._look_after_steps()
 
     def _hear(self, peer: _Peer) -> None:
         try:
@@ -225,6 +243,14 @@ class RankProcesses:
         elif silent_s > (SILENT_LOADING_S if peer.pulse.is_loading else SILENT_S):
             self._lose(peer, f"has not answered for {silent_s:.0f} s")
 
+    def _look_after_steps(self) -> None:
+        """On a GPU nothing else bounds how long a rank waits for the others."""
+        if self.group is None or not self.group.is_on_gpu or self._num_running <= 0:
+            return
+        seconds = time.monotonic() - self._progress_at
+        if seconds > self.group.timeout_s:
+            self.lose(f"a step of the {self.num_ranks} ranks has not ended for {seconds:.0f} s")
+
     def _lose(self, peer: _Peer, how: str) -> None:
         if not self._is_closing:
             self.lose(f"{peer.words} {how}")
@@ -236,8 +262,8 @@ def _start_rank(start: Start, shared_fd: int) -> _Peer:
     try:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "octavo.device.ranks.worker", msgspec.json.encode(start).decode()),
-                *map(str, [*theirs, shared_fd]),
+                *(sys.executable, "-P", "-m", "octavo.device.ranks.worker"),
+                *(msgspec.json.encode(start).decode(), *map(str, [*theirs, shared_fd])),
             ],
             pass_fds=[*theirs, shared_fd],
             stdin=subprocess.DEVNULL,
@@ -260,10 +286,9 @@ def _start_rank(start: Start, shared_fd: int) -> _Peer:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Without settings and keys, which a rank has no use for."""
-    secret = ("OCTAVO_", "HF_", "OPENAI_", "AWS_")
-    kept = {name: value for name, value in own.items() if not name.startswith(secret)}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | INTERFACE
+    """What torch and the system need, and no settings and keys."""
+    kept = {name: value for name, value in own.items() if name.startswith(_KEPT_ENVIRONMENT)}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _how_ended(process: subprocess.Popen[bytes]) -> str:
@@ -271,8 +296,14 @@ def _how_ended(process: subprocess.Popen[bytes]) -> str:
         status = process.wait(1.0)
         if status >= 0:
             return f"ended with exit status {status}"
-        return f"was ended by signal {-status} ({signal.Signals(-status).name})"
+        return f"was ended by signal {-status}{_name_of(-status)}"
     return "closed its connection"
+
+
+def _name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):  # one of the real-time signals
+        return f" ({signal.Signals(number).name})"
+    return ""
 
 
 def _is_stopped(pid: int) -> bool:

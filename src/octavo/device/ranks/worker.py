@@ -66,25 +66,30 @@ def serve(
     """Join the others, then carry out commands. Raises what a command raises."""
     import torch
 
+    from octavo.device.devices import current
     from octavo.device.opening import open_backend
-    from octavo.device.ranks.collectives import RankGroup
+    from octavo.device.ranks.collectives import ExchangeFailed, RankGroup
     from octavo.device.ranks.member import RankMember
     from octavo.device.ranks.messages import Answer, Close
 
     backend = open_backend(start.device, start.weights, "triton", 1, lambda: 0)
     commands.send(Answer())  # it can join
-    group = RankGroup(
-        Path(start.rendezvous), start.rank, start.num_ranks, start.timeout_s, backend.torch_device
-    )
-    member = RankMember(backend, group, shared_fd)
-    pulse.tell_of(member, group, backend)
-    moving = (member, moves, pulse)
-    threading.Thread(target=_serve_moves, args=moving, name="octavo-moves", daemon=True).start()
-    with torch.inference_mode():
-        while not isinstance(message := commands.receive(), Close):
-            answer = member.carry_out(message)
-            if answer is not None:
-                commands.send(answer)
+    with current(backend.torch_device), torch.inference_mode():
+        group = RankGroup(
+            Path(start.rendezvous), start.rank, start.num_ranks, start.timeout_s, backend.torch_device
+        )
+        member = RankMember(backend, group, shared_fd)
+        pulse.tell_of(member, group, backend)
+        moving = (member, moves, pulse)
+        threading.Thread(target=_serve_moves, args=moving, name="octavo-moves", daemon=True).start()
+        try:
+            while not isinstance(message := commands.receive(), Close):
+                answer = member.carry_out(message)
+                if answer is not None:
+                    commands.send(answer)
+        except ExchangeFailed:
+            while True:  # rank 0 has met the same, knows which rank was the cause, and ends this one
+                commands.receive()
 
 
 def _serve_moves(member: RankMember, moves: Channel[MoveBlocks], pulse: _PulseSender) -> None:
