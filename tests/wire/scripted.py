@@ -223,6 +223,7 @@ class ScriptedBackend:
     device = "cpu"
     arithmetic_id = "scripted-1"
     is_host = False  # the machine's memory decides nothing
+    layout_id = ""
     pads_steps = False
     exactness = "exact"
     notes: Sequence[tuple[str, str]] = ()
