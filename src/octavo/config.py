@@ -15,6 +15,7 @@ from octavo.files import folder_of
 from octavo.setting import check, setting
 from octavo.tools.formats import FORMAT_NAMES
 from octavo.tools.thinking import THINKING_NAMES
+from octavo.units import parse_seconds
 
 BACKENDS = ("auto", "native", "torch", "reference")
 DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -190,6 +191,16 @@ class StartOptions:
         None,
         "Hold prompts back so that running answers keep pace.",
         unset="on in a server, off in scripts and `bench offline`",
+    )
+    target_itl_s: float | None = setting(
+        None,
+        "Keep the time between two tokens of an answer under this, such as 50ms: prompts, guesses and the "
+        "next sequence wait for it.",
+        more=" ([operating.md](operating.md#a-target-for-tokens-time)); an operator changes it while serving",
+        bounds=(0.001, 60.0),
+        read=parse_seconds,
+        metavar="TIME",
+        unset="prompts are held back by a share of the step (`pace`)",
     )
     record: Path | None = setting(
         None,

@@ -6,6 +6,7 @@ import re
 
 from octavo.errors import ConfigError, shown
 
+_SECONDS = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)?\s*")
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*(?:([KMGTkmgt])([Ii]?[Bb])?|[Bb])?\s*")
 
 
@@ -30,6 +31,14 @@ def parse_bytes(text: str, setting: str) -> int:
     number, prefix, end = match.groups("")
     base = 1024 if len(end) == 2 else 1000
     return int(float(number) * base ** " KMGT".find(prefix.upper() or " "))
+
+
+def parse_seconds(text: str, setting: str) -> float:
+    """ "50ms", "0.05" or "1.5s" as seconds; anything else is a ConfigError that names the setting."""
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{setting} is {shown(text)}; allowed: a time such as 50ms, 0.05 or 1.5s")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.averages": set(),
     "octavo.units": {"octavo.errors"},
     "octavo.setting": {"octavo.errors", "octavo.units"},
-    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting", "octavo.tools"},
+    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting", "octavo.tools", "octavo.units"},
     "octavo.fields": {"octavo.errors"},
     "octavo.database": set(),
     "octavo.files": {"octavo.database", "octavo.errors"},

@@ -97,6 +97,7 @@ class OwnSettings(TypedDict, total=False):
     threads: int | None
     max_seqs: int | None
     step_tokens: int | None
+    target_itl_s: float | None
     max_queue: int | None
     long_context: bool | None
     prefix_caching: bool | None

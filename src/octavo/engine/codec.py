@@ -29,6 +29,7 @@ AnyCommand = (
     | port.Cancel
     | port.SetTenants
     | port.Resize
+    | port.SetTarget
     | port.ReadMemory
     | port.FinishTransfer
     | port.FindPin

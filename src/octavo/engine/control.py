@@ -14,6 +14,7 @@ from octavo.engine.port import (
     FindPin,
     RenewPin,
     Resize,
+    SetTarget,
     SetTenants,
     Unpin,
     ViewGlimpse,
@@ -83,6 +84,13 @@ class Control:
         raise ResizeRefused(
             "blocks that would have to move have been on their way to or from the tier below for too long"
         )
+
+    async def set_target(self, seconds: float | None) -> PoolView:
+        """Let this be the target for the time between two tokens, None: none. Raises InvalidRequest."""
+        if seconds is not None:
+            require_range("target_itl", seconds, 0.001, 60.0)
+        await self._submitter.send(SetTarget(seconds))
+        return await self.kv()
 
     async def pins(self, tenant: str | None = None) -> list[PinView]:
         """All pins that clients have named, or the tenant's of them, oldest first."""

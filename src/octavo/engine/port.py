@@ -92,6 +92,12 @@ class Resize(Command[bool], frozen=True, tag=True):
     num_blocks: int
 
 
+class SetTarget(Command[None], frozen=True, tag=True):
+    """Another target for the time between two tokens; None: none."""
+
+    seconds: float | None
+
+
 class ReadMemory(Command[None], frozen=True, tag=True):
     """So many bytes of the machine's memory are available (None: not known). The pool may give some back."""
 
@@ -279,6 +285,8 @@ class Port:
                 s.tenants.set_policies(policies)
             case Resize(num_blocks):
                 return s.resizer.resize(num_blocks)
+            case SetTarget(seconds):
+                s.context.target.set(seconds)
             case ReadMemory(available):
                 self._read_memory(available, now)
             case FinishTransfer(done):

@@ -22,6 +22,7 @@ from octavo.inspect.readers import (
     view_request,
     view_session,
     view_tables,
+    view_target,
     view_tenants,
     view_tier,
     with_blocks,
@@ -119,6 +120,7 @@ class Inspector:
             blocks_cold=0 if transfers.tier is None else transfers.tier.num_read,
             events={kind.value: events.counts[kind] for kind in EventKind},
             ranks=self.ranks(),
+            target=view_target(self.context.target),
         )
 
     def kv(self, now: float, tenant: str | None = None) -> PoolView:
@@ -227,4 +229,5 @@ class Inspector:
             ),
             tier=view_tier(self.transfers, self.cold_chunks.blocks_per_s),
             ranks=self.ranks(),
+            target=view_target(self.context.target),
         )

@@ -15,6 +15,7 @@ from octavo.inspect.views import (
     SequenceView,
     SessionBlocks,
     TableView,
+    TargetView,
     TenantUse,
     TierView,
 )
@@ -27,6 +28,7 @@ from octavo.retention.session_table import Session
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
+from octavo.step.latency_target import LatencyTarget
 
 
 def view_request(
@@ -194,6 +196,20 @@ def with_blocks(uses: Iterator[TenantUse], ledger: Ledger, pins: Pins) -> Iterat
         if use.waiting or use.name in held or use.name in pinned:
             blocks_held = len(held.get(use.name, ()))
             yield replace(use, blocks_held=blocks_held, blocks_pinned=pinned[use.name])
+
+
+def view_target(target: LatencyTarget) -> TargetView | None:
+    """What it came to; None where there is none."""
+    if target.seconds is None:
+        return None
+    return TargetView(
+        target.seconds,
+        target.last_predicted_s,
+        target.margin,
+        target.num_gaps,
+        target.num_missed,
+        target.num_missed_alone,
+    )
 
 
 def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView | None:

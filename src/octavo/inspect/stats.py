@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.inspect.views import TargetView
 from octavo.types import RankState, StepResult, Update
 
 
@@ -55,6 +56,7 @@ class EngineStats:
     blocks_kept_below: int = 0  # that only damage drops from the tier below
     events: dict[str, int] = field(default_factory=dict)  # by kind
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
+    target: TargetView | None = None  # for the time between two tokens
 
 
 @dataclass(slots=True)

@@ -174,6 +174,17 @@ class TierView(msgspec.Struct, frozen=True):
     cold_blocks_per_s: float = 0.0  # of them that a token reads, as measured; 0: not measured
 
 
+class TargetView(msgspec.Struct, frozen=True):
+    """A target for the time between two tokens, and what came of it since it was set."""
+
+    seconds: float
+    predicted_s: float  # of the last step that decoded; 0: not known
+    margin: float  # part of the target that is left, so that few gaps are longer
+    gaps: int  # between steps that decode
+    missed: int  # longer than the target, where a step carried prompts or guesses
+    missed_alone: int  # likewise, where decoding alone took so long
+
+
 class TableView(msgspec.Struct, frozen=True):
     """One holder and its blocks, in order. No two tables have the same number."""
 
@@ -199,6 +210,7 @@ class Totals(msgspec.Struct, frozen=True):
     tenants: tuple[TenantUse, ...]
     tier: TierView | None
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
+    target: TargetView | None = None
 
 
 class PoolView(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.victims import Victims, whole_groups
-from octavo.scheduler.waits import STEP_TOKENS
+from octavo.scheduler.waits import STEP_TOKENS, TARGET
 
 SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
@@ -60,8 +60,9 @@ class Admission:
         self._prompts: list[Sequence] = []  # that share the step's tokens
         self._contenders: list[Contender] = []  # the same by place
 
-    def admit(self, prompts: list[Sequence], budget: int) -> None:
-        """Admit what fits and would get tokens in this step beside `prompts`.
+    def admit(self, prompts: list[Sequence], budget: int, most: int | None = None) -> None:
+        """Admit what fits and would get tokens in this step beside `prompts`: at most so many, by the target
+        for tokens' time.
 
         May preempt to do so, for a strictly higher priority. O(1) for each follower, O(blocks) for at most
         SCAN_MAX others.
@@ -72,9 +73,12 @@ class Admission:
         if limits.has_guarantees:
             self._claim_guarantees()
         head: Sequence | None = None  # the first that did not fit
-        num_scanned = 0
+        num_scanned = num_entered = 0
         turns = FairQueue(self._live.waiting, self._live.service)
         for sequence in turns:
+            if most is not None and num_entered >= most:
+                sequence.queue.wait = TARGET
+                break
             if num_scanned == SCAN_MAX or not self._live.may_enter(sequence):
                 break
             num_hits = self._look_at(sequence)
@@ -107,6 +111,7 @@ class Admission:
                 continue
             if self._reclaim_to_admit(entry, is_first=head is None):
                 self._enter(entry)
+                num_entered += 1 + sequence.forks_left
                 if head is not None:
                     head.queue.bypassed += 1
             else:

@@ -77,10 +77,14 @@ class Drafts:
         self._begin_forks(flights)
         if not offers:
             return
+        left = self._context.step_tokens - num_positions
+        num_decoding = sum(chunk.length == 1 for chunk in chunks)
+        if (under_target := self._context.target.positions(num_decoding)) is not None:
+            left = max(0, min(left, under_target - (num_positions - num_decoding)))
         counts = self._speculator.counts(
             [(offer.drafts.drafting, offer.limit) for offer in offers],
             num_positions,
-            self._context.step_tokens - num_positions,
+            left,
             is_measured=all(chunk.continues for chunk in chunks),
         )
         promised = Counter[str]()

@@ -54,9 +54,7 @@ class Planner:
         and one of them leaves its position to a prompt that ranks before it.
         """
         limit = self._context.step_tokens
-        budget = self._prefill_budget.prompt_budget(
-            len(continuing), len(prompts) + len(self._live.waiting.line)
-        )
+        budget = self.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting.line))
         place = self._live.place
         prompts.sort(key=place)
         if len(continuing) >= limit:
@@ -71,6 +69,13 @@ class Planner:
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
         self.sort(share)
         return share
+
+    def prompt_budget(self, num_decoding: int, num_prompts: int) -> int:
+        """Positions for prompts: under the target for tokens' time, if there is one."""
+        target = self._context.target
+        if target.seconds is None:
+            return self._prefill_budget.prompt_budget(num_decoding, num_prompts)
+        return target.prompt_budget(num_decoding, max(0, self._context.step_tokens - num_decoding))
 
     def sort(self, share: list[tuple[Sequence, int]]) -> None:
         """In the order in which they reserve blocks."""

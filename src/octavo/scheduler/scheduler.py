@@ -73,6 +73,7 @@ from octavo.step.config import SchedulerConfig
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind, EventRing
 from octavo.step.headroom import Headroom
+from octavo.step.latency_target import LatencyTarget
 from octavo.step.prefill_budget import PrefillBudget
 from octavo.step.timers import Due, Timers
 from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
@@ -92,7 +93,8 @@ class Scheduler:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
         costs = PrefillBudget(config.step_tokens)  # learns always
-        self.context = context = Context(ledger, config, costs)
+        target = LatencyTarget(costs, config.target_itl_s)
+        self.context = context = Context(ledger, config, costs, target)
         self.ledger, self.config = ledger, config
         ledger.tier = tier
         # One that knows nothing holds no prompt back.
@@ -321,17 +323,18 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
-        self.context.now = now
+        context = self.context
+        context.now = now
         evicted_before = self.context.ledger.pool.num_evictions
         if self.prefixes.leaders:
             self.prefixes.give_back_priorities()
         self.long_contexts.make_room()
         continuing, prompts, cold = self._planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
-            budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
+            budget = self._planner.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if budget == 0 and self.live.waiting.first.rank < continuing[self.context.step_tokens - 1].rank:
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
-            self.admission.admit(prompts, budget)
+            self.admission.admit(prompts, budget, context.target.more_rows(len(self.live.running)))
             continuing, prompts, cold = self._planner.ready()
         flights: list[InFlightChunk] = []
         self._plan_chunks(self._planner.share(continuing, prompts), cold, flights)
@@ -417,6 +420,8 @@ class Scheduler:
             return
         num_tokens = plan.num_tokens
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
+        num_more = num_tokens - sum(chunk.continues for chunk in plan.chunks)
+        self.context.target.observe(num_tokens - num_more, num_more, result.seconds, self.context.now)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
         is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster

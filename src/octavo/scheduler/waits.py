@@ -13,6 +13,7 @@ class WaitReason(enum.StrEnum):
     ROWS = "rows"  # as many sequences run as may
     BLOCKS = "blocks"  # too few blocks are unheld
     STEP_TOKENS = "step_tokens"  # prompts before it use all positions of a step
+    TARGET = "target"  # a step with one more would take longer than the target for tokens' time
     FOLLOWS = "follows"  # a running sequence is computing the prefix that it needs
     LOADING = "loading"  # its blocks are on their way from the tier below
     SLOTS = "slots"  # cold blocks of others take the slots that it needs in the offload tier
@@ -61,6 +62,10 @@ class Wait:
                 return f"{self.available:,} requests of its tenant run already (max_running of the tenant)"
             case WaitReason.STEP_TOKENS:
                 return "prompts that rank before it use the positions of every step (setting step_tokens)"
+            case WaitReason.TARGET:
+                return (
+                    "a step with one more sequence would be longer than tokens may take (setting target_itl)"
+                )
             case WaitReason.FOLLOWS:
                 return f"request {self.request_id} is computing the prefix that it needs"
             case WaitReason.LOADING:
@@ -90,3 +95,4 @@ QUEUED = Wait(WaitReason.QUEUED)
 IN_FLIGHT = Wait(WaitReason.IN_FLIGHT)
 LOADING = Wait(WaitReason.LOADING)
 STEP_TOKENS = Wait(WaitReason.STEP_TOKENS)
+TARGET = Wait(WaitReason.TARGET)

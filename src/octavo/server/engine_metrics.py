@@ -155,18 +155,23 @@ class EngineCollector(Collector):
             "way",
             stats.device_steps,
         )
-        yield self._by(
-            "octavo_rank_wait_seconds",
-            "Time that each device waited for the others that compute the model with it",
-            "rank",
-            {str(one.rank): one.waited_s for one in stats.ranks},
-        )
-        memory = GaugeMetricFamily(
-            "octavo_rank_memory_bytes", "Memory that is taken on each of them", labels=[MODEL_LABEL, "rank"]
-        )
-        for one in stats.ranks:
-            memory.add_metric([self._model_name, str(one.rank)], one.memory_bytes)
-        yield memory
+        if stats.target is not None:
+            target = stats.target
+            yield self._gauge("octavo_target_itl_seconds", "Asked for between two tokens", target.seconds)
+            yield self._gauge(
+                "octavo_predicted_itl_seconds", "Of the step that was committed last", target.predicted_s
+            )
+            yield self._counter(
+                "octavo_itl_gaps", "Gaps between decoding steps since the target was set", target.gaps
+            )
+            yield self._by(
+                "octavo_itl_gaps_missed",
+                "Longer than the target: with prompts or guesses in the step, or by decoding alone",
+                "by",
+                {"prompts": target.missed, "decoding": target.missed_alone},
+            )
+        if stats.ranks:
+            yield from self._of_ranks(stats)
         yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
         yield self._by(
             "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
@@ -180,6 +185,21 @@ class EngineCollector(Collector):
             "drafter",
             stats.accepted_draft_tokens,
         )
+
+    def _of_ranks(self, stats: EngineStats) -> Iterator[Metric]:
+        """Of devices that compute a model together."""
+        yield self._by(
+            "octavo_rank_wait_seconds",
+            "Time that each device waited for the others that compute the model with it",
+            "rank",
+            {str(one.rank): one.waited_s for one in stats.ranks},
+        )
+        memory = GaugeMetricFamily(
+            "octavo_rank_memory_bytes", "Memory that is taken on each of them", labels=[MODEL_LABEL, "rank"]
+        )
+        for one in stats.ranks:
+            memory.add_metric([self._model_name, str(one.rank)], one.memory_bytes)
+        yield memory
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])

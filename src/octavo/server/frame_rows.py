@@ -117,6 +117,9 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
             }
             for one in (() if totals is None else totals.tenants)
         ],
+        "target": None
+        if totals is None or totals.target is None
+        else {"seconds": totals.target.seconds, "gaps": totals.target.gaps, "missed": totals.target.missed},
         "ranks": [
             {
                 "rank": one.rank,

@@ -54,10 +54,11 @@ class PinBody(Body, extra="forbid"):
 
 
 class ResizeBody(Body, extra="forbid"):
-    """PATCH /v1/kv."""
+    """PATCH /v1/kv: one of the three. `target_itl` is in seconds; null: no target."""
 
     blocks: int | None = None
     bytes: int | None = None
+    target_itl: float | None = None
 
 
 class RenewBody(Body, extra="forbid"):
@@ -92,10 +93,12 @@ def _tenants(roster: TenantRegistry, view: PoolView) -> list[JsonObject]:
 
 
 async def resize_pool(edge: Edge, request: Request) -> Response:
-    """PATCH /v1/kv: answers when the pool has its new size."""
+    """PATCH /v1/kv: answers when the pool has its new size, or the target holds."""
     body = validate(ResizeBody, await read_json(edge, request))
-    if (body.blocks is None) == (body.bytes is None):
-        raise InvalidRequest("allowed: exactly one of blocks and bytes", param="blocks")
+    if len(body.model_fields_set) != 1:
+        raise InvalidRequest("allowed: exactly one of blocks, bytes and target_itl", param="blocks")
+    if "target_itl" in body.model_fields_set:
+        return json_response(kv_row(await edge.model.control.set_target(body.target_itl)))
     blocks = body.blocks
     if blocks is None:
         per_block = (await edge.model.control.kv()).bytes_per_block

@@ -53,6 +53,7 @@ def kv_row(pool: PoolView) -> JsonObject:
         "sessions": totals.num_sessions,
         "held_by_sessions": pool.held_by_sessions,
         "device": pool.device,
+        "target": None if totals.target is None else structs.asdict(totals.target),
         "ranks": [structs.asdict(rank) for rank in totals.ranks],
     }
 

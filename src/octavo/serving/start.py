@@ -363,6 +363,7 @@ def _scheduler_config(
         long_context=options.long_context,
         parts_max=parts_max,
         staging_blocks=budget.staging,
+        target_itl_s=options.target_itl_s,
     )
 
 

@@ -21,4 +21,5 @@ class SchedulerConfig:
     device: str = ""  # likewise: where the blocks lie, and what computes
     long_context: bool = True  # requests larger than the pool are taken where a tier can hold them
     parts_max: int = 1  # of a chunk with cold blocks: the model's layers; 1 where it is not cut
+    target_itl_s: float | None = None  # between two tokens of a sequence; None: whatever `pace` comes to
     staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from octavo.memory.ledger import Ledger
 from octavo.step.config import SchedulerConfig
 from octavo.step.events import EventRing
+from octavo.step.latency_target import LatencyTarget
 from octavo.step.plan_builder import PlanBuilder
 from octavo.step.prefill_budget import PrefillBudget
 
@@ -18,6 +19,7 @@ class Context:
     ledger: Ledger
     config: SchedulerConfig
     costs: PrefillBudget  # measured costs of a step's positions
+    target: LatencyTarget  # for the time between tokens
     plan: PlanBuilder = field(default_factory=PlanBuilder)  # in the making
     events: EventRing = field(default_factory=EventRing)
     now: float = 0.0  # of the last call that brought the time

@@ -34,10 +34,19 @@ class PrefillBudget:
             return budget
         if not self.decode_steps:
             return min(budget, 1)
-        size, seconds = self._nearest(num_decoding)
-        decode_s = max(seconds + self.token_s * (num_decoding - size), 0.5 * seconds)
+        decode_s = self.decode_seconds(num_decoding)
+        assert decode_s is not None
         allowed_s = self.SHARE * (1.0 + num_prompts / num_decoding) * decode_s
         return min(budget, max(self.FLOOR, int(allowed_s / self.token_s)))
+
+    def decode_seconds(self, num_decoding: int) -> float | None:
+        """Of a step that only decodes; None: not known. Of none: nothing."""
+        if num_decoding == 0:
+            return 0.0
+        if not self.decode_steps or self.token_s is None:
+            return None
+        size, seconds = self._nearest(num_decoding)
+        return max(seconds + self.token_s * (num_decoding - size), 0.5 * seconds)
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step took `seconds`; 0 means that it was not measured. A prompt's single position is one of a
