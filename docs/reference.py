@@ -30,12 +30,15 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from octavo import errors
+from octavo.inspect.stats import EngineStats
+from octavo.inspect.views import TargetView
 from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
 from octavo.server.field_list import Body, field_list
 from octavo.server.route import Access, Route
 from octavo.server.routes import ROUTES
 from octavo.step import events
+from octavo.types import RankState
 
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- printed by docs/reference\.py: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -73,6 +76,7 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
     """Every family that a scrape can hold: what the registry of a server that has answered nothing knows."""
     yield "metric", "type", "labels", "what it says"
     made, rows = metrics.Metrics(), {}
+    made._stats = EngineStats(ranks=(RankState(0, 0, "", 0, 0.0),), target=TargetView(0.0, 0.0, 0.0, 0, 0, 0))
     own = {metric.name for collector in made._registry._collector_to_names for metric in collector.collect()}
     for collector in [*made._scraped._collector_to_names, *made._registry._collector_to_names]:
         for metric in collector.collect():
