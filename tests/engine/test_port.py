@@ -89,6 +89,8 @@ EXAMPLES: tuple[Command[object], ...] = (
     port.SetTenants((TenantPolicy("alice", 2.0, 3, 40),)),
     port.SetTenants(()),
     port.Resize(150),
+    port.SetTarget(0.05),
+    port.SetTarget(None),
     port.ReadMemory(1 << 30),
     port.FindPin(ORDER, 4),
     port.DropPin(ORDER, 4),
