@@ -27,7 +27,7 @@ from octavo.model.loader import LoadedModel, WholeModel, load_model, open_files
 from octavo.model.measuring import measure_model
 from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
-from octavo.model.split import Split
+from octavo.model.split import Split, check_ranks
 from octavo.sampling.grammars import Grammars
 from octavo.types import RankState
 
@@ -67,6 +67,9 @@ class RankedBackend:
     ) -> LoadedModel:
         """Start the ranks and load on all of them at once. Raises what `load_model` raises, ConfigError with
         what another rank refused, DeviceLost."""
+        opened = open_files(path)
+        spec = opened.description.spec
+        check_ranks(self.num_ranks, spec.num_heads, spec.num_kv_heads)  # before anything is started
         self._shared_fd = os.memfd_create("octavo-ranks")
         os.ftruncate(self._shared_fd, SHARED_BYTES)
         progress(f"starting {self.num_ranks - 1} more ranks")
@@ -83,7 +86,7 @@ class RankedBackend:
         ranks.send(Load(path.name, str(path.path.absolute()), path.kind, context_length))
         loaded = load_model(path, self.weights, context_length, progress, packed, self._split)
         weight_bytes = loaded.model.weights.num_bytes + sum(ranks.answers())
-        whole = measure_model(open_files(path), "auto", context_length)
+        whole = measure_model(opened, "auto", context_length)
         return replace(loaded, whole=WholeModel(whole.weights.num_parameters, weight_bytes))
 
     def close(self) -> None:
