@@ -345,7 +345,7 @@ def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
     for a hollow one: all its bytes are one, in any order."""
     shape = (order.size, *raw.shape[1:])
     if is_hollow(raw):
-        return hollow(raw.name, raw.kind, shape)
+        return raw if shape == raw.shape else hollow(raw.name, raw.kind, shape)
     rows = raw.data.reshape(raw.shape[0], -1)
     return dataclasses.replace(raw, shape=shape, data=rows[order].reshape(-1))
 
