@@ -389,3 +389,14 @@ def test_a_server_is_recorded_from_its_start(tmp_path: Path) -> None:
         found = replayed(tmp_path / name)
         assert found.fault == ""
         assert found.num_commands > 8
+
+
+def test_a_recording_of_any_size_stays_within_it(tmp_path: Path) -> None:
+    """The length that stands before an entry counts, too."""
+    for size in range(60, 130):
+        path = tmp_path / str(size)
+        recorder = Recorder.open(path, bytes_max=size)
+        for now in range(20):
+            recorder.expire(float(now))
+        recorder.close()
+        assert path.stat().st_size <= size

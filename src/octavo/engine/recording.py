@@ -37,6 +37,7 @@ MAGIC = b"octavo-recording-2\n"
 BYTES_MAX = 4 << 30
 KEPT = 3  # older recordings
 ENTRY_BYTES_MAX = 256 << 20
+_LENGTH_BYTES = 4
 _FLUSH_S = 1.0
 _BUFFER_BYTES = 1 << 20
 
@@ -275,12 +276,12 @@ class Recorder:
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             self._end(f"an entry has no encoding: {error}")
             return
-        if len(data) > min(ENTRY_BYTES_MAX, self._bytes_left):
+        is_large = len(data) > ENTRY_BYTES_MAX
+        if is_large or _LENGTH_BYTES + len(data) > self._bytes_left:
             self.flush()
-            is_large = len(data) > ENTRY_BYTES_MAX
             self._end(f"an entry has {len(data):,} bytes" if is_large else "it is full")
         else:
-            self._write_bytes(len(data).to_bytes(4, "little") + data)
+            self._write_bytes(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
     def _write_bytes(self, data: bytes) -> None:
         try:
