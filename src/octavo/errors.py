@@ -135,6 +135,11 @@ class UnsupportedModel(ModelError):
     """A sound file of a family, quantisation or rope kind that Octavo does not know."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, without what libraries add behind it; its kind where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def shown(given: object) -> str:
     """What was given, for a message: short, whatever it is, also an integer that Python will not print.
     O(what is shown), but for texts."""

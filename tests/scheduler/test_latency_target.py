@@ -173,7 +173,10 @@ def test_without_measured_costs_there_is_no_bound() -> None:
     assert target.positions(3) is None
     assert target.prompt_budget(3, 500) == 500
     assert target.more_rows(3) is None
-    target.set(None)
-    target.observe(3, 100, 0.2, 1.0)
-    target.observe(3, 100, 0.2, 2.0)
-    assert target.num_gaps == 0
+
+
+def test_a_scheduler_that_follows_a_broken_one_keeps_the_operators_target() -> None:
+    old, new = Clock(0.05).scheduler, Clock(0.05).scheduler
+    old.context.target.set(0.02)
+    new.continue_from(old)
+    assert new.context.target.seconds == 0.02

@@ -16,14 +16,11 @@ from octavo.device.layout import DevicePool, Layout, allocate_pool
 from octavo.device.ranks.collectives import RankGroup
 from octavo.device.rows import DeviceRows
 from octavo.errors import ConfigError
-from octavo.executor.backend import EXACT, PoolSize
+from octavo.executor.backend import EXACT, Backend, PoolSize
 from octavo.executor.executor import DeviceExecutor, Executor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, WeightOps
-from octavo.model.hub.paths import ModelPath
-from octavo.model.loader import LoadedModel, load_model
-from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 from octavo.units import format_bytes
@@ -31,12 +28,11 @@ from octavo.units import format_bytes
 NewArithmetic = Callable[[Model, DevicePool, DeviceRows, RankGroup | None], Arithmetic]
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Sizes, pools and runners of one device; what computes over a pool is the arithmetic's affair."""
 
     name = "torch"
     is_host = False
-    layout_id = ""
 
     def __init__(
         self,
@@ -77,19 +73,6 @@ class TorchBackend:
             free, total = torch.cuda.mem_get_info(self.torch_device)
             return total - free
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def load(
-        self,
-        path: ModelPath,
-        context_length: int | None,
-        progress: Callable[[str], None],
-        packed: PackedFolder | None,
-    ) -> LoadedModel:
-        """Onto the device."""
-        return load_model(path, self.weights, context_length, progress, packed)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
     def measure_steps(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.errors import DeviceLost
+from octavo.errors import DeviceLost, first_line
 from octavo.executor.forward import Trouble
 
 
@@ -22,17 +22,13 @@ def describe_trouble(error: Exception, device: torch.device) -> Trouble:
             torch.cuda.synchronize(device)
         except RuntimeError as lost:
             raise DeviceLost(
-                f"{device} is lost ({_first_line(lost)}); every request on it has failed; restart the "
+                f"{device} is lost ({first_line(lost)}); every request on it has failed; restart the "
                 "server, and if this repeats see the driver's log (dmesg, nvidia-smi -q)"
             ) from error
     if isinstance(error, torch.OutOfMemoryError):
         return Trouble(
-            f"{device} had no memory left for the step ({_first_line(error)}); give a smaller --kv-memory or "
+            f"{device} had no memory left for the step ({first_line(error)}); give a smaller --kv-memory or "
             "--step-tokens",
             is_shortage=True,
         )
-    return Trouble(f"a kernel failed on {device}: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return Trouble(f"a kernel failed on {device}: {first_line(error)}")

@@ -39,12 +39,15 @@ class PoolSize:
 
 
 class Backend(Protocol):
-    """Owns weights, pools and what computes over them: its own kind of `Forward`."""
+    """Owns weights, pools and what computes over them: its own kind of `Forward`.
+
+    What has a body here is what a backend needs whose weights are all in this process.
+    """
 
     name: str  # "native" | "reference" | "torch"
     device: str  # where it computes, in words
     arithmetic_id: str  # names what decides its bits: they are equal within one id
-    layout_id: str  # names what else decides how a block's bytes lie; "" for one device
+    layout_id: str = ""  # names what else decides how a block's bytes lie
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
     pads_steps: bool  # small steps are computed as the next of few sizes (`padded_positions`)
@@ -59,9 +62,11 @@ class Backend(Protocol):
         packed: PackedFolder | None,
     ) -> LoadedModel:
         """A model, with this backend's weights. Raises as `load_model`."""
+        return load_model(path, self.weights, context_length, progress, packed)
 
     def close(self) -> None:
         """Let go of what loading has begun, where nothing was built over it. Idempotent."""
+        return
 
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
@@ -98,12 +103,11 @@ class Backend(Protocol):
         """Where plans run; `runner` is one of this backend's own."""
 
 
-class HostBackend:
+class HostBackend(Backend):
     """The processor: native kernels, or their specification."""
 
     is_host = True
     pads_steps = False
-    layout_id = ""
     device = "cpu"
     exactness = EXACT
     notes: Sequence[tuple[str, str]] = ()
@@ -113,20 +117,11 @@ class HostBackend:
         self.ops = ops
         self.weights: WeightOps = ops
         self.arithmetic_id = ops.arithmetic_id
-        self.memory_available = memory_available
+        self._memory_available = memory_available
 
-    def load(
-        self,
-        path: ModelPath,
-        context_length: int | None,
-        progress: Callable[[str], None],
-        packed: PackedFolder | None,
-    ) -> LoadedModel:
-        """Into memory, or mapped from a packed copy."""
-        return load_model(path, self.weights, context_length, progress, packed)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+    def memory_available(self) -> int:
+        """Bytes to be had for blocks now."""
+        return self._memory_available()
 
     def measure_steps(
         self,

@@ -78,9 +78,11 @@ class Drafts:
         if not offers:
             return
         left = self._context.step_tokens - num_positions
-        num_decoding = sum(chunk.length == 1 for chunk in chunks)
-        if (under_target := self._context.target.positions(num_decoding)) is not None:
-            left = max(0, min(left, under_target - (num_positions - num_decoding)))
+        if self._context.target.seconds is not None:
+            num_decoding = sum(chunk.length == 1 for chunk in chunks)
+            allowed = self._context.target.positions(num_decoding)
+            if allowed is not None:
+                left = max(0, min(left, allowed - (num_positions - num_decoding)))
         counts = self._speculator.counts(
             [(offer.drafts.drafting, offer.limit) for offer in offers],
             num_positions,

@@ -316,6 +316,7 @@ class Scheduler:
         self.tenants.continue_from(old.tenants)
         self.idle_memory.continue_from(old.idle_memory)
         self.transfers.continue_from(old.transfers)
+        self.context.target.set(old.context.target.seconds)
         self.context.events = old.context.events
 
     # -- the step
@@ -420,8 +421,10 @@ class Scheduler:
             return
         num_tokens = plan.num_tokens
         num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
-        num_more = num_tokens - sum(chunk.continues for chunk in plan.chunks)
-        self.context.target.observe(num_tokens - num_more, num_more, result.seconds, self.context.now)
+        if self.context.target.seconds is not None:
+            num_decoding = sum(chunk.continues for chunk in plan.chunks)
+            of_step = (num_decoding, num_tokens - num_decoding, result.seconds)
+            self.context.target.observe(*of_step, self.context.now)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
         is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster

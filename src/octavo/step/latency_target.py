@@ -24,7 +24,8 @@ _SMOOTHING = 0.2
 
 
 class LatencyTarget:
-    """What the operator wants, None: nothing; and how it is kept. One that is None costs nothing."""
+    """What the operator wants, in seconds (None: nothing), and how it is kept. Steps are observed only where
+    there is one."""
 
     def __init__(self, costs: PrefillBudget, seconds: float | None) -> None:
         self.seconds = seconds
@@ -39,7 +40,7 @@ class LatencyTarget:
 
     def set(self, seconds: float | None) -> None:
         """Another target; the margin begins anew."""
-        self.seconds, self.margin = seconds, MARGIN_FIRST
+        self.seconds, self.margin, self._decoded_at = seconds, MARGIN_FIRST, None
         self.num_gaps = self.num_missed = self.num_missed_alone = 0
 
     def positions(self, num_decoding: int) -> int | None:
@@ -72,7 +73,8 @@ class LatencyTarget:
         return self._between_s + decode_s + num_more * self._costs.token_s
 
     def observe(self, num_decoding: int, num_more: int, seconds: float, now: float) -> None:
-        """A step was committed, which took so long and computed so many positions; 0: not measured."""
+        """A step was committed at `now`, which took so long (0: not measured), with so many sequences that
+        decode, a position each, and so many positions more."""
         before, self._decoded_at = self._decoded_at, now if num_decoding else None
         if self.seconds is None or before is None or not num_decoding or seconds <= 0.0:
             return

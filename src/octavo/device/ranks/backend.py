@@ -17,7 +17,7 @@ from octavo.device.ranks.member import share_of
 from octavo.device.ranks.messages import Allocate, Load, Measure, Release
 from octavo.device.ranks.processes import RankProcesses
 from octavo.errors import ConfigError
-from octavo.executor.backend import PoolSize
+from octavo.executor.backend import Backend, PoolSize
 from octavo.executor.executor import DeviceExecutor, Executor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
@@ -35,7 +35,7 @@ SHARED_BYTES = 64 << 20  # where shares of blocks meet
 _PLACES_MIN = 2
 
 
-class RankedBackend:
+class RankedBackend(Backend):
     """`Backend` of all ranks together. Sizes and bytes are those of all ranks."""
 
     name = "torch"

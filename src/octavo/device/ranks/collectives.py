@@ -80,7 +80,7 @@ class RankGroup:
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], dim=1)
 
     def gather_pieces(self, x: Tensor) -> Tensor:
-        """(...) -> (ranks, ...): what each rank gave."""
+        """(...) -> (ranks, ...): what each rank gave. Raises ExchangeFailed, as the others do."""
         x = x.contiguous()
         out = x.new_empty((self.num_ranks, *x.shape))
         self._wait(self._group._allgather_base(out.view(-1), x.view(-1)))

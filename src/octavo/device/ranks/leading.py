@@ -38,7 +38,7 @@ from octavo.device.ranks.messages import (
     encode_shape,
 )
 from octavo.device.rows import DeviceRows, Writes
-from octavo.errors import DeviceLost
+from octavo.errors import DeviceLost, first_line
 from octavo.executor.batch import StepShape
 from octavo.executor.forward import ColdReach, Trouble
 from octavo.kernels.contract import Bytes, SlotMemory
@@ -77,8 +77,7 @@ def on_all(ranks: Ranks, message: Message) -> Iterator[None]:
     except ExchangeFailed as error:
         raise ranks.why(error) from error
     except BaseException as error:
-        what = str(error).strip().partition("\n")[0] or type(error).__name__
-        ranks.lose(f"rank 0 was interrupted while all ranks compute ({what})")
+        ranks.lose(f"rank 0 was interrupted while all ranks compute ({first_line(error)})")
         raise
 
 

@@ -1,7 +1,8 @@
 """The other ranks, as rank 0 sees them: it starts their processes, commands them, and watches over them.
 
     one dies            its stream ends: at once
-    one is stopped      its pulse stops: after `SILENT_S`, or sooner where the system says that it is stopped
+    one is stopped      its pulse stops, and the system says that it is stopped: after a second or two
+    one hangs           its pulse stops for `SILENT_S`, or the others wait for it (`--rank-timeout`)
     one fails           it says why, and ends
 
 Whatever happens to one ends all: the others are killed, so rank 0 waits for none of them, and `check` raises
@@ -30,12 +31,12 @@ import msgspec
 
 from octavo.device.ranks.collectives import RankGroup
 from octavo.device.ranks.messages import Answer, Channel, Close, Message, MoveBlocks, Pulse, Start
-from octavo.errors import ConfigError, DeviceLost
+from octavo.errors import ConfigError, DeviceLost, first_line
 from octavo.types import RankState
 
 log = logging.getLogger("octavo.ranks")
 
-SILENT_S = 8.0  # without a pulse; a rank that loads may be long in one call
+SILENT_S = 30.0  # without a pulse: compiling a kernel may be one long call; loading, longer
 SILENT_LOADING_S = 60.0
 END_S = 5.0  # that a rank may take to end by itself
 _LOOK_S = 0.5
@@ -165,7 +166,7 @@ class RankProcesses:
         absent = [peer.words for peer in self._peers if not peer.pulse.is_waiting]
         is_known = self.group is not None and not self.group.is_on_gpu and absent
         missing = f" ({', '.join(absent)} did not come to it)" if is_known else ""
-        self.lose(f"an exchange between the {self.num_ranks} ranks failed{missing}: {_first_line(error)}")
+        self.lose(f"an exchange between the {self.num_ranks} ranks failed{missing}: {first_line(error)}")
         assert self.lost is not None
         return DeviceLost(self.lost)
 
@@ -312,7 +313,3 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return state in "Tt"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

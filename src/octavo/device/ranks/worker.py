@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.errors import first_line
+
 if TYPE_CHECKING:
     from octavo.device.backend import TorchBackend
     from octavo.device.ranks.collectives import RankGroup
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
     except EOFError:
         return 1  # rank 0 is gone
     except Exception as error:  # noqa: BLE001 - rank 0 tells it, and ends all ranks
-        pulse.fail(_first_line(error))
+        pulse.fail(first_line(error))
         return 1
     return 0
 
@@ -99,12 +101,8 @@ def _serve_moves(member: RankMember, moves: Channel[MoveBlocks], pulse: _PulseSe
     except (EOFError, OSError):
         return
     except Exception as error:  # noqa: BLE001 - a rank without its blocks is none
-        pulse.fail(_first_line(error))
+        pulse.fail(first_line(error))
         os._exit(1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
