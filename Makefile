@@ -34,7 +34,9 @@ DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed-$(ISAS)
 	$(BIN)/octavo serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
-IN_PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
+# Hypothesis draws the same examples in every run: `make test-full SEED=$$RANDOM` looks for others.
+SEED ?= 1
+IN_PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal --hypothesis-seed=$(SEED)
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest $(IN_PARALLEL)
 

@@ -16,7 +16,7 @@ from octavo.step.events import EventKind
 from octavo.types import StepPlan
 from octavo.units import blocks_for
 
-OVERLAP_MAX = 2  # plans that are made before a result comes
+PLANS_MAX = 3  # in flight: two are made before the result of a third comes
 
 
 class SimulatedDrafter:
@@ -142,7 +142,7 @@ def check_committed(scheduler: Scheduler) -> None:
         assert len(s.table) <= needed or s.has_cold, "a block of rejected positions is held"
         # Those that were planned ahead of a step that came to nothing: they were charged and held blocks.
         is_void = scheduler.events.counts[EventKind.STEP_SHRUNK] or scheduler.long_contexts.num_unreadable
-        ahead = OVERLAP_MAX if is_void else 0
+        ahead = PLANS_MAX if is_void else 0
         assert s.num_served <= max(s.num_prompt, len(s.tokens) - 1) + ahead, (
             "rejected positions count as served"
         )

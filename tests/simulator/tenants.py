@@ -76,6 +76,7 @@ class TurnWatch:
         self._prompts: list[Sequence] = []  # that run, and share what is left of the step
         self._granted: list[Sequence] = []  # those that got some of it
         self._room = 0  # what is left of the step for them
+        self._num_free_rows = 0  # once sequences were admitted; those preempted later free theirs for the next plan
         self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
@@ -83,6 +84,7 @@ class TurnWatch:
         num_waiting = len(self._scheduler.live.waiting)
         budget = self._scheduler.prefill_budget.prompt_budget(len(continuing), len(prompts) + num_waiting)
         self._prompts, self._room = prompts, budget
+        self._num_free_rows = self._scheduler.live.num_free_rows
         share = self._share(continuing, prompts)
         self._granted = [s for s, _ in share if s in prompts]
         return share
@@ -117,7 +119,7 @@ class TurnWatch:
             return False
         if own[0] in self._prompts:
             return True
-        fits = self._scheduler.limits.fits(own[0], 0)
+        fits = self._scheduler.limits.fits(own[0], 0) and 1 + own[0].forks_left <= self._num_free_rows
         # Room is kept for one that many have passed.
         is_closed = any(s.queue.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)
         return own[0].queue.wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
