@@ -76,7 +76,9 @@ class TurnWatch:
         self._prompts: list[Sequence] = []  # that run, and share what is left of the step
         self._granted: list[Sequence] = []  # those that got some of it
         self._room = 0  # what is left of the step for them
-        self._num_free_rows = 0  # once sequences were admitted: what a preemption frees later is the next plan's
+        self._num_free_rows = (
+            0  # once sequences were admitted: what a preemption frees later is the next plan's
+        )
         self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
