@@ -312,6 +312,6 @@ def test_what_its_cold_blocks_take_is_charged_to_its_tenant(tmp_path: Path) -> N
     plain, engine = house.plain(), house.engine(8, step_tokens=32)
     run(plain, [long])
     run(engine, [replace(request(5, [5, 6, 7] * 20, 20), tenant="b"), long])
-    assert engine.scheduler.context.costs.token_s is not None
+    assert engine.scheduler.context.times.position_s is not None
     assert engine.scheduler.live.service.served["a"] > plain.scheduler.live.service.served["a"]
     house.close()

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.memory": VALUES,
     "octavo.step": VALUES | {"octavo.memory"},
     "octavo.retention": VALUES | {"octavo.memory", "octavo.step"},
-    "octavo.speculation": {"octavo.averages"},
+    "octavo.speculation": {"octavo.averages", "octavo.step"},
     "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
     "octavo.inspect": VALUES
     | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.speculation"},

@@ -10,6 +10,7 @@ from tests.scheduler.served import Served, State
 
 from octavo.scheduler.budget import Place, gets_some, share_budget, share_in_turn
 from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.step_times import StepShape, StepTimes
 
 
 def test_the_oldest_prompt_keeps_half_and_the_shortest_goes_first_in_the_rest() -> None:
@@ -59,27 +60,27 @@ def test_grants_never_exceed_the_budget_or_what_is_asked_and_leave_nothing_unuse
         assert grants[0] >= min(remaining[0], budget // 2)
 
 
-def measured(decode_s: float, token_s: float) -> PrefillBudget:
-    pace = PrefillBudget(512)
+def measured(decode_s: float, position_s: float) -> PrefillBudget:
+    times = StepTimes()
     for _ in range(20):
-        pace.observe(8, 0, decode_s)
-        pace.observe(8, 100, decode_s + 100 * token_s)
-    return pace
+        times.observe(StepShape(8), decode_s)
+        times.observe(StepShape(8, prompt=100), decode_s + 100 * position_s)
+    return PrefillBudget(512, times)
 
 
 def test_one_prompt_beside_eight_streams_takes_less_time_than_they_do() -> None:
-    budget = measured(decode_s=0.040, token_s=0.002).prompt_budget(8, 1)
+    budget = measured(decode_s=0.040, position_s=0.002).prompt_budget(8, 1)
     assert 10 <= budget <= 16
     assert 0.040 + budget * 0.002 < 2 * 0.040
 
 
 def test_many_prompts_beside_one_stream_are_not_held_up_for_its_sake() -> None:
-    assert measured(decode_s=0.030, token_s=0.002).prompt_budget(1, 31) > 150
+    assert measured(decode_s=0.030, position_s=0.002).prompt_budget(1, 31) > 150
 
 
 def test_the_whole_budget_is_granted_when_nobody_decodes_or_nothing_was_measured() -> None:
     assert measured(0.030, 0.002).prompt_budget(0, 1) == 512
-    assert PrefillBudget(512).prompt_budget(8, 1) == 504
+    assert PrefillBudget(512, StepTimes()).prompt_budget(8, 1) == 504
 
 
 def seconds_of(num_positions: int) -> float:
@@ -104,10 +105,10 @@ def test_a_server_that_starts_under_prompts_measures_a_decoding_step_first() -> 
 
 
 def test_a_server_that_knows_no_cost_yet_holds_no_prompt_back() -> None:
-    pace = PrefillBudget(512)
-    pace.observe(8, 0, 0.040)
-    assert pace.prompt_budget(8, 1) == 504
+    times = StepTimes()
+    times.observe(StepShape(8), 0.040)
+    assert PrefillBudget(512, times).prompt_budget(8, 1) == 504
 
 
 def test_a_prompt_always_advances() -> None:
-    assert measured(decode_s=0.001, token_s=0.5).prompt_budget(8, 1) == PrefillBudget.FLOOR
+    assert measured(decode_s=0.001, position_s=0.5).prompt_budget(8, 1) == PrefillBudget.FLOOR

@@ -14,7 +14,7 @@ from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
 from octavo.step.latency_target import LatencyTarget
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.step_times import StepTimes
 from octavo.types import Request, SampledToken, StepPlan, StepResult
 
 DECODE_S, ROW_S, PROMPT_S, BETWEEN_S = 0.006, 0.0004, 0.0011, 0.0005
@@ -169,7 +169,7 @@ def test_an_answer_waits_for_the_target_and_says_so() -> None:
 
 
 def test_without_measured_costs_there_is_no_bound() -> None:
-    target = LatencyTarget(PrefillBudget(512), 0.05)
+    target = LatencyTarget(StepTimes(), 0.05)
     assert target.positions(3) is None
     assert target.prompt_budget(3, 500) == 500
     assert target.more_rows(3) is None

@@ -57,8 +57,8 @@ def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence
 
 
 def _headroom_changes_at_once(self: Headroom, seconds: float) -> None:
-    if self._step_s:
-        self.each = min(16.0, self.each * math.exp(seconds / self._step_s))
+    if self._times.step_s:
+        self.each = min(16.0, self.each * math.exp(seconds / self._times.step_s))
 
 
 _KEEP, _STORE_STAGED = Staging.keep, Transfers.store_staged

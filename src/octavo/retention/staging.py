@@ -55,17 +55,17 @@ class Staging:
     @property
     def load_price(self) -> float:
         """Positions that could be computed while a block is loaded; 0 while that is not known."""
-        load_s, token_s = self._transfers.load_s, self._context.costs.token_s
-        return 0.0 if load_s is None or not token_s else load_s / token_s
+        load_s, position_s = self._transfers.load_s, self._context.times.position_s
+        return 0.0 if load_s is None or not position_s else load_s / position_s
 
     def is_worth_it(self) -> bool:
         """Storing and loading a block is thought cheaper than computing it; also while that is unknown."""
         if self._transfers.tier is None or not self._transfers.is_worth_it():
             return False
-        store_s, token_s = self._arena.store_s, self._context.costs.token_s
-        if store_s is None or not token_s:
+        store_s, position_s = self._arena.store_s, self._context.times.position_s
+        if store_s is None or not position_s:
             return True
-        return store_s / token_s + self.load_price < self._context.ledger.block_size
+        return store_s / position_s + self.load_price < self._context.ledger.block_size
 
     def loss_of(self, members: Many[Holder], freed: Set[int] | None = None) -> Loss:
         """What these would have to do again if they went together now, by the cheaper way. O(blocks).
@@ -130,10 +130,10 @@ class Staging:
         text = f"at most {loss.recomputed:,} positions will be computed again"
         if loss.loaded:
             text = f"{loss.loaded:,} blocks are kept below, {text}"
-        token_s = self._context.costs.token_s
-        if token_s:
-            cost_s = loss.price(self.load_price) * token_s
+        position_s = self._context.times.position_s
+        if position_s:
+            cost_s = loss.price(self.load_price) * position_s
             self._headroom.undone(cost_s)
-            otherwise_s = (loss.recomputed + loss.loaded * self._context.ledger.block_size) * token_s
+            otherwise_s = (loss.recomputed + loss.loaded * self._context.ledger.block_size) * position_s
             text += f" ({cost_s * 1000:,.1f} ms; {otherwise_s * 1000:,.1f} ms if nothing were kept)"
         return text

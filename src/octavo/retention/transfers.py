@@ -456,10 +456,10 @@ class Transfers:
 
     def is_worth_it(self) -> bool:
         """Loading a block is thought cheaper than computing it; also while that is unknown."""
-        load_s, token_s = self.load_s, self._context.costs.token_s
-        if load_s is None or token_s is None:
+        load_s, position_s = self.load_s, self._context.times.position_s
+        if load_s is None or position_s is None:
             return True
-        return load_s < token_s * self._context.ledger.block_size
+        return load_s < position_s * self._context.ledger.block_size
 
     def is_below(self, name: bytes) -> bool:
         """True when its bytes are below, or on their way down."""

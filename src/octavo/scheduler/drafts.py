@@ -201,10 +201,6 @@ class Drafts:
             state.is_awaited = False
         return computed
 
-    def observe(self, num_positions: int, seconds: float) -> None:
-        """A step without prompts took so long."""
-        self._speculator.costs.observe(num_positions, seconds)
-
 
 def _with_drafts(chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
     """Sampled at its last position, and at every draft."""

@@ -75,6 +75,7 @@ from octavo.step.events import Event, EventKind, EventRing
 from octavo.step.headroom import Headroom
 from octavo.step.latency_target import LatencyTarget
 from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.step_times import StepTimes, shape_of
 from octavo.step.timers import Due, Timers
 from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
 
@@ -92,14 +93,14 @@ class Scheduler:
     ) -> None:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
-        costs = PrefillBudget(config.step_tokens)  # learns always
-        target = LatencyTarget(costs, config.target_itl_s)
-        self.context = context = Context(ledger, config, costs, target)
+        times = StepTimes() if speculator is None else StepTimes(speculator.costs)
+        target = LatencyTarget(times, config.target_itl_s)
+        self.context = context = Context(ledger, config, times, target)
         self.ledger, self.config = ledger, config
         ledger.tier = tier
-        # One that knows nothing holds no prompt back.
-        self.prefill_budget = costs if config.pace else PrefillBudget(config.step_tokens)
-        self.headroom, self.timers = Headroom(), Timers()
+        # A model that knows nothing holds no prompt back.
+        self.prefill_budget = PrefillBudget(config.step_tokens, times if config.pace else StepTimes())
+        self.headroom, self.timers = Headroom(times), Timers()
         self._in_flight: deque[tuple[StepPlan, list[InFlightChunk]]] = deque()
         # Each is handed what stands before it. First, what is kept beyond a running sequence, and where.
         self.pins, self.session_table = Pins(ledger), SessionTable()
@@ -406,12 +407,13 @@ class Scheduler:
     def _charge_cold(self, plan: StepPlan, result: StepResult, flights: list[InFlightChunk]) -> None:
         """What a chunk's cold blocks took is its tenant's: as many positions as prompts would have had of
         that time, less those that count already."""
-        token_s, cold = self.context.costs.token_s, next(chunk for chunk in plan.chunks if chunk.is_cold)
-        if token_s is None or result.cold_seconds <= 0.0:
+        position_s = self.context.times.position_s
+        cold = next(chunk for chunk in plan.chunks if chunk.is_cold)
+        if position_s is None or result.cold_seconds <= 0.0:
             return
         tenant = next(f.sequence.request.tenant for f in flights if f.sequence.seq_id == cold.seq_id)
         counted = cold.length if cold.is_last_part else 0
-        self.live.service.charge(tenant, max(0.0, result.cold_seconds / token_s - counted))
+        self.live.service.charge(tenant, max(0.0, result.cold_seconds / position_s - counted))
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn what steps cost. One that computes cold blocks says nothing of others."""
@@ -419,17 +421,10 @@ class Scheduler:
             self.cold_chunks.observe(plan, result)
         if plan.has_cold:
             return
-        num_tokens = plan.num_tokens
-        num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
-        if self.context.target.seconds is not None:
-            num_decoding = sum(chunk.continues for chunk in plan.chunks)
-            of_step = (num_decoding, num_tokens - num_decoding, result.seconds)
-            self.context.target.observe(*of_step, self.context.now)
+        context, shape = self.context, shape_of(plan.chunks)
+        context.target.observe(shape, result.seconds, context.now)
+        context.times.observe(shape, result.seconds, is_typical=result.way is not StepWay.WARMING)
         self.headroom.observe(result.seconds)
-        self.context.costs.observe(num_continuing, num_tokens - num_continuing, result.seconds)
-        is_typical = result.way is not StepWay.WARMING  # else later steps of its size are faster
-        if self._drafts is not None and num_continuing == num_tokens and is_typical:
-            self._drafts.observe(num_continuing, result.seconds)
 
     def _forget_poisoned(self, names: list[bytes]) -> None:
         """What a failed request wrote under these names is never found again, nor kept."""

@@ -103,7 +103,7 @@ class StepShortage:
 
     def _limit(self, num_positions: int) -> None:
         self._context.step_tokens = num_positions
-        self._context.costs.step_tokens = self._prefill_budget.step_tokens = num_positions
+        self._prefill_budget.step_tokens = num_positions
 
     def _fail(self, sequence: Sequence, why: str) -> list[Update]:
         request = sequence.request

@@ -31,6 +31,7 @@ from octavo.scheduler.admission_limits import AdmissionLimits
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.step.config import SchedulerConfig
+from octavo.step.step_times import StepShape
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 
 DEMAND = 3.0  # times the pool
@@ -198,8 +199,9 @@ class Oversubscription:
     def _teach(self, costs: Costs) -> None:
         """The pace of an engine that has served before: what a step costs is known from the first one on."""
         one = costs.step_s + costs.position_s
-        self.scheduler.context.costs.observe(1, 0, one)
-        self.scheduler.context.costs.observe(1, 100, one + 100 * costs.position_s)
+        times = self.scheduler.context.times
+        times.observe(StepShape(1), one)
+        times.observe(StepShape(1, prompt=100), one + 100 * costs.position_s)
 
     def _arrive(self) -> None:
         size, limit = self._setup.block_size, DEMAND * self._setup.num_blocks

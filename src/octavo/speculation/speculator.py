@@ -10,8 +10,8 @@ from functools import partial
 from octavo.speculation.acceptance import Acceptance, Fate
 from octavo.speculation.automaton import SuffixAutomaton
 from octavo.speculation.choosing import DraftCandidate, choose
-from octavo.speculation.costs import StepCosts
 from octavo.speculation.drafter import NO_DRAFT, Draft, Drafter, NewDrafter
+from octavo.step.size_costs import SizeCosts
 
 DRAFTS_MAX = 16  # guesses of one sequence in one step
 STEP_DRAFTS_MAX = 64  # of all
@@ -51,10 +51,10 @@ class Speculator:
         new_drafter: NewDrafter = SuffixAutomaton,
         padded: Callable[[int], int] | None = None,
     ) -> None:
-        """`padded`: see `StepCosts`."""
+        """`padded`: see `SizeCosts`."""
         assert mode is not Speculation.OFF
         self.mode = mode
-        self.costs = StepCosts(padded)
+        self.costs = SizeCosts(padded)
         self._acceptance = Acceptance()
         self._new_drafter = new_drafter
         self.drafted: dict[str, int] = {}  # guesses that were computed, by kind of drafter

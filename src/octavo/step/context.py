@@ -9,7 +9,7 @@ from octavo.step.config import SchedulerConfig
 from octavo.step.events import EventRing
 from octavo.step.latency_target import LatencyTarget
 from octavo.step.plan_builder import PlanBuilder
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.step_times import StepTimes
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +18,7 @@ class Context:
 
     ledger: Ledger
     config: SchedulerConfig
-    costs: PrefillBudget  # measured costs of a step's positions
+    times: StepTimes  # what steps take
     target: LatencyTarget  # for the time between tokens
     plan: PlanBuilder = field(default_factory=PlanBuilder)  # in the making
     events: EventRing = field(default_factory=EventRing)

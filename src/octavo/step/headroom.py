@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import math
 
-from octavo.averages import smoothed
+from octavo.step.step_times import StepTimes
 
 TARGET = 0.02
 GAIN = 0.05
 LEAST, MOST = 0.25, 16.0
-_SMOOTHING = 0.1
 
 
 class Headroom:
     """Blocks that admission leaves for each running sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: StepTimes) -> None:
         self.each = 1.0
-        self._step_s: float | None = None
+        self._times = times
         self._undone_s = 0.0  # since the last measured step
 
     def blocks(self, num_running: int, num_blocks: int) -> int:
@@ -39,9 +38,8 @@ class Headroom:
     def observe(self, seconds: float) -> None:
         """A step took so long; 0: it was not measured. Changes the headroom, which nothing else does: while a
         plan is made it stays what it was."""
-        if seconds > 0.0:
-            self._step_s = smoothed(self._step_s, seconds, _SMOOTHING)
-            steps, self._undone_s = self._undone_s / self._step_s - TARGET, 0.0
+        if seconds > 0.0 and self._times.step_s is not None:
+            steps, self._undone_s = self._undone_s / self._times.step_s - TARGET, 0.0
             self.each = min(MOST, max(LEAST, self.each * math.exp(min(1.0, GAIN * steps))))
 
     def undone(self, seconds: float) -> None:

@@ -13,43 +13,40 @@ A prompt always gets a position, and one sequence always runs: a target that is 
 
 from __future__ import annotations
 
-from octavo.averages import smoothed
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.step_times import StepShape, StepTimes
 
 MISSES = 0.03
 GAIN = 0.05  # of the margin, by a gap that is too long
 MARGIN_FIRST, MARGIN_MAX = 0.1, 0.6
 POSITIONS_MIN = 1  # of prompts in a step
-_SMOOTHING = 0.2
+MORE_ROWS_MAX = 64  # that are admitted in a plan
 
 
 class LatencyTarget:
-    """What the operator wants, in seconds (None: nothing), and how it is kept. Steps are observed only where
+    """What the operator wants, in seconds (None: nothing), and how it is kept. Gaps are counted only where
     there is one."""
 
-    def __init__(self, costs: PrefillBudget, seconds: float | None) -> None:
+    def __init__(self, times: StepTimes, seconds: float | None) -> None:
         self.seconds = seconds
         self.margin = MARGIN_FIRST  # part of the target
         self.num_gaps = 0  # between decoding steps, since a target was set
         self.num_missed = 0  # above it, where the step carried more than decoding
         self.num_missed_alone = 0  # above it, of steps that decode alone
         self.last_predicted_s = 0.0  # of the gap that was measured last
-        self._costs = costs
-        self._between_s = 0.0
+        self._times = times
         self._decoded_at: float | None = None  # when the last step ended, if it decoded
 
     def set(self, seconds: float | None) -> None:
         """Another target; the margin begins anew."""
-        self.seconds, self.margin, self._decoded_at = seconds, MARGIN_FIRST, None
+        self.seconds, self.margin = seconds, MARGIN_FIRST
         self.num_gaps = self.num_missed = self.num_missed_alone = 0
 
     def positions(self, num_decoding: int) -> int | None:
         """How many a step may carry beside so many that decode; None: no bound, or nothing is known."""
-        left_s = self._left_s(num_decoding)
-        if left_s is None or num_decoding == 0:
+        left_s, position_s = self._left_s(num_decoding), self._times.position_s
+        if left_s is None or position_s is None or num_decoding == 0:
             return None
-        assert self._costs.token_s is not None
-        return max(0, int(left_s / self._costs.token_s))
+        return max(0, int(left_s / position_s))
 
     def prompt_budget(self, num_decoding: int, most: int) -> int:
         """Prompt positions of a step, of `most`."""
@@ -62,27 +59,27 @@ class LatencyTarget:
         left_s = self._left_s(num_running + first)
         if left_s is None:
             return None
-        assert self._costs.token_s is not None
-        return first + max(0, int(left_s / self._costs.token_s))
+        more = first
+        while more < MORE_ROWS_MAX and (self._left_s(num_running + more + 1) or 0.0) > 0.0:
+            more += 1
+        return more
 
-    def predicted_s(self, num_decoding: int, num_more: int) -> float | None:
-        """Of the gap that such a step makes, without the margin; None: not known."""
-        decode_s = self._costs.decode_seconds(num_decoding)
-        if decode_s is None or self._costs.token_s is None:
-            return None
-        return self._between_s + decode_s + num_more * self._costs.token_s
-
-    def observe(self, num_decoding: int, num_more: int, seconds: float, now: float) -> None:
-        """A step was committed at `now`, which took so long (0: not measured), with so many sequences that
-        decode, a position each, and so many positions more."""
-        before, self._decoded_at = self._decoded_at, now if num_decoding else None
-        if self.seconds is None or before is None or not num_decoding or seconds <= 0.0:
+    def observe(self, shape: StepShape, seconds: float, now: float) -> None:
+        """A step of this shape was committed at `now`, which took so long; 0: not measured."""
+        before, self._decoded_at = self._decoded_at, now if shape.decoding else None
+        if before is None or not shape.decoding or seconds <= 0.0:
             return
-        gap, self.last_predicted_s = now - before, self.predicted_s(num_decoding, num_more) or 0.0
-        self._between_s = smoothed(self._between_s, max(0.0, gap - seconds), _SMOOTHING)
+        gap = now - before
+        if self.seconds is not None:
+            self._count(shape, gap)
+        self._times.observe_gap(max(0.0, gap - seconds))
+
+    def _count(self, shape: StepShape, gap: float) -> None:
+        step_s = self._times.predicted_s(shape)
+        self.last_predicted_s = 0.0 if step_s is None else self._times.between_s + step_s
         self.num_gaps += 1
-        is_missed = gap > self.seconds
-        if num_more == 0:
+        is_missed = self.seconds is not None and gap > self.seconds
+        if shape.positions == shape.decoding:
             self.num_missed_alone += is_missed
             return
         self.num_missed += is_missed
@@ -91,6 +88,6 @@ class LatencyTarget:
 
     def _left_s(self, num_decoding: int) -> float | None:
         """Of a gap, for what is not decoding."""
-        if self.seconds is None or (decoding_s := self.predicted_s(num_decoding, 0)) is None:
+        if self.seconds is None or (decode_s := self._times.decode_s(num_decoding)) is None:
             return None
-        return self.seconds * (1 - self.margin) - decoding_s
+        return self.seconds * (1 - self.margin) - self._times.between_s - decode_s

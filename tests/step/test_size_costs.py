@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from octavo.speculation.costs import StepCosts
+from octavo.step.size_costs import SizeCosts
 from octavo.units import padded_positions
 
 SIZES = range(1, 17)
@@ -18,7 +18,7 @@ def true_cost(num_positions):
 
 
 def learned(seed=0, noise=0.0, steps=2000):
-    costs, r = StepCosts(), random.Random(seed)
+    costs, r = SizeCosts(), random.Random(seed)
     for _ in range(steps):
         size = r.randint(1, 17)
         costs.observe(size, true_cost(size) * math.exp(r.gauss(0.0, noise)))
@@ -43,7 +43,7 @@ def test_the_curve_is_true_after_noisy_times(seed, noise, off_by):
 
 
 def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
-    costs = StepCosts()
+    costs = SizeCosts()
     assert costs.table() == []
     curve = [costs.of(size) for size in range(1, 200)]
     assert curve == sorted(curve)
@@ -51,7 +51,7 @@ def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
 
 
 def test_sizes_that_a_device_computes_alike_are_measured_as_one():
-    costs, r = StepCosts(padded_positions), random.Random(4)
+    costs, r = SizeCosts(padded_positions), random.Random(4)
     for _ in range(400):
         size = r.choice((26, 32, 33, 35, 39))
         costs.observe(size, 0.002 if size <= 32 else 0.003)
@@ -62,7 +62,7 @@ def test_sizes_that_a_device_computes_alike_are_measured_as_one():
 
 
 def test_the_first_step_sets_the_scale_and_leaves_the_shape():
-    costs, before = StepCosts(), shape(StepCosts())
+    costs, before = SizeCosts(), shape(SizeCosts())
     costs.observe(1, 0.25)
     assert costs.table()
     assert shape(costs) == before
@@ -72,7 +72,7 @@ def test_the_first_step_sets_the_scale_and_leaves_the_shape():
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 @pytest.mark.parametrize("num_positions", [3, 1000])
 def test_no_seconds_teach_nothing(seconds, num_positions):
-    costs = StepCosts()
+    costs = SizeCosts()
     costs.observe(num_positions, seconds)
     assert not costs.table()
     costs = learned()
@@ -131,7 +131,7 @@ def test_the_shape_follows_a_new_one():
 
 
 def test_sizes_between_measured_ones_lie_on_a_line():
-    costs = StepCosts()
+    costs = SizeCosts()
     for _ in range(500):
         for size in (1, 4, 8):
             costs.observe(size, 0.010 * size)
@@ -141,7 +141,7 @@ def test_sizes_between_measured_ones_lie_on_a_line():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_unmeasured_size_lies_between_its_neighbours(seed):
-    costs, r = StepCosts(), random.Random(seed)
+    costs, r = SizeCosts(), random.Random(seed)
     for size in r.sample(range(1, 400), 12):
         for _ in range(5):
             costs.observe(size, r.uniform(0.010, 0.030))
@@ -153,7 +153,7 @@ def test_an_unmeasured_size_lies_between_its_neighbours(seed):
 
 
 def test_a_size_above_all_measured_ones_costs_no_less_than_the_largest():
-    costs = StepCosts()
+    costs = SizeCosts()
     for _ in range(200):
         for size, seconds in ((1, 0.010), (32, 0.050), (64, 0.040)):
             costs.observe(size, seconds)
@@ -163,7 +163,7 @@ def test_a_size_above_all_measured_ones_costs_no_less_than_the_largest():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_few_sizes_are_kept_of_many(seed):
-    costs, r = StepCosts(), random.Random(seed)
+    costs, r = SizeCosts(), random.Random(seed)
     told = [*range(1, 200), *(r.randint(1, 10_000) for _ in range(5000))]
     r.shuffle(told)
     for size in told:
@@ -178,7 +178,7 @@ def test_few_sizes_are_kept_of_many(seed):
 @pytest.mark.parametrize("times", [50.0, 0.02])
 def test_a_first_step_of_its_size_that_was_far_off_is_put_right(times):
     """A pause, or a clock that jumped: the size is tried again now and then, and believed again."""
-    costs = StepCosts()
+    costs = SizeCosts()
     for _ in range(20):
         costs.observe(1, 0.010)
     costs.observe(5, 0.012 * times)

@@ -33,7 +33,7 @@ class _Measured:
     seen_at: int = 0
 
 
-class StepCosts:
+class SizeCosts:
     """The curve. `observe` is told steps without prompts; an unmeasured one (0 seconds) teaches nothing."""
 
     def __init__(self, padded: Callable[[int], int] | None = None) -> None:
@@ -113,6 +113,16 @@ class StepCosts:
         measured.count += 1
         measured.correction += gain * math.log(ratio)
         self._scale *= ratio ** (_SCALE_GAIN * (1.0 - gain))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any step was."""
+        return self._scale is not None
+
+    def seconds(self, num_positions: int) -> float:
+        """Of a step of one position or more, once any was measured."""
+        assert self._scale is not None
+        return self._scale * self.of(num_positions)
 
     def table(self) -> list[tuple[int, float]]:
         """Sizes that were measured and what their steps cost, in seconds."""
