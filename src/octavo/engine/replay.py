@@ -9,7 +9,6 @@ it was the executor that failed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from octavo.engine.port import Command, Port
+from octavo.engine.port import Command
 from octavo.engine.recording import (
     ENTRY_BYTES_MAX,
     MAGIC,
@@ -33,12 +32,8 @@ from octavo.engine.recording import (
     result_of_rows,
     rows_of_plan,
 )
+from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError, shown
-from octavo.inspect.stats import EngineCounters
-from octavo.scheduler.pressure import PressurePolicy
-from octavo.scheduler.scheduler import Scheduler
-from octavo.speculation.speculator import Speculator
-from octavo.types import StepPlan
 
 
 @dataclass(slots=True)
@@ -61,7 +56,7 @@ def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1)
     try:
         with path.open("rb") as file:
             run = _Run(check_every)
-            for entry in _entries(file, path, replayed):
+            for entry in entries_of(file, path, replayed):
                 replayed.num_entries += 1
                 replayed.num_commands += isinstance(entry, Applied)
                 replayed.num_plans += isinstance(entry, Planned) and entry.plan is not None
@@ -79,7 +74,8 @@ def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1)
     return replayed
 
 
-def _entries(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
+def entries_of(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
+    """Of a recording, up to where it is cut, which `replayed` says then. Raises ConfigError."""
     if file.read(len(MAGIC)) != MAGIC:
         raise ConfigError(
             f"{path} is no recording of this version; allowed: a file that `octavo serve --record` wrote"
@@ -101,15 +97,10 @@ def _entries(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
 
 @dataclass(slots=True)
 class _Run:
-    """A scheduler in the middle of a recording."""
+    """A loop in the middle of a recording."""
 
     check_every: int
-    _scheduler: Scheduler | None = None
-    _port: Port | None = None
-    _pressure: PressurePolicy | None = None
-    _speculator: Speculator | None = None
-    _counters: EngineCounters = field(default_factory=EngineCounters)
-    _in_flight: deque[StepPlan] = field(default_factory=deque)
+    _loop: VirtualLoop | None = None
     _now: float = 0.0
     _is_planning: bool = False  # `Expired` was the last entry of its step
     _was_refused: bool = False  # the last command, now
@@ -117,59 +108,54 @@ class _Run:
     def take(self, entry: Entry) -> str:
         """The next entry. Returns what is wrong, or ""."""
         if isinstance(entry, Began):
-            self._begin(entry)
+            if self._loop is None:
+                self._loop = VirtualLoop(entry.setup, entry.tier)
+            else:
+                self._loop.begin_again(entry.setup, entry.tier)
             return ""
-        scheduler, port = self._scheduler, self._port
-        if scheduler is None or port is None:
+        if self._loop is None:
             return "it comes before any scheduler has begun"
         if self._was_refused != isinstance(entry, Refused):
             return f"the command before it was {'not ' if self._was_refused else ''}refused then"
         self._was_refused = False
         try:
-            match entry:
-                case Applied(now, command):
-                    try:
-                        port.answer(cast("Command[object]", command), now)
-                    except OctavoError:
-                        self._was_refused = True
-                case Expired(now):
-                    self._now, self._is_planning = now, True
-                    scheduler.expire(now)
-                case Planned(recorded):
-                    self._is_planning = False
-                    return self._plan(scheduler, recorded)
-                case Committed(now, result):
-                    if not self._in_flight:
-                        return "a result of no plan"
-                    scheduler.commit(self._in_flight.popleft(), result_of_rows(result), now)
-                    if self.check_every and result.step_id % self.check_every == 0:
-                        scheduler.check()
-                case Recovered():
-                    self._in_flight.clear()
-                    if self._is_planning:  # no plan came of it then
-                        scheduler.schedule(self._now)
-                        return "the state broke then while this step was planned, and does not now"
+            return self._take(entry, self._loop)
         except Exception as error:  # noqa: BLE001 - what broke is what is looked for
             return f"an invariant broke: {type(error).__name__}: {error}"
+
+    def _take(self, entry: Entry, loop: VirtualLoop) -> str:
+        match entry:
+            case Applied(now, command):
+                try:
+                    loop.answer(cast("Command[object]", command), now)
+                except OctavoError:
+                    self._was_refused = True
+            case Expired(now):
+                self._now, self._is_planning = now, True
+                loop.scheduler.expire(now)
+            case Planned(recorded):
+                self._is_planning = False
+                return self._plan(loop, recorded)
+            case Committed(now, result):
+                if not loop.in_flight:
+                    return "a result of no plan"
+                loop.commit(result_of_rows(result), now)
+                if self.check_every and result.step_id % self.check_every == 0:
+                    loop.scheduler.check()
+            case Recovered():
+                loop.in_flight.clear()
+                if self._is_planning:  # no plan came of it then
+                    loop.scheduler.schedule(self._now)
+                    return "the state broke then while this step was planned, and does not now"
         return ""
 
-    def _begin(self, began: Began) -> None:
-        if self._scheduler is None:
-            self._speculator, self._pressure = began.setup.new_speculator(), began.setup.new_pressure()
-        scheduler = began.setup.new_scheduler(began.tier, self._speculator)
-        if self._scheduler is not None:
-            scheduler.continue_from(self._scheduler)
-        self._scheduler = scheduler
-        self._port = Port(scheduler, self._counters, self._pressure)
-
-    def _plan(self, scheduler: Scheduler, recorded: PlanRows | None) -> str:
-        plan = scheduler.schedule(self._now)
+    def _plan(self, loop: VirtualLoop, recorded: PlanRows | None) -> str:
+        plan = loop.schedule(self._now)
         made = None if plan is None else rows_of_plan(plan)
-        if plan is not None:
-            self._in_flight.append(plan)
         if made != recorded:
             return f"the plan differs: {_difference(recorded, made)}"
-        is_wedged = not self._in_flight and scheduler.has_work and not scheduler.waits_for_transfers
+        scheduler = loop.scheduler
+        is_wedged = not loop.in_flight and scheduler.has_work and not scheduler.waits_for_transfers
         return "an invariant broke: work is left and nothing can be planned" if is_wedged else ""
 
 
