@@ -4,7 +4,7 @@ A tier goes through `Files` and through nothing else, so that something else may
 (the tests have one that fails on purpose). Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
 
-`folder_of` and `read_named_file` are for the folders and small files that an operator names.
+`folder_of`, `read_named_file` and `new_file` are for the folders and files that an operator names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from octavo.database import connect
 from octavo.errors import ConfigError
+
+KEPT = 3  # older files beside one that `new_file` makes
 
 
 class Files:
@@ -124,6 +126,26 @@ def folder_of(name: str, given: str) -> Path:
     except RuntimeError:
         raise ConfigError(
             f"{name} is {given[:80]!r}, and there is no such user; allowed: a folder, such as ~/octavo"
+        ) from None
+
+
+def new_file(path: Path, setting: str) -> int:
+    """The descriptor of a new file of mode 0600, to write. One that is there becomes `FILE.1`, that one
+    `FILE.2`, and so on up to `KEPT`: what was written before may tell why a server had to be started again.
+
+    Raises ConfigError, which calls the path by its setting.
+    """
+    try:
+        for number in range(KEPT, 0, -1):
+            older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+            if older.is_file():
+                older.replace(path.with_name(f"{path.name}.{number}"))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except (OSError, ValueError) as error:  # ValueError: "." has no name
+        words = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{setting} is {path}, which cannot be written: {words}; allowed: a new file in a folder that "
+            "may be written"
         ) from None
 
 

@@ -28,14 +28,13 @@ import msgspec
 from octavo.engine.codec import AnyCommand
 from octavo.engine.port import Command, ReplyT, names_tenant
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
-from octavo.errors import ConfigError
+from octavo.files import new_file
 from octavo.types import SampledToken, StepPlan, StepResult, StepWay
 
 log = logging.getLogger("octavo.recording")
 
 MAGIC = b"octavo-recording-2\n"
 BYTES_MAX = 4 << 30
-KEPT = 3  # older recordings
 ENTRY_BYTES_MAX = 256 << 20
 _LENGTH_BYTES = 4
 _FLUSH_S = 1.0
@@ -204,21 +203,9 @@ class Recorder:
 
     @classmethod
     def open(cls, path: Path, *, bytes_max: int = BYTES_MAX, has_tenants: bool = True) -> Recorder:
-        """A new file of mode 0600. One that is there becomes `FILE.1`, that one `FILE.2`, and so on: they may
-        tell why a server had to be started again. Without `has_tenants` it ends at the first command that
-        names a tenant. Raises ConfigError."""
-        try:
-            for number in range(KEPT, 0, -1):
-                older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
-                if older.is_file():
-                    older.replace(path.with_name(f"{path.name}.{number}"))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            file = os.fdopen(os.open(path, flags, 0o600), "wb", _BUFFER_BYTES)
-        except OSError as error:
-            raise ConfigError(
-                f"record is {path}, which cannot be written: {error.strerror}; allowed: a new file in a "
-                "folder that may be written"
-            ) from None
+        """Into a file of `new_file`. Without `has_tenants` it ends at the first command that names a tenant.
+        Raises ConfigError."""
+        file = os.fdopen(new_file(path, "record"), "wb", _BUFFER_BYTES)
         return cls(file, path, bytes_max=bytes_max, has_tenants=has_tenants)
 
     def begin(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
