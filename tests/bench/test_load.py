@@ -10,8 +10,9 @@ from tests.doubles.fake_model import FakeModel
 from tests.waiting import LIMIT_S, turns
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
-from octavo.bench.load import Arrival, apply, is_good, scripts_of
+from octavo.bench.load import Arrival, apply, is_good, play, scripts_of
 from octavo.bench.load_processes import parts_of
+from octavo.bench.traces import RequestTrace, TraceRequest, read_trace
 from octavo.bench.workloads import Asking, Load, WorkloadTargets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
@@ -43,6 +44,14 @@ def loaded(url, load, count, arrival, targets=LAX, transport=None):
     async def go():
         async with Client(Endpoint(url, "any" if transport else "", timeout_s=10), transport) as client:
             return await apply(client, load, count, arrival, targets)
+
+    return asyncio.run(go())
+
+
+def played(url, trace, load, transport=None):
+    async def go():
+        async with Client(Endpoint(url, "any" if transport else "", timeout_s=10), transport) as client:
+            return await play(client, trace, load, LAX)
 
     return asyncio.run(go())
 
@@ -129,6 +138,55 @@ def test_poisson_arrivals_wait_for_no_answer():
     report = loaded("http://it/v1", Load(prompt=2, output=1), 4, Arrival(rate_per_s=500), transport=Held())
     assert report.completed == 4
     assert report.arrival == "500/s"
+
+
+def test_a_trace_is_played_in_its_order_with_its_lengths_and_blocks(served, tmp_path):
+    url, model = served
+    model.submitted.clear()
+    path = tmp_path / "it.jsonl"
+    path.write_text(
+        '{"timestamp": 60, "input_length": 520, "output_length": 3, "hash_ids": [1, 3]}\n'
+        '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 30, "input_length": 9, "output_length": 4}\n'
+    )
+    report = played(url, read_trace(path), Load(seed=3, vocab_size=250))
+    assert [(len(each.prompt), each.params.max_tokens) for each in model.submitted] == [
+        (600, 5),
+        (9, 4),
+        (520, 3),
+    ]
+    first, _, last = (each.prompt for each in model.submitted)
+    assert first[:512] == last[:512]
+    assert first[512:520] != last[512:520]
+    assert all(each.params.ignore_eos for each in model.submitted)
+    assert (report.workload, report.arrival) == ("it.jsonl", "trace")
+    assert (report.requests, report.completed, report.output_tokens, report.short) == (3, 3, 12, 0)
+    assert report.seconds >= 0.06
+
+
+def test_a_trace_waits_for_no_answer():
+    waiting = []
+
+    class Held(httpx2.AsyncBaseTransport):
+        """No answer before all have arrived."""
+
+        async def handle_async_request(self, request):
+            waiting.append(asyncio.Event())
+            if len(waiting) == 3:
+                for each in waiting:
+                    each.set()
+            await waiting[-1].wait()
+            return stream({"choices": [{"text": "a", "finish_reason": "length"}]})
+
+    trace = RequestTrace("it", tuple(TraceRequest(at, 2, 1) for at in (0.0, 0.001, 0.001)))
+    assert played("http://it/v1", trace, Load(), Held()).completed == 3
+
+
+def test_a_request_of_a_trace_that_is_too_long_for_the_server_is_counted(served):
+    url, model = served
+    trace = RequestTrace("it", (TraceRequest(0.0, 2, 1), TraceRequest(0.0, model.context_length, 1)))
+    report = played(url, trace, Load(vocab_size=250))
+    assert (report.completed, report.errors) == (1, {"HTTP 400": 1})
 
 
 def test_a_refusing_server_is_told_with_its_words(served):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.tiers import full
 
-from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, quantiles, read_trace, synthetic
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, lengths_of, quantiles, synthetic
 from octavo.bench.memory import (
     Bookkeeping,
     bookkeeping,
@@ -21,6 +21,7 @@ from octavo.bench.memory import (
     scattered,
     worked,
 )
+from octavo.bench.traces import read_trace
 from octavo.bench.workloads import Memory
 from octavo.errors import ConfigError
 from octavo.sim.policies import Job, replay_reserved, reservation_policies
@@ -142,39 +143,10 @@ def test_synthetic_requests_fit_a_shorter_maximum(max_length):
         assert all(job.positions < max_length for job in synthetic(source, 50, 0, max_length).jobs)
 
 
-def test_a_trace_is_read_from_a_file(tmp_path):
+def test_a_trace_from_a_file_is_its_lengths_by_arrival(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": 10, "output": 5, "arrival": 0.5}\n\n{"prompt": 3, "output": 1}\n')
-    assert read_trace(path, 2048) == Trace("mine.jsonl", (Job(10, 5, 0.5), Job(3, 1, 0.0)))
-    assert len(read_trace(path, 2048, most=1).jobs) == 1
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ("nonsense", "line 1"),
-        ("[1, 2]", "line 1"),
-        ('{"prompt": 0, "output": 5}', "n from 1"),
-        ('{"prompt": 1.5, "output": 5}', "n from 1"),
-        ('{"prompt": true, "output": 5}', "n from 1"),
-        ('{"prompt": 5}', "n from 1"),
-        ('{"prompt": 5, "output": 5, "arrival": -1}', "s from 0"),
-        ('{"prompt": 5, "output": 5, "arrival": NaN}', "s from 0"),
-        ('{"prompt": 2000, "output": 49}', "--max-length"),
-        ("", "no request"),
-        ("[" * 100_000, "line 1"),
-    ],
-)
-def test_a_wrong_trace_is_refused_with_its_line(tmp_path, line, says):
-    path = tmp_path / "wrong.jsonl"
-    path.write_text(line)
-    with pytest.raises(ConfigError, match=says):
-        read_trace(path, 2048)
-
-
-def test_a_trace_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_trace(tmp_path / "none.jsonl", 2048)
+    assert lengths_of(read_trace(path)) == Trace("mine.jsonl", (Job(3, 1, 0.0), Job(10, 5, 0.5)))
 
 
 def test_a_pool_that_is_too_small_is_refused_before_anything_runs():

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.cli.main import main, run_command, whole_command
 
+PLAYS = ["bench", "serve", "http://127.0.0.1:9/v1", "--trace", "/no/such/file"]
 HEAVY = {"numpy", "starlette", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
 
 
@@ -60,6 +61,13 @@ def test_every_command_that_prints_a_table_can_print_json():
     "words, status, says",
     [
         (["serve", "--kv-memory", "2foo"], 2, "--kv-memory"),
+        (["serve", "--port", "0", "--trace-file", "/no/such/file"], 2, "trace_file is /no/such/file, which"),
+        ([*PLAYS, "--rate", "2"], 2, "--trace and --rate are both given"),
+        ([*PLAYS, "--concurrency", "1,8,32"], 2, "--trace and --concurrency are both given"),
+        ([*PLAYS, "--workload", "random"], 2, "--trace and --workload are both given"),
+        ([*PLAYS, "--processes", "2"], 2, "--trace and --processes are both given"),
+        ([*PLAYS, "--processes", "1"], 2, "--trace /no/such/file cannot be read"),
+        ([*PLAYS[:-2], "--speed", "2"], 2, "--speed or --seconds is given, and no trace"),
         (["serve", "--weights", "q9"], 2, "weights"),
         (["serve", "--port", "0", "--kv", "fp8"], 2, "kv"),
         (["serve", "--overlap", "1"], 2, "--overlap is no setting any more: steps overlap on a GPU"),

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.bench.workloads import SETTLE, Latency
+from octavo.bench.offline import quantile
+from octavo.bench.workloads import FIRST_TOKEN, SETTLE, Latency
 from octavo.engine.stream import DeltaStream
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams

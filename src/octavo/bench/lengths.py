@@ -1,4 +1,4 @@
-"""Traces of requests as lengths of prompt and output: two synthetic ones, or a file.
+"""Traces of requests as lengths of prompt and output: two synthetic ones, or what `traces` read.
 
 The synthetic ones are not the data sets that they are named after: they are log-normal lengths, cut at a
 maximum, with the means that the paper states for these data sets (Kwon et al. 2023, section 6.1). The spread
@@ -11,19 +11,13 @@ the same means as a large one.
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import NormalDist
 
-from octavo.errors import ConfigError
+from octavo.bench.traces import RequestTrace
 from octavo.sim.policies import Job
-
-REQUESTS_MAX = 100_000
-ARRIVAL_MAX_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,55 +102,9 @@ def _cut_mean(log_median: float, lengths: Lengths) -> float:
     return kept + lengths.most * (1 - below((cut - log_median) / spread))
 
 
-def read_trace(path: Path, max_length: int, most: int | None = None) -> Trace:
-    """The first `most` requests of a file with a line of JSON for each:
-    `{"prompt": 161, "output": 338, "arrival": 0.5}`, arrival in seconds (0 where it is left out).
-
-    Raises ConfigError, with the line that is wrong.
-    """
-    limit = REQUESTS_MAX if most is None else min(most, REQUESTS_MAX)
-    jobs: list[Job] = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in _written(lines):
-                if len(jobs) == limit:
-                    break
-                jobs.append(_job(line, f"{path}, line {number}", max_length))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--trace {path} cannot be read: {error}") from None
-    if not jobs:
-        raise ConfigError(f"--trace {path} has no request; allowed: at least one line")
-    return Trace(path.name, tuple(jobs))
-
-
-def _written(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers from 1."""
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-
-
-def _job(line: str, place: str, max_length: int) -> Job:
-    try:
-        given = json.loads(line)
-    except (ValueError, RecursionError):
-        given = None
-    fields = given if isinstance(given, dict) else {}
-    prompt, output = _count(fields.get("prompt")), _count(fields.get("output"))
-    arrival = _time(fields.get("arrival", 0))
-    if prompt is None or output is None or arrival is None:
-        allowed = '{"prompt": n, "output": n, "arrival": s} with n from 1 and s from 0'
-        raise ConfigError(f"{place}: {line.strip()[:80]}; allowed: {allowed}")
-    if prompt + output > max_length:
-        raise ConfigError(
-            f"{place}: {prompt:,} and {output:,} tokens; allowed: {max_length:,} together (--max-length)"
-        )
-    return Job(prompt, output, arrival)
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
-
-
-def _time(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if 0 <= value < ARRIVAL_MAX_S else None
+def lengths_of(trace: RequestTrace) -> Trace:
+    """The lengths and the arrivals of a trace that was read from a file."""
+    return Trace(
+        trace.name,
+        tuple(Job(request.prompt, request.output, request.arrival_s) for request in trace.requests),
+    )

@@ -9,6 +9,7 @@ A *script* is what one simulated client does in turn; only multi-turn has script
 
     closed loop    C clients; as one script ends, the next begins
     Poisson        scripts begin at random times of a given mean rate, whatever the endpoint does
+    trace          requests begin when those of a `RequestTrace` came, whatever the endpoint does
 
 Prompts, lengths and arrivals are functions of the seed. It knows no HTTP: `Client` does.
 """
@@ -24,8 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.bench.endpoint import Answer, Client
-from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.bench.workloads import Load, WorkloadTargets
+from octavo.bench.offline import quantile
+from octavo.bench.traces import RequestTrace, prompts_of
+from octavo.bench.workloads import FIRST_TOKEN, Load, WorkloadTargets
 
 Add = Callable[[Answer], None]
 _SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
@@ -132,7 +134,27 @@ async def apply(
     progress = Progress(sum(map(len, scripts)), tell)
     begun = time.perf_counter()
     await send(client, scripts, arrival, str(load.seed), progress.add)
-    return report_of(load.kind, arrival, progress, targets, time.perf_counter() - begun)
+    return report_of(load.kind, arrival.in_words(), progress, targets, time.perf_counter() - begun)
+
+
+async def play(
+    client: Client,
+    trace: RequestTrace,
+    load: Load,
+    targets: WorkloadTargets,
+    tell: Callable[[str], None] = lambda text: None,
+) -> LoadReport:
+    """As `apply`, the requests of a trace at its times; of `load` seed and vocabulary count. A prompt is made
+    before its time comes, so many at once may begin a millisecond late each."""
+    progress = Progress(len(trace.requests), tell)
+    prompts = prompts_of(trace, load.seed, load.vocab_size)
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for request, tokens in zip(trace.requests, prompts, strict=True):
+            await asyncio.sleep(max(0.0, begun + request.arrival_s - time.perf_counter()))
+            script = (LoadTurn(tokens, "", request.output),)
+            group.create_task(_follow(client, iter([script]), progress.add))
+    return report_of(trace.name, "trace", progress, targets, time.perf_counter() - begun)
 
 
 async def send(
@@ -186,9 +208,9 @@ async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], add: 
 
 
 def report_of(
-    kind: str, arrival: Arrival, progress: Progress, targets: WorkloadTargets, seconds: float
+    workload: str, arrival: str, progress: Progress, targets: WorkloadTargets, seconds: float
 ) -> LoadReport:
-    """What the answers of a run amount to."""
+    """What the answers of a run amount to. Workload and arrival are in words."""
     failed = [answer for answer in progress.answers if answer.error]
     done = [answer for answer in progress.answers if not answer.error]
     tokens, chunks = sum(answer.tokens for answer in done), sum(len(answer.chunks) for answer in done)
@@ -197,8 +219,8 @@ def report_of(
     for answer in failed:
         details.setdefault(answer.error, answer.detail)
     return LoadReport(
-        workload=kind,
-        arrival=arrival.in_words(),
+        workload=workload,
+        arrival=arrival,
         requests=progress.total,
         completed=len(done),
         short=sum(answer.tokens < answer.asked for answer in done),

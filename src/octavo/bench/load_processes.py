@@ -74,7 +74,7 @@ async def apply_from_processes(
         seconds = time.perf_counter() - begun
     if len(progress.answers) != progress.total:
         raise RequestFailed("a process that sends requests ended before all answers had come")
-    return report_of(load.kind, arrival, progress, targets, seconds)
+    return report_of(load.kind, arrival.in_words(), progress, targets, seconds)
 
 
 @contextlib.asynccontextmanager

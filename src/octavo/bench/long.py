@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from octavo.bench.offline import FIRST_TOKEN
-from octavo.bench.workloads import LongSequence
+from octavo.bench.workloads import FIRST_TOKEN, LongSequence
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.errors import ConfigError, RequestFailed

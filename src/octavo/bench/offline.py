@@ -27,14 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.api.llm import LLM
-from octavo.bench.workloads import INDEPENDENT, SHARED, Offline
+from octavo.bench.workloads import FIRST_TOKEN, INDEPENDENT, SHARED, Offline
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
-
-# The first ids of most vocabularies are control tokens.
-FIRST_TOKEN = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
     Offline     `bench offline`: prompts for an engine in this process
     Latency     `bench latency`: answers that run, and a long prompt that comes
-    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; WorkloadTargets: what is
-                good
+    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; TraceOptions: those of a
+                trace instead; WorkloadTargets: what is good
     Memory      `bench memory`: a pool, and the requests that there may be
     Embeddings  `bench embeddings`: texts
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import ConfigError
@@ -26,6 +27,8 @@ LOADS = ("random", "shared-prefix", "mixed", "multi-turn")
 POOLED = ("last", "mean")
 # The first tokens of a stream come while others' prompts are computed: they belong to neither side.
 SETTLE = 8
+# The first ids of most vocabularies are control tokens.
+FIRST_TOKEN = 100
 _TOKENS = 10_000_000
 _REQUESTS = 1_000_000
 _PROMPTS, _SIZES = "Prompts", "Sizes"
@@ -151,6 +154,28 @@ class Asking:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """Requests that were made once, in place of a workload."""
+
+    trace: Path | None = setting(
+        None,
+        "Send the requests of this file when they came, their prompts made of random tokens: Mooncake's JSON "
+        "lines, as `octavo serve --trace-file` writes them, Azure's table, or lines of `bench memory`.",
+        metavar="FILE",
+        group="A trace",
+    )
+    speed: float = setting(1.0, "They come so many times as fast.", bounds=(0.001, 1000))
+    seconds: float | None = setting(
+        None, "Only those of its first seconds, as the file counts them.", bounds=(0.001, 1e9), unset="all"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.trace is None and (self.speed != 1.0 or self.seconds is not None):
+            raise ConfigError("--speed or --seconds is given, and no trace; allowed: with --trace FILE")
 
 
 @dataclass(frozen=True, slots=True)

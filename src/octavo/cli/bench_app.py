@@ -16,6 +16,7 @@ from octavo.bench.workloads import (
     LongSequence,
     Memory,
     Offline,
+    TraceOptions,
     WorkloadTargets,
 )
 from octavo.cli import options as opt
@@ -97,15 +98,23 @@ def serve(
     *,
     asking: Asking,
     load: Load,
+    played: TraceOptions,
     targets: WorkloadTargets,
+    resolved: ResolvedFlags,
 ) -> None:
     """Load any OpenAI-compatible endpoint; report latencies, speed, good answers and errors."""
     from octavo.bench.endpoint import Endpoint
-    from octavo.cli.bench_serve import run
+    from octavo.bench.traces import read_trace, scaled
+    from octavo.cli.bench_serve import check_trace, run, run_trace
 
     # The variable names a server, with /v1 or without; what is typed is any endpoint, taken as it stands.
     url = url if is_typed(given, "url") else address_of(url, "/v1")
     endpoint = Endpoint(url, asking.model or "", api_key, asking.timeout_s, asking.ignore_eos)
+    if played.trace is not None:
+        check_trace(resolved.origins, asking)
+        trace = scaled(read_trace(played.trace), rate=played.speed, seconds=played.seconds)
+        run_trace(endpoint, trace, load, targets, as_json=as_json)
+        return
     at_once = opt.numbers(asking.concurrency, "--concurrency")
     run(endpoint, load, at_once, asking, targets, as_json=as_json)
 
@@ -208,8 +217,8 @@ def memory(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help='Requests, as JSON lines {"prompt": n, "output": n, "arrival": s}. Default: two synthetic '
-            "sets.",
+            help='Requests, as JSON lines {"prompt": n, "output": n, "arrival": s}, or another trace '
+            "(see `bench serve`). Default: two synthetic sets.",
             show_default=False,
         ),
     ] = None,

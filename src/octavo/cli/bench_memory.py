@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, read_trace, synthetic
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, lengths_of, synthetic
 from octavo.bench.memory import Bookkeeping, Row, Scattered, Sharing, Waste, Worked, measure
 from octavo.bench.oversubscribed import Oversubscribed
+from octavo.bench.traces import read_trace
 from octavo.bench.workloads import Memory
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
@@ -89,7 +90,7 @@ def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) ->
 def _traces(settings: Memory, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
     """Those for waste, smaller ones for sharing, and those for oversubscription."""
     if path is not None:
-        trace = read_trace(path, settings.max_length, count)
+        trace = lengths_of(read_trace(path, most=count, longest=settings.max_length))
         part = max(1, len(trace.jobs) // _SHARED_PART)
         return [trace], [dataclasses.replace(trace, jobs=trace.jobs[:part])], [trace]
 

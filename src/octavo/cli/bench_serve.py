@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from octavo.bench.endpoint import Client, Endpoint
-from octavo.bench.load import Arrival, LoadReport, Spread, apply
+from octavo.bench.load import Arrival, LoadReport, Spread, apply, play
 from octavo.bench.load_processes import apply_from_processes
+from octavo.bench.traces import RequestTrace
 from octavo.bench.workloads import Asking, Load, WorkloadTargets
+from octavo.cli.given import SettingOrigin
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
-from octavo.errors import RequestFailed
+from octavo.errors import ConfigError, RequestFailed
 
 _ROWS: tuple[tuple[str, Callable[[LoadReport], str]], ...] = (
     ("complete answers", lambda report: f"{report.completed} of {report.requests}"),
@@ -28,6 +30,7 @@ _ROWS: tuple[tuple[str, Callable[[LoadReport], str]], ...] = (
     ("seconds", lambda report: f"{report.seconds:.1f}"),
 )
 _REQUESTS_MIN, _REQUESTS_MAX = 4, 64
+_NOT_WITH_TRACE = {"concurrency", "rate", "n", "kind", "prompt", "output", "prefix", "turns"}
 
 
 def run(
@@ -46,6 +49,38 @@ def run(
         arrivals = [Arrival(rate_per_s=asking.rate)]
     with phases() as tell:
         reports = asyncio.run(_run_all(endpoint, load, arrivals, asking, targets, tell, as_json))
+    _show(reports, as_json=as_json)
+
+
+def run_trace(
+    endpoint: Endpoint, trace: RequestTrace, load: Load, targets: WorkloadTargets, *, as_json: bool
+) -> None:
+    """One run, of a trace's requests. Raises as `run`."""
+
+    async def play_it(tell: Callable[[str], None]) -> LoadReport:
+        async with Client(endpoint) as client:
+            return await play(client, trace, load, targets, lambda text: tell(f"{trace.name}: {text}"))
+
+    with phases() as tell:
+        report = asyncio.run(play_it(tell))
+    if as_json:
+        print_json(report)
+    _show([report], as_json=as_json)
+
+
+def check_trace(origins: Sequence[SettingOrigin], asking: Asking) -> None:
+    """Raise ConfigError where something is given that a trace decides."""
+    wrong = [origin.source for origin in origins if origin.setting.field in _NOT_WITH_TRACE]
+    wrong += ["--processes"] * (asking.processes > 1)
+    if wrong:
+        raise ConfigError(
+            f"--trace and {wrong[0]} are both given; allowed: one of them (a trace says what is sent and "
+            "when, and one process sends it)"
+        )
+
+
+def _show(reports: Sequence[LoadReport], *, as_json: bool) -> None:
+    """For a person; for a program each was printed. Raises RequestFailed when no answer was complete."""
     if not as_json:
         print_all(table_of(reports), *(f"- {line}" for line in notes_of(reports)))
     if not any(report.completed for report in reports):
