@@ -57,11 +57,13 @@ def run(control: socket.socket) -> None:
 def run_engine(job: EngineJob, control: socket.socket) -> None:
     """Load the model, and serve front ends until the supervisor says so or is gone. Raises as
     `start_engine`."""
+    from octavo.cli.serve import traffic_of
     from octavo.cli.terminal import look_at_machine, phases
     from octavo.serving.front_end_link import FrontEnds
     from octavo.serving.start import started_engine, warm
 
     look_at_machine()
+    traffic = traffic_of(job.settings)
     roster = job.settings.roster
     policies_of = None if roster is None else roster.tenants.policies
 
@@ -85,7 +87,7 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
         starting = started_engine(job.model, job.options, report, policies_of)
         with starting as started:
             warm(started, job.options, report)
-            front_ends = FrontEnds(started, job.options, job.num_front_ends, on_give_up)
+            front_ends = FrontEnds(started, job.options, job.num_front_ends, on_give_up, traffic)
     is_loading = False
     gc.freeze()  # as `run_server`
     try:

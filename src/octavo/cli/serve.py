@@ -11,6 +11,7 @@ from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.engine.available import available_cores
 from octavo.engine.backends import expects_device
+from octavo.engine.traffic import TrafficWriter
 from octavo.errors import EngineStopped
 from octavo.server.logs import configure_logging
 from octavo.server.run import ignore_signals, listening, reach_in_words, serve
@@ -29,8 +30,15 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
         if count := num_front_ends(options, settings):
             run_supervised(model, options, settings, listener, count)
             return
-        with running_engine(model, options, policies_of) as llm:
+        traffic = traffic_of(settings)
+        with running_engine(model, options, policies_of, traffic) as llm:
             serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))
+
+
+def traffic_of(settings: ServerSettings) -> TrafficWriter | None:
+    """The file that the traffic is written in, if there is to be one. Raises ConfigError, before a model is
+    loaded for nothing."""
+    return None if settings.trace_file is None else TrafficWriter.open(settings.trace_file)
 
 
 def num_front_ends(options: StartOptions, settings: ServerSettings) -> int:

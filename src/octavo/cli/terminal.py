@@ -15,6 +15,7 @@ from octavo.types import Notice
 
 if TYPE_CHECKING:
     from octavo.config import StartOptions
+    from octavo.engine.traffic import TrafficWriter
     from octavo.kernels.probe import Machine
     from octavo.serving.client import EngineClient
     from octavo.serving.start import PoliciesOf
@@ -24,15 +25,18 @@ LOG_INTERVAL_S = 2.0
 
 @contextmanager
 def running_engine(
-    model: str | None, options: StartOptions, policies_of: PoliciesOf | None = None
+    model: str | None,
+    options: StartOptions,
+    policies_of: PoliciesOf | None = None,
+    traffic: TrafficWriter | None = None,
 ) -> Iterator[EngineClient]:
-    """A started engine, with tenants' bounds if there are any; phases of the start are shown on standard
-    error while they last."""
+    """A started engine, with tenants' bounds and a file of its traffic if there are any; phases of the start
+    are shown on standard error while they last."""
     from octavo.serving.start import start_engine
 
     look_at_machine()
     with phases() as report:
-        llm = start_engine(model, options, report, policies_of)
+        llm = start_engine(model, options, report, policies_of, traffic)
     try:
         yield llm
     finally:

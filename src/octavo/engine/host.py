@@ -22,11 +22,12 @@ from octavo.engine.answers import with_grammars
 from octavo.engine.core import Engine, broken, describe
 from octavo.engine.loop import EngineLoop
 from octavo.engine.port import Cancel, Command, ReplyT, Submit, ViewStats, request_of
+from octavo.engine.traffic import TrafficWriter, is_traffic
 from octavo.errors import DeviceLost, EngineStopped, QueueFull
 from octavo.inspect.stats import EngineStats
 from octavo.memory.quota import share_of
 from octavo.sampling.grammars import Grammars
-from octavo.types import Update
+from octavo.types import Request, Update
 
 
 class Receiver(Protocol):
@@ -99,11 +100,14 @@ class _Open:
     tenant: str
     num_left: int  # choices without a final update
     held: object  # its compiled grammar: rows find what something holds
+    traced: Request | None = None  # of which the traffic's file gets a line
+    num_output: int = 0  # tokens of its choices that have ended; counted for that line alone
 
 
 class EngineHost:
     """The host of an engine in this process. `max_open`: requests at once, of all clients. `on_give_up` is
-    called once, when the engine has ended by itself after repeated failures."""
+    called once, when the engine has ended by itself after repeated failures. `traffic` gets each request as
+    it ends, and is closed with the host."""
 
     def __init__(
         self,
@@ -111,8 +115,10 @@ class EngineHost:
         max_open: int,
         grammars: Grammars | None = None,
         on_give_up: Callable[[str], None] = lambda reason: None,
+        traffic: TrafficWriter | None = None,
     ) -> None:
         self.engine = engine
+        self._traffic, self._begun = traffic, engine.clock()
         self._grammars = grammars
         self.stop_ids, self.block_size = engine.config.stop_ids, engine.block_size
         self._last_stats = engine.stats
@@ -181,7 +187,8 @@ class EngineHost:
                     "(settings max_queue and max_seqs); try again shortly"
                 )
             self.last_id = max(self.last_id, request.request_id)
-            self._open[request.request_id] = _Open(receiver, request.tenant, request.n, held)
+            traced = request if self._traffic is not None and is_traffic(request) else None
+            self._open[request.request_id] = _Open(receiver, request.tenant, request.n, held, traced)
             return self.engine.inbox.send(command)
 
     def withdraw(self, request_id: int) -> None:
@@ -233,12 +240,15 @@ class EngineHost:
         self.end()
         self._loop.stop()
         self._end_all(self._closed or "")
+        if self._traffic is not None:
+            self._traffic.close()
 
     # -- the engine's thread
 
     def _deliver(self, updates: list[Update]) -> None:
         """Once per step: one call for each receiver."""
         by_receiver: dict[int, tuple[Receiver, list[Update]]] = {}
+        ended: list[_Open] = []
         with self._lock:
             for update in updates:
                 one = self._open.get(update.request_id)
@@ -247,10 +257,20 @@ class EngineHost:
                 by_receiver.setdefault(id(one.receiver), (one.receiver, []))[1].append(update)
                 if update.finish is not None:
                     one.num_left -= 1
+                    one.num_output += update.usage.num_output
                     if one.num_left == 0:
                         del self._open[update.request_id]
+                        ended.append(one)
         for receiver, own in by_receiver.values():
             receiver.deliver(own)
+        if self._traffic is not None:
+            self._trace(self._traffic, ended)
+
+    def _trace(self, traffic: TrafficWriter, ended: Collection[_Open]) -> None:
+        """After their clients have what they wait for."""
+        for one in ended:
+            if (request := one.traced) is not None:
+                traffic.write(request, request.arrival - self._begun, one.num_output)
 
     def _recovered(self, updates: list[Update], error: BaseException) -> None:
         """After a broken step: end every request that the engine had taken.

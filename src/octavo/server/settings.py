@@ -128,6 +128,13 @@ class ServerSettings:
         allowed="an address",
     )
 
+    trace_file: Path | None = setting(
+        None,
+        "Write when each request came, and its lengths, in this file, which `octavo bench serve --trace` "
+        "plays. It holds no text.",
+        more=" ([operating](operating.md#a-trace-of-the-traffic)). A file that is there becomes `FILE.1`",
+    )
+
     body_bytes_max: int = 8 * 2**20
     headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096

@@ -18,6 +18,7 @@ from octavo.engine.encoder import Encoder
 from octavo.engine.host import EngineHost, Host
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
+from octavo.engine.traffic import TrafficWriter
 from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
 
@@ -59,11 +60,13 @@ class EngineClient:
         facts: ModelFacts,
         max_queue: int,
         sessions: SessionSupport | None = None,
+        traffic: TrafficWriter | None = None,
     ) -> Self:
-        """Start a thread that turns this engine."""
+        """Start a thread that turns this engine. `traffic`: as `EngineHost`'s."""
         max_open = max_queue + engine.config.max_rows
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
-        return cls(EngineHost(engine, max_open, grammars), tokenizer, facts, max_open, sessions)
+        host = EngineHost(engine, max_open, grammars, traffic=traffic)
+        return cls(host, tokenizer, facts, max_open, sessions)
 
     @property
     def name(self) -> str:

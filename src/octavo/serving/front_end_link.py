@@ -33,6 +33,7 @@ from octavo.engine.compilers import Compilers
 from octavo.engine.core import describe
 from octavo.engine.host import EngineHost
 from octavo.engine.port import Command, Submit
+from octavo.engine.traffic import TrafficWriter
 from octavo.errors import EngineStopped, OctavoError, RequestFailed
 from octavo.grammar import Grammar
 from octavo.sampling.grammars import CompiledGrammar, Grammars
@@ -89,14 +90,21 @@ class Served:
 
 
 class FrontEnds:
-    """Those of one engine, at most `count` at a time."""
+    """Those of one engine, at most `count` at a time. `traffic`: as `EngineHost`'s."""
 
-    def __init__(self, started: Started, options: StartOptions, count: int, on_give_up: OnGiveUp) -> None:
+    def __init__(
+        self,
+        started: Started,
+        options: StartOptions,
+        count: int,
+        on_give_up: OnGiveUp,
+        traffic: TrafficWriter | None = None,
+    ) -> None:
         engine, facts = started.engine, started.facts
         self._started, self._count = started, count
         self._max_open = options.max_queue + engine.config.max_rows
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
-        self.host = EngineHost(engine, self._max_open, grammars, on_give_up)
+        self.host = EngineHost(engine, self._max_open, grammars, on_give_up, traffic)
         self._compilers = Compilers(facts, self._max_open)
         self._served = Served(self.host, grammars, started.sessions, self._compilers)
         self._run_id = secrets.token_hex(8)

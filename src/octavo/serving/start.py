@@ -27,6 +27,7 @@ from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
 from octavo.engine.requests import ModelFacts, render_chat
 from octavo.engine.scheduler_setup import SchedulerSetup
+from octavo.engine.traffic import TrafficWriter
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, PoolSize
@@ -112,17 +113,21 @@ class Started:
 
 
 def start_engine(
-    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+    model: str | None,
+    options: StartOptions,
+    progress: Progress,
+    policies_of: PoliciesOf | None = None,
+    traffic: TrafficWriter | None = None,
 ) -> EngineClient:
     """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
-    guarantees do not fit; `progress` is told each phase."""
+    guarantees do not fit; `progress` is told each phase. `traffic`: as `EngineHost`'s."""
     with started_engine(model, options, progress, policies_of) as started:
         tokenizer = started.loaded.tokenizer
         tokenizer.start_threads()
         # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
         threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
         warm(started, options, progress)
-        return client_of(started, options)
+        return client_of(started, options, traffic)
 
 
 @contextlib.contextmanager
@@ -161,11 +166,10 @@ def try_template(tokenizer: Tokenizer) -> None:
         log.warning("%s", FITS_NO_FORMAT)
 
 
-def client_of(started: Started, options: StartOptions) -> EngineClient:
+def client_of(started: Started, options: StartOptions, traffic: TrafficWriter | None = None) -> EngineClient:
     """Start the engine's thread."""
-    return EngineClient.over(
-        started.engine, started.loaded.tokenizer, started.facts, options.max_queue, started.sessions
-    )
+    engine, tokenizer = started.engine, started.loaded.tokenizer
+    return EngineClient.over(engine, tokenizer, started.facts, options.max_queue, started.sessions, traffic)
 
 
 def build_engine(
