@@ -22,6 +22,8 @@ import pytest
 from tests.processes import is_alive, running, url_told
 from tests.waiting import LIMIT_S, wait_until
 
+from octavo.bench.traces import read_trace
+
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 HELLO: dict[str, object] = {"messages": [{"role": "user", "content": "What is a book?"}], "temperature": 0}
@@ -277,3 +279,17 @@ def test_a_model_that_is_not_there_is_one_sentence_and_its_status(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 1
     assert len(re.findall("octavo: ", done.stderr)) == 1, done.stderr
+
+
+def test_the_requests_of_all_front_ends_are_in_one_trace(gguf_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with serving(gguf_path, "--trace-file", str(path)) as house:
+        for pid in house.front_ends:
+            with house.only(pid) as client:
+                asked = {"prompt": [300] * 600, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+                assert client.post("/v1/completions", json=asked).status_code == 200
+        wait_until(lambda: path.read_text().count("\n") == 2)
+    first, second = read_trace(path).requests
+    assert (first.prompt, first.output, len(first.blocks)) == (600, 4, 2)
+    assert second.blocks == first.blocks
+    assert second.arrival_s > 0

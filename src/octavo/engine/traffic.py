@@ -5,7 +5,7 @@ has ended, in the order of their ends.
 
 `timestamp` is the arrival, in milliseconds from the server's start. Each of `hash_ids` names 512 tokens of
 the prompt, the last one the rest. An id is made of the tokens of its block and of all before it, of the
-tenant and its cache_salt, under a key that this process draws and tells nobody: equal ids are equal blocks
+tenant and its cache_salt, under a key that this process draws and keeps to itself: equal ids are equal blocks
 behind equal prefixes of one tenant in one run of the server, and no id says more.
 
     root      = H(key, length of tenant, tenant, salt)
