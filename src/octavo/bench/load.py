@@ -60,11 +60,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Quantiles of a time, in milliseconds; 0 of nothing."""
+    """Quantiles of a time and its mean, in milliseconds; 0 of nothing."""
 
     p50: float
     p95: float
     p99: float
+    mean: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,9 @@ def is_good(answer: Answer, targets: WorkloadTargets) -> bool:
 
 
 def _spread(seconds: Sequence[float]) -> Spread:
-    return Spread(*(quantile(seconds, share) * 1000 for share in (0.5, 0.95, 0.99)))
+    mean = sum(seconds) / len(seconds) if seconds else 0.0
+    p50, p95, p99 = (quantile(seconds, share) * 1000 for share in (0.5, 0.95, 0.99))
+    return Spread(p50, p95, p99, mean * 1000)
 
 
 def _tokens(generator: random.Random, count: int, load: Load) -> tuple[int, ...]:

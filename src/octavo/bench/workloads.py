@@ -179,6 +179,38 @@ class TraceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What `octavo plan` is asked about: a trace, users who think, or equal requests at a rate."""
+
+    trace: Path | None = setting(
+        None, "Requests of a file: Mooncake's, Azure's, or lengths.", metavar="FILE", group="Traffic"
+    )
+    speed: float = setting(1.0, "Play the trace so many times as fast.", bounds=(0.001, 1000))
+    users: int = setting(0, "Users who send one request after another; 0: a rate.", bounds=(0, 4096))
+    think_s: float = setting(
+        5.0, "Seconds between a user's answer and the next request.", bounds=(0, 1e6), name="think"
+    )
+    rate: float = setting(1.0, "Requests a second, at random times.", bounds=(0.001, 1e4))
+    inp: int = setting(128, "Tokens of a prompt.", bounds=(1, _TOKENS))
+    out: int = setting(128, "Tokens of an answer.", bounds=(1, _TOKENS))
+    seconds: float = setting(120.0, "Seconds of traffic.", bounds=(1, 86_400))
+    seed: int = setting(0, "The same seed, the same arrivals.", bounds=(-(2**63), 2**63 - 1))
+    what_if: tuple[str, ...] = setting(
+        (),
+        "A change, for a column of its own: kv_memory=2x, max_seqs=32 or step_tokens=256; repeatable.",
+        metavar="NAME=VALUE",
+        group="Planning",
+    )
+    draws: int = setting(5, "Draws of noise and drift, which give the ranges.", bounds=(1, 100))
+    calibrate_s: float = setting(
+        120.0, "Seconds of a calibration, where none is stored.", bounds=(10, 3600), name="calibrate"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadTargets:
     """What an answer must keep to count as good."""
 

@@ -28,8 +28,10 @@ from octavo.config import StartOptions
 PLAIN = StartOptions(pace=True, speculate="off")
 OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
 LONG = StartOptions(pace=True, speculate="off", kv_memory_bytes=64 << 20)
+CALIBRATING = StartOptions(pace=True, speculate="off", kv_ready_bytes=2**30)
 HELD = ("weights", "packed_cache", "kv")
 COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
+CALIBRATED = (*HELD, *COMPUTED, "context_length", "kv_memory_bytes", "host_cache_bytes", "target_itl_s")
 
 bench_app = typer.Typer(help="Measure this machine, or a server.", no_args_is_help=True)
 
@@ -243,6 +245,32 @@ def memory(
     from octavo.cli.bench_memory import run
 
     run(settings, trace, requests, beams=beams, as_json=as_json)
+
+
+@bench_app.command()
+@with_settings
+def calibrate(
+    model: opt.Model = None,
+    file: opt.File = None,
+    seconds: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long to load a server of one's own.", min=10, max=3600),
+    ] = 120.0,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Fit what `serve --record` wrote, and start no server.", show_default=False
+        ),
+    ] = None,
+    as_json: opt.AsJson = False,
+    *,
+    engine: Annotated[StartOptions, Only(*CALIBRATED)] = CALIBRATING,
+    resolved: ResolvedFlags,
+) -> None:
+    """Learn what a server's steps take here, so that `octavo plan` can tell what it would do."""
+    from octavo.cli.plan import run_calibrate
+
+    run_calibrate(opt.named(model or resolved.model, file), engine, seconds, recording, as_json=as_json)
 
 
 @bench_app.command()

@@ -18,8 +18,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from octavo import __version__
+from octavo.bench.workloads import Planned, WorkloadTargets
 from octavo.cli import options as opt
-from octavo.cli.bench_app import bench_app
+from octavo.cli.bench_app import CALIBRATED, CALIBRATING, bench_app
 from octavo.cli.disk_app import disk_app
 from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.models_app import models_app
@@ -220,6 +221,24 @@ def replay(
     from octavo.cli.replay import run
 
     run(recording, check_every)
+
+
+@app.command()
+@with_settings
+def plan(
+    model: opt.Model = None,
+    file: opt.File = None,
+    as_json: opt.AsJson = False,
+    *,
+    asked: Planned,
+    targets: WorkloadTargets,
+    engine: Annotated[StartOptions, Only(*CALIBRATED)] = CALIBRATING,
+    resolved: ResolvedFlags,
+) -> None:
+    """Tell how a server would do under traffic that is not there yet: latencies, users, what limits it."""
+    from octavo.cli.plan import run_plan
+
+    run_plan(opt.named(model or resolved.model, file), engine, asked, targets, as_json=as_json)
 
 
 @app.command()

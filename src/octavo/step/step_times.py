@@ -79,7 +79,7 @@ class StepTimes:
         self.between_s = 0.0  # from one step's end to the next one's begin, on average
         self.residuals: deque[float] = deque(maxlen=_RESIDUALS)
         self.num_steps = 0
-        self._fit = _Fit()
+        self._fit = Fit()
         self._pace = 1.0
         self._read_each = 0.0  # positions that a decoding sequence's attention reads, on average
         self._prompt_read_each = 0.0  # the same for a position of a prompt
@@ -154,13 +154,14 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Fit:
+class Fit:
     """Least squares over (prompt positions, 1, rows, reads, prompt reads), nothing below 0.
 
     `terms` are seconds each. What two terms explain alike is the first one's: where only steps with prompts
     were measured, all is the prompts'.
     """
 
+    kept: float = _KEPT  # of the weight of earlier steps, by each new one
     terms: list[float] = field(default_factory=lambda: [0.0] * _NUM_TERMS)
     has_prompts: bool = False
     _products: list[list[float]] = field(
@@ -169,27 +170,26 @@ class _Fit:
     _values: list[float] = field(default_factory=lambda: [0.0] * _NUM_TERMS)
     _num_steps: int = 0
 
+    @staticmethod
+    def features(shape: StepShape) -> tuple[float, ...]:
+        """What the terms are multiplied by."""
+        rows = shape.decoding + shape.guesses
+        return shape.prompt, 1.0, rows, shape.read / _READS, shape.prompt_read / _READS
+
     def add(self, shape: StepShape, seconds: float) -> None:
         """A step took so long: each one's error counts in proportion to its time."""
-        weight = 1.0 / seconds
-        x = (
-            shape.prompt * weight,
-            weight,
-            (shape.decoding + shape.guesses) * weight,
-            shape.read / _READS * weight,
-            shape.prompt_read / _READS * weight,
-        )
-        values = self._values
+        weight, values = 1.0 / seconds, self._values
+        x = [feature * weight for feature in self.features(shape)]
         for i, row in enumerate(self._products):
-            values[i] = _KEPT * values[i] + x[i]
+            values[i] = self.kept * values[i] + x[i]
             for j in range(i + 1):
-                row[j] = _KEPT * row[j] + x[i] * x[j]
+                row[j] = self.kept * row[j] + x[i] * x[j]
         self._num_steps += 1
         self.has_prompts = self.has_prompts or shape.prompt > 0
         if self._num_steps <= 4 * _REFIT_STEPS or self._num_steps % _REFIT_STEPS == 0:
-            self._solve()
+            self.solve()
 
-    def _solve(self) -> None:
+    def solve(self) -> None:
         """Go from the last terms towards the best ones, one term at a time."""
         products, values, terms = self._products, self._values, self.terms
         for _ in range(_SWEEPS):

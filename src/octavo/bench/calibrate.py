@@ -1,0 +1,130 @@
+"""A server of one's own, loaded for two minutes with all that steps can be: what `calibration.fit` reads.
+
+The server is another process, as it would serve, and records what its scheduler does. Its clients come in
+phases of more and more requests at once, of random lengths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from octavo.bench.calibration import Calibration, fit
+from octavo.bench.endpoint import Client, Endpoint
+from octavo.bench.load import first_token_s
+from octavo.bench.workloads import FIRST_TOKEN
+from octavo.config import StartOptions
+from octavo.errors import RequestFailed
+
+Serve = Callable[[StartOptions, int], None]  # with these settings on this port, until it is ended
+PROMPT_MIN, SHORT, LONGEST = 8, 64, 1024  # tokens of prompts
+OUTPUT_MIN, OUTPUT_MAX = 8, 256
+_READY_S = 600.0
+_END_S = 30.0
+
+
+def calibrate(
+    serve: Serve, options: StartOptions, seconds: float, tell: Callable[[str], None]
+) -> Calibration:
+    """Start the server, load it for so long, end it, and fit what it recorded. Raises RequestFailed where it
+    does not begin or answer."""
+    with tempfile.TemporaryDirectory(prefix="octavo-calibrate-") as folder:
+        recording = Path(folder) / "recording"
+        port = _free_port()
+        own = replace(options, record=recording)
+        # A fork has the command's settings as they are; no thread runs yet.
+        process = multiprocessing.get_context("fork").Process(target=serve, args=(own, port), daemon=True)
+        process.start()
+        try:
+            first = asyncio.run(_load(process, f"http://127.0.0.1:{port}/v1", options, seconds, tell))
+        finally:
+            process.terminate()
+            process.join(_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        tell("fitting what was recorded")
+        return fit(recording, first)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _load(
+    process: multiprocessing.process.BaseProcess,
+    url: str,
+    options: StartOptions,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> list[float]:
+    """Seconds to the first token, of all requests."""
+    client = await _connected(process, Endpoint(url, ""), tell)
+    first = list[float]()
+    async with client:
+        at_once = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count <= options.max_seqs]
+        ends = time.perf_counter()
+        for index, count in enumerate(at_once):
+            ends += seconds / len(at_once)
+            tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once)}")
+            asking = _Asking(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
+            await asyncio.gather(*(asking.ask(index, number) for number in range(count)))
+    return first
+
+
+async def _connected(
+    process: multiprocessing.process.BaseProcess, endpoint: Endpoint, tell: Callable[[str], None]
+) -> Client:
+    until = time.perf_counter() + _READY_S
+    while time.perf_counter() < until:
+        if not process.is_alive():
+            raise RequestFailed(f"the server ended with status {process.exitcode} before it was ready")
+        client = Client(endpoint)
+        try:
+            return await client.__aenter__()
+        except RequestFailed:
+            await client.__aexit__(None, None, None)
+            tell("starting the server")
+            await asyncio.sleep(0.2)
+    raise RequestFailed(f"the server was not ready after {_READY_S:.0f} s")
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A phase: what its clients share."""
+
+    client: Client
+    ends: float
+    longest: int  # tokens of a prompt
+    first_s: list[float]
+
+    async def ask(self, phase: int, number: int) -> None:
+        """One client: requests in turn until the end; what is not answered by then is given up. Every second
+        one has short prompts, so that many sequences decode at once."""
+        r = random.Random(f"{phase} {number}")
+        longest = SHORT if number % 2 else min(LONGEST, self.longest)
+        while time.perf_counter() < self.ends:
+            prompt = [r.randrange(FIRST_TOKEN, 1000) for _ in range(_log_uniform(r, PROMPT_MIN, longest))]
+            output = _log_uniform(r, OUTPUT_MIN, OUTPUT_MAX)
+            try:
+                async with asyncio.timeout(max(0.1, self.ends - time.perf_counter())):
+                    answer = await self.client.complete(prompt, output)
+            except TimeoutError:
+                return
+            if answer.error:
+                raise RequestFailed(f"the server did not answer: {answer.error} {answer.detail}")
+            self.first_s.append(first_token_s(answer))
+
+
+def _log_uniform(r: random.Random, low: int, high: int) -> int:
+    factor: float = (high / low) ** r.random()
+    return round(low * factor)

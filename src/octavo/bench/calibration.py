@@ -1,0 +1,273 @@
+"""What a planner must know of a server: what its scheduler is made of, and what its steps take.
+
+    recording --fit--> Calibration --planner--> times of requests that nobody has sent
+
+All is learned from a recording (`octavo serve --record`), whose results have their steps' seconds: a run of
+`octavo bench calibrate`, or of a server at work. The recording is run again through the real scheduler, so
+what its clients waited for in the engine is known as well; `http_s` is what they waited beside that.
+
+    seconds of a step    terms of `StepShape`, fitted, times a correction by size, times noise, times drift
+    between two steps    between_s + between_row_s * sequences that decode
+
+Drift is what ten seconds had in common: other programs, the machine's clock. Noise is what is left.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from octavo.engine.port import Command
+from octavo.engine.recording import Applied, Began, Committed, Expired, Planned, result_of_rows
+from octavo.engine.replay import Replayed, entries_of
+from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
+from octavo.engine.virtual_loop import VirtualLoop
+from octavo.errors import ConfigError, OctavoError
+from octavo.step.step_times import Fit, StepShape, shape_of
+
+STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps that a calibration is made of
+WINDOW_S = 10.0
+HELD_OUT = 5  # every fifth window tells the error
+_GAP_MAX_S = 0.1  # between two steps; a longer one was a sleep
+_SAMPLES_MIN = 8  # of a size, before it is corrected
+_CORRECTION_MAX = 1.5
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
+    """A step, when it ended on the engine's clock, and how long it took."""
+
+    at: float
+    seconds: float
+    decoding: int
+    guesses: int
+    prompt: int
+    read: int
+    prompt_read: int
+
+    @property
+    def shape(self) -> StepShape:
+        """What it computed."""
+        return StepShape(self.decoding, self.guesses, self.prompt, self.read, self.prompt_read)
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """A file of JSON; see the module's text. Times are in seconds."""
+
+    version: int
+    setup: SchedulerSetup
+    tier: TierSetup | None
+    terms: list[float]  # of `Fit`
+    corrections: dict[str, float]  # of sizes
+    noise: list[float]  # logarithms of measured over predicted
+    drifts: list[float]  # the same of windows
+    between_s: float
+    between_row_s: float
+    http_s: float  # from a client's request to the engine, and back
+    load_s: float | None  # of a block, from an offload tier
+    store_s: float | None
+    rows_max: int  # sequences that decoded in one step
+    positions_max: int  # of a step
+    num_steps: int
+    error_p50: float  # of steps that were held out: |log(measured / predicted)|
+    error_p95: float
+
+    def predicted_s(self, shape: StepShape) -> float:
+        """Of a step, without noise and drift."""
+        return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
+
+    def between(self, shape: StepShape) -> float:
+        """From the step's end to the next one's begin."""
+        return self.between_s + self.between_row_s * shape.decoding
+
+
+VERSION = 1
+
+
+def size_of(shape: StepShape) -> str:
+    """Sizes that are corrected alike: few sequences each, more by powers of two."""
+    rows = shape.decoding + shape.guesses
+    kind = rows if rows <= 4 else 1 << (rows - 1).bit_length()
+    return f"{kind}+{1 << (shape.prompt - 1).bit_length()}" if shape.prompt else f"{kind}"
+
+
+def _by_terms(terms: Sequence[float], shape: StepShape) -> float:
+    return sum(term * x for term, x in zip(terms, Fit.features(shape), strict=True))
+
+
+@dataclass(slots=True)
+class _Run:
+    """A recording that is run again."""
+
+    steps: list[MeasuredStep] = field(default_factory=list)
+    gaps: list[tuple[int, float]] = field(default_factory=list)  # sequences that decode, seconds
+    first_s: list[float] = field(default_factory=list)  # of requests: to the first token, in the engine
+    began: Began | None = None
+    loop: VirtualLoop | None = None
+    _now: float = 0.0
+    _committed: float | None = None
+    _had_work: bool = False
+
+    def take(self, entry: object) -> None:
+        if isinstance(entry, Began):
+            self.began, self.loop = entry, VirtualLoop(entry.setup, entry.tier)
+        elif self.loop is not None:
+            self._take(entry, self.loop)
+
+    def _take(self, entry: object, loop: VirtualLoop) -> None:
+        match entry:
+            case Applied(now, command):
+                with suppress(OctavoError):  # it was refused then, too
+                    loop.answer(cast("Command[object]", command), now)
+            case Expired(now):
+                self._now = now
+                loop.scheduler.expire(now)
+            case Planned():
+                loop.schedule(self._now)
+            case Committed(now, rows):
+                self._commit(now, rows.seconds, loop)
+                for update in loop.commit(result_of_rows(rows), now):
+                    phases = update.usage.phases
+                    if update.finish is not None and phases is not None and phases.first_token is not None:
+                        self.first_s.append(phases.first_token - phases.arrived)
+                self._committed, self._had_work = now, loop.scheduler.has_work
+            case _:
+                pass
+
+    def _commit(self, now: float, seconds: float, loop: VirtualLoop) -> None:
+        plan = loop.in_flight[0]
+        if seconds <= 0.0 or plan.has_cold or not plan.chunks:
+            return
+        shape = shape_of(plan.chunks)
+        of_shape = (shape.decoding, shape.guesses, shape.prompt, shape.read, shape.prompt_read)
+        self.steps.append(MeasuredStep(now, seconds, *of_shape))
+        if self._had_work and self._committed is not None:
+            gap = now - self._committed - seconds
+            if 0.0 <= gap < _GAP_MAX_S:
+                self.gaps.append((shape.decoding, gap))
+
+
+def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
+    """What a recording tells. `first_token_s`: what clients measured of its requests. Raises ConfigError for
+    what is no recording, or has too few measured steps."""
+    run = _Run()
+    with recording.open("rb") as file:
+        for entry in entries_of(file, recording, Replayed()):
+            run.take(entry)
+    if run.began is None or run.loop is None or len(run.steps) < STEPS_MIN:
+        raise ConfigError(
+            f"{recording} has {len(run.steps):,} measured steps; allowed: {STEPS_MIN:,} or more, with "
+            "answers of several requests at once"
+        )
+    steps = run.steps[-STEPS_MAX:]
+    windows = [int((step.at - steps[0].at) / WINDOW_S) for step in steps]
+    kept = [step for step, window in zip(steps, windows, strict=True) if window % HELD_OUT]
+    model = _Model.of(kept if len(kept) >= STEPS_MIN else steps)
+    held_out = [step for step, window in zip(steps, windows, strict=True) if window % HELD_OUT == 0]
+    errors = sorted(abs(model.residual(step)) for step in held_out)
+    model = _Model.of(steps)
+    residuals = [model.residual(step) for step in steps]
+    drift_of = _means_of(windows, residuals, [step.seconds for step in steps])
+    noise = [r - drift_of[window] for r, window in zip(residuals, windows, strict=True)]
+    between_s, between_row_s = _line(run.gaps)
+    scheduler = run.loop.scheduler
+    http_s = 0.0
+    if first_token_s and run.first_s:
+        http_s = max(0.0, statistics.median(first_token_s) - statistics.median(run.first_s))
+    return Calibration(
+        VERSION,
+        run.began.setup,
+        run.began.tier,
+        model.terms,
+        model.corrections,
+        noise[:: max(1, len(noise) // 4000)],
+        list(drift_of.values()),
+        between_s,
+        between_row_s,
+        http_s,
+        scheduler.transfers.load_s,
+        scheduler.arena.store_s,
+        max(step.decoding for step in steps),
+        max(step.shape.positions for step in steps),
+        len(steps),
+        errors[len(errors) // 2],
+        errors[int(0.95 * (len(errors) - 1))],
+    )
+
+
+@dataclass(slots=True)
+class _Model:
+    """Terms and corrections, in the making."""
+
+    terms: list[float]
+    corrections: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, steps: Sequence[MeasuredStep]) -> _Model:
+        """Fitted to all of them alike."""
+        linear = Fit(kept=1.0)
+        for step in steps:
+            linear.add(step.shape, step.seconds)
+        for _ in range(200):
+            linear.solve()
+        model = cls([*linear.terms])
+        by_size = defaultdict[str, list[float]](list)
+        for step in steps:
+            by_size[size_of(step.shape)].append(model.residual(step))
+        bound = math.log(_CORRECTION_MAX)
+        for size, residuals in by_size.items():
+            if len(residuals) >= _SAMPLES_MIN:
+                model.corrections[size] = math.exp(min(bound, max(-bound, statistics.median(residuals))))
+        return model
+
+    def residual(self, step: MeasuredStep) -> float:
+        """log(measured / predicted)."""
+        predicted = _by_terms(self.terms, step.shape) * self.corrections.get(size_of(step.shape), 1.0)
+        return math.log(step.seconds / max(predicted, 1e-9))
+
+
+def _means_of(
+    windows: Sequence[int], residuals: Sequence[float], weights: Sequence[float]
+) -> dict[int, float]:
+    """By window, weighted by how long its steps took."""
+    sums, totals = defaultdict[int, float](float), defaultdict[int, float](float)
+    for window, residual, weight in zip(windows, residuals, weights, strict=True):
+        sums[window] += weight * residual
+        totals[window] += weight
+    return {window: sums[window] / totals[window] for window in sums}
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """(constant, slope) through (x, y), neither below 0."""
+    if not points:
+        return 0.0, 0.0
+    mean_x = statistics.fmean(x for x, _ in points)
+    mean_y = statistics.fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    slope = min(max(0.0, slope), mean_y / mean_x if mean_x else 0.0)
+    return max(0.0, mean_y - slope * mean_x), slope
+
+
+def write(calibration: Calibration, path: Path) -> None:
+    """As JSON, in one piece. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    whole.write_bytes(msgspec.json.encode(calibration))
+    whole.replace(path)
+
+
+def read(path: Path) -> Calibration | None:
+    """What `write` wrote; None where nothing is, or what another version wrote."""
+    try:
+        calibration = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+    return calibration if calibration.version == VERSION else None

@@ -1,0 +1,361 @@
+"""What a server would do with requests that nobody has sent: the real scheduler on a virtual clock.
+
+    Traffic      requests by arrival, or users who think between two of theirs
+    Calibration  what a step takes, and what the scheduler is made of (calibration.py)
+    Server       the engine's loop: commands, plan, commit; a step takes what the calibration predicts
+    Forecast     figures of several draws of noise and drift, as ranges
+
+Tokens are made up; whatever depends on them (guesses that are right, stops) is not forecast. What the
+calibration does not cover is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from octavo.bench.calibration import Calibration
+from octavo.bench.endpoint import Answer
+from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
+from octavo.bench.traces import RequestTrace, prompts_of
+from octavo.bench.workloads import WorkloadTargets
+from octavo.engine.port import FinishTransfer, Submit
+from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
+from octavo.engine.virtual_loop import VirtualLoop
+from octavo.errors import ConfigError, OctavoError
+from octavo.params import SamplerParams
+from octavo.speculation.speculator import Speculation
+from octavo.step.step_times import StepShape, shape_of
+from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone
+
+VOCAB_SIZE = 32_000
+COVERED = 1.25  # times what the calibration measured
+_TOKEN = (SampledToken(3),)
+_MOVED_S = 0.001  # of a block, where no transfer was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What comes. With `users`, each sends the trace's next request once its last answer has ended and
+    `think_s` have passed."""
+
+    trace: RequestTrace
+    users: int = 0
+    think_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Served:
+    """What came of it, in one draw."""
+
+    report: LoadReport
+    seconds: float
+    cached_tokens: int
+    prompt_tokens: int
+    preemptions: int
+    blocks_peak: int
+    running_peak: int
+    waits: Counter[str]  # steps at which the first in the queue waited, by reason
+    steps: int
+    good: float  # part of the answers that kept the targets
+
+
+class Server:
+    """One virtual server, which serves its traffic once."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        setup: SchedulerSetup,
+        tier: TierSetup | None,
+        depth: int,
+        seed: int,
+        predicted_s: Callable[[StepShape], float] | None = None,
+    ) -> None:
+        """`depth`: plans that are made before the oldest is committed, as of the engine. `predicted_s`: in
+        place of the calibration's."""
+        self._calibration, self._depth = calibration, depth
+        self._random = random.Random(seed)
+        self._predicted_s = predicted_s or calibration.predicted_s
+        self._loop = VirtualLoop(_plain(setup), tier)
+        self._now = 0.0
+        self._free_at = 0.0  # when the device has computed all that it was given
+        self._ends: deque[float] = deque()  # of plans in flight
+        self._seconds: deque[tuple[float, StepShape]] = deque()
+        self._moving: list[tuple[float, int]] = []  # a heap: when a transfer ends
+        self._moved_at = 0.0
+        self._drift = self._drift_until = 0.0
+        self._answers: dict[int, Answer] = {}
+        self._done: list[Answer] = []
+        self._served = Counter[str]()
+        self._waits = Counter[str]()
+        self.on_end: Callable[[float], None] = lambda now: None
+
+    def serve(self, traffic: Traffic, targets: WorkloadTargets, seed: int) -> Served:
+        """To the end of the last answer."""
+        requests = _requests(traffic, seed)
+        arrivals: list[tuple[float, int, Request]] = []
+        total = len(traffic.trace.requests)
+
+        def next_of_user(now: float) -> None:
+            if (one := next(requests, None)) is not None:
+                heapq.heappush(arrivals, (now, one[1].request_id, one[1]))
+
+        if traffic.users:
+            for _ in range(traffic.users):
+                next_of_user(0.0)
+            self.on_end = lambda now: next_of_user(now + traffic.think_s)
+        else:
+            first = next(requests)
+            arrivals.append((first[0], 1, first[1]))
+        while arrivals or self._loop.scheduler.has_work:
+            while arrivals and arrivals[0][0] <= self._now:
+                at, _, request = heapq.heappop(arrivals)
+                self._submit(request, at)
+                if not traffic.users and (one := next(requests, None)) is not None:
+                    heapq.heappush(arrivals, (one[0], one[1].request_id, one[1]))
+            self._turn(arrivals[0][0] if arrivals else math.inf)
+        return self._result(traffic, targets, total)
+
+    def _submit(self, request: Request, at: float) -> None:
+        answer = Answer(at, request.max_tokens)
+        try:
+            self._loop.answer(Submit(dataclasses.replace(request, arrival=at)), self._now)
+        except OctavoError as error:
+            answer.ended = at
+            answer.fail(type(error).__name__, str(error))
+            self._end(answer)
+            return
+        self._answers[request.request_id] = answer
+
+    def _end(self, answer: Answer) -> None:
+        self._done.append(answer)
+        self.on_end(answer.ended)
+
+    def _turn(self, next_arrival: float) -> None:
+        """One turn of the engine's loop; where nothing can be done, the clock goes on to what comes next."""
+        loop = self._loop
+        while self._moving and self._moving[0][0] <= self._now:
+            at, transfer_id = heapq.heappop(self._moving)
+            loop.answer(FinishTransfer(TransferDone(transfer_id, ok=True, seconds=self._move_s)), at)
+        loop.scheduler.expire(self._now)
+        plan = loop.schedule(self._now)
+        if plan is not None:
+            self._start(plan)
+        if loop.in_flight and (plan is None or len(loop.in_flight) > self._depth):
+            self._commit()
+        elif plan is None:
+            soonest = self._moving[0][0] if self._moving else math.inf
+            event = loop.scheduler.next_event()
+            upcoming = min(next_arrival, soonest, math.inf if event is None else event)
+            assert upcoming < math.inf or not loop.scheduler.has_work, "work is left, and nothing will happen"
+            self._now = self._now if math.isinf(upcoming) else max(self._now, upcoming)
+
+    @property
+    def _move_s(self) -> float:
+        return self._calibration.load_s or self._calibration.store_s or _MOVED_S
+
+    def _start(self, plan: StepPlan) -> None:
+        scheduler = self._loop.scheduler
+        self._served["steps"] += 1
+        self._served["running"] = max(self._served["running"], len(scheduler.live.running))
+        self._served["blocks"] = max(self._served["blocks"], scheduler.ledger.counts().held)
+        if scheduler.live.waiting.line:
+            self._waits[scheduler.live.why_waiting(scheduler.live.waiting.first).reason] += 1
+        for transfer in plan.transfers:
+            if transfer.move is not Move.FORGET:
+                self._moved_at = max(self._now, self._moved_at) + self._move_s
+                heapq.heappush(self._moving, (self._moved_at, transfer.transfer_id))
+        shape = shape_of(plan.chunks)
+        seconds = self._step_s(shape) if plan.chunks else 0.0
+        self._free_at = max(self._now, self._free_at) + seconds
+        self._ends.append(self._free_at)
+        self._seconds.append((seconds, shape))
+
+    def _step_s(self, shape: StepShape) -> float:
+        calibration = self._calibration
+        self._check_covered(shape)
+        if self._now >= self._drift_until:
+            self._drift = self._random.choice(calibration.drifts) if calibration.drifts else 0.0
+            self._drift_until = self._now + 10.0
+        noise = self._random.choice(calibration.noise) if calibration.noise else 0.0
+        return self._predicted_s(shape) * math.exp(noise + self._drift)
+
+    def _check_covered(self, shape: StepShape) -> None:
+        calibration = self._calibration
+        for what, value, most in (
+            ("sequences that decode in a step", shape.decoding, calibration.rows_max),
+            ("positions of a step", shape.positions, calibration.positions_max),
+        ):
+            if value > COVERED * most:
+                raise ConfigError(
+                    f"the traffic comes to {value:,} {what}; allowed: {COVERED:g} times the {most:,} that "
+                    "were measured (octavo bench calibrate, with the settings that are asked about)"
+                )
+
+    def _commit(self) -> None:
+        loop, plan = self._loop, self._loop.in_flight[0]
+        seconds, shape = self._seconds.popleft()
+        self._now = max(self._now, self._ends.popleft())
+        samples = {chunk.seq_id: _TOKEN for chunk in plan.chunks if chunk.num_samples}
+        result = StepResult(plan.step_id, samples, seconds=seconds)
+        told_at = self._now + self._calibration.http_s
+        for update in loop.commit(result, self._now):
+            answer = self._answers[update.request_id]
+            if update.tokens:
+                answer.chunks.append(told_at)
+                answer.tokens += len(update.tokens)
+            if update.finish is not None:
+                usage = update.usage
+                self._served["cached"] += usage.num_cached
+                self._served["prompt"] += usage.num_prompt
+                self._served["preemptions"] += usage.preemptions
+                answer.ended = told_at
+                self._end(self._answers.pop(update.request_id))
+        if plan.chunks:
+            self._now += self._calibration.between(shape)
+
+    def _result(self, traffic: Traffic, targets: WorkloadTargets, total: int) -> Served:
+        progress = Progress(total, lambda text: None, self._done)
+        seconds = max((answer.ended for answer in self._done), default=0.0)
+        seconds = max(seconds, 1e-9)
+        arrival = Arrival(traffic.users) if traffic.users else Arrival(rate_per_s=total / seconds)
+        report = report_of(traffic.trace.name, arrival.in_words(), progress, targets, seconds)
+        good = sum(not answer.error and is_good(answer, targets) for answer in self._done)
+        served = self._served
+        return Served(
+            report,
+            seconds,
+            served["cached"],
+            served["prompt"],
+            served["preemptions"],
+            served["blocks"],
+            served["running"],
+            self._waits,
+            served["steps"],
+            good / max(1, len(self._done)),
+        )
+
+
+def _plain(setup: SchedulerSetup) -> SchedulerSetup:
+    """Without guesses, which depend on tokens, and with all of its pool's memory from the start."""
+    return replace(setup, speculate=Speculation.OFF, pressure=None, num_ready=setup.capacity)
+
+
+def _requests(traffic: Traffic, seed: int) -> Iterator[tuple[float, Request]]:
+    """By arrival, numbered from 1."""
+    params = SamplerParams(ignore_eos=True)
+    trace = traffic.trace
+    for number, (one, prompt) in enumerate(
+        zip(trace.requests, prompts_of(trace, seed, VOCAB_SIZE), strict=True), 1
+    ):
+        yield one.arrival_s, Request(number, prompt, params, one.output, number, tenant=one.tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure over draws."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Of at least one."""
+        ordered = sorted(values)
+        return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is to be expected. Times are in milliseconds, named as `bench serve --json` names them."""
+
+    ttft_ms: dict[str, Range]  # mean, p50, p95, p99
+    itl_ms: dict[str, Range]
+    e2e_ms: dict[str, Range]
+    output_tokens_per_s: Range
+    good: Range  # part of the answers that keep the targets
+    hit_rate: float  # of prompts' tokens
+    blocks_peak: int
+    blocks: int  # that there are
+    running_peak: int
+    preemptions: int
+    limit: str  # what keeps requests waiting most; "" nothing does
+    seconds: float  # of traffic
+    refused: dict[str, int]
+
+
+@dataclass(slots=True)
+class Planner:
+    """Asks virtual servers."""
+
+    calibration: Calibration
+    targets: WorkloadTargets
+    setup: SchedulerSetup
+    tier: TierSetup | None
+    depth: int = 0
+    draws: int = 5
+    tell: Callable[[str], None] = field(default=lambda text: None)
+
+    def served(self, traffic: Traffic, draw: int = 0) -> Served:
+        """One draw."""
+        server = Server(self.calibration, self.setup, self.tier, self.depth, draw)
+        return server.serve(traffic, self.targets, seed=draw)
+
+    def forecast(self, traffic: Traffic) -> Forecast:
+        """All draws."""
+        served = []
+        for draw in range(self.draws):
+            self.tell(f"draw {draw + 1} of {self.draws}")
+            served.append(self.served(traffic, draw))
+        reports = [one.report for one in served]
+
+        def spread(name: str) -> dict[str, Range]:
+            own = [getattr(report, name) for report in reports]
+            return {q: Range.of([getattr(one, q) for one in own]) for q in ("mean", "p50", "p95", "p99")}
+
+        waits = sum((one.waits for one in served), Counter[str]())
+        steps = sum(one.steps for one in served)
+        reason, count = waits.most_common(1)[0] if waits else ("", 0)
+        last = served[0]
+        return Forecast(
+            spread("ttft_ms"),
+            spread("itl_ms"),
+            spread("e2e_ms"),
+            Range.of([report.output_tokens_per_s for report in reports]),
+            Range.of([one.good for one in served]),
+            last.cached_tokens / max(1, last.prompt_tokens),
+            max(one.blocks_peak for one in served),
+            self.setup.num_blocks,
+            max(one.running_peak for one in served),
+            max(one.preemptions for one in served),
+            reason if count > 0.05 * steps else "",
+            last.seconds,
+            dict(reports[0].errors),
+        )
+
+    def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> float:
+        """The largest number between these, within 2 %, with which 95 % of the answers keep the targets; 0:
+        none. It tries one draw each."""
+
+        def keeps(number: float) -> bool:
+            self.tell(f"trying {number:.3g}")
+            try:
+                return self.served(scaled(number)).good >= 0.95
+            except ConfigError:
+                return False  # more than the calibration covers
+
+        if not keeps(low):
+            return 0.0
+        while high / low > 1.02:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return low

@@ -1,0 +1,261 @@
+"""`octavo bench calibrate` and `octavo plan`: measure a server once, and ask what it would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from octavo import __version__
+from octavo.bench import calibration as calibrations
+from octavo.bench.calibrate import calibrate
+from octavo.bench.calibration import Calibration
+from octavo.bench.planner import Forecast, Planner, Range, Traffic
+from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
+from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.cli.tables import print_all, print_json, table
+from octavo.cli.terminal import phases, running_engine
+from octavo.config import StartOptions
+from octavo.engine.scheduler_setup import SchedulerSetup
+from octavo.errors import ConfigError, shown
+from octavo.model.hub.paths import cache_folder
+from octavo.server.logs import configure_logging
+from octavo.server.run import listening
+from octavo.server.run import serve as run_server
+from octavo.server.settings import ServerSettings
+from octavo.units import parse_bytes
+
+FOLDER = "calibrations"
+WHAT_IFS = ("kv_memory", "max_seqs", "step_tokens")
+RATE_MIN, USERS_MIN = 0.05, 1
+
+
+def run_calibrate(
+    model: str | None,
+    options: StartOptions,
+    seconds: float,
+    recording: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure, store, and say how far the model of the machine is off. Raises ConfigError, RequestFailed."""
+    made = make(model, options, seconds, recording)
+    path = path_of(model, options)
+    calibrations.write(made, path)
+    if as_json:
+        summary = {
+            "file": str(path),
+            "steps": made.num_steps,
+            "error_p50": made.error_p50,
+            "error_p95": made.error_p95,
+            "rows_max": made.rows_max,
+            "http_ms": made.http_s * 1000,
+        }
+        print_json(summary)
+        return
+    print_all(
+        f"{made.num_steps:,} steps of up to {made.rows_max} sequences; of those that were held out, half are "
+        f"predicted within {made.error_p50:.1%}, 95 % within {made.error_p95:.1%}",
+        f"stored in {path}",
+    )
+
+
+def make(
+    model: str | None, options: StartOptions, seconds: float, recording: Path | None = None
+) -> Calibration:
+    """From a recording that is there, or from a server that is started and loaded."""
+
+    def serve(own: StartOptions, port: int) -> None:
+        settings = ServerSettings(port=port, log_level="warning")
+        configure_logging(settings.log_level, settings.log_format)
+        with listening(settings) as listener, running_engine(model, own) as llm:
+            run_server(llm, listener, settings, lambda url: None)
+
+    with phases() as tell:
+        if recording is not None:
+            tell(f"reading {recording}")
+            return calibrations.fit(recording)
+        return calibrate(serve, options, seconds, tell)
+
+
+def path_of(model: str | None, options: StartOptions) -> Path:
+    """Where the calibration of these settings on this machine is kept."""
+    what = (model or "", repr(dataclasses.replace(options, record=None)), platform.processor(), __version__)
+    name = hashlib.blake2b(repr(what).encode(), digest_size=12).hexdigest()
+    return cache_folder() / FOLDER / f"{name}.json"
+
+
+def run_plan(
+    model: str | None,
+    options: StartOptions,
+    asked: Planned,
+    targets: WorkloadTargets,
+    *,
+    as_json: bool,
+) -> None:
+    """Forecast, as it is and for each what-if, side by side. Raises ConfigError."""
+    calibration = calibrations.read(path_of(model, options))
+    if calibration is None:
+        calibration = make(model, options, asked.calibrate_s)
+        calibrations.write(calibration, path_of(model, options))
+    columns = [("as it is", calibration.setup)]
+    columns += [(text, changed(calibration.setup, text)) for text in asked.what_if]
+    forecasts: list[tuple[str, Forecast, float]] = []
+    with phases() as tell:
+        traffic = traffic_of(asked, calibration.setup)
+        for name, setup in columns:
+            planner = Planner(
+                calibration, targets, setup, calibration.tier, draws=asked.draws, tell=_telling(tell, name)
+            )
+            forecast = planner.forecast(traffic)
+            forecasts.append((name, forecast, _highest(planner, asked, traffic)))
+    if as_json:
+        for name, forecast, highest in forecasts:
+            figures = msgspec.to_builtins(forecast)
+            print_json({"what_if": name, **figures, "highest": highest, "of": unit_of(asked)})
+        return
+    print_all(_table(forecasts, asked, targets), *_notes(forecasts, calibration))
+
+
+def _telling(tell: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda text: tell(f"planning, {name}: {text}")
+
+
+def traffic_of(asked: Planned, setup: SchedulerSetup) -> Traffic:
+    """What was asked about."""
+    if asked.trace is not None:
+        trace = read_trace(asked.trace)
+        longest = setup.config.context_length - 1
+        return Traffic(scaled(trace, rate=asked.speed, seconds=asked.seconds * asked.speed, longest=longest))
+    if asked.users:
+        each = max(1, round(asked.seconds / max(asked.think_s, 1.0)))
+        count = min(100_000, asked.users * each)
+        return Traffic(_alike(asked, [0.0] * count), asked.users, asked.think_s)
+    return Traffic(_alike(asked, _arrivals(asked, asked.rate)))
+
+
+def _arrivals(asked: Planned, rate: float) -> list[float]:
+    """Random times of that mean rate."""
+    r, times, now = random.Random(f"arrivals {asked.seed}"), list[float](), 0.0
+    while (now := now + r.expovariate(rate)) < asked.seconds:
+        times.append(now)
+    return times or [0.0]
+
+
+def _alike(asked: Planned, arrivals: Sequence[float]) -> RequestTrace:
+    requests = tuple(TraceRequest(at, asked.inp, asked.out) for at in arrivals)
+    return RequestTrace(f"{asked.inp} tokens in, {asked.out} out", requests)
+
+
+def unit_of(asked: Planned) -> str:
+    """What `highest` counts."""
+    return "times the trace's speed" if asked.trace else "users" if asked.users else "requests/s"
+
+
+def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> float:
+    """The highest rate, number of users or speed that keeps the targets."""
+    if asked.trace is not None:
+
+        def faster(speed: float) -> Traffic:
+            return Traffic(scaled(traffic.trace, rate=speed))
+
+        return planner.highest(faster, 0.125, 8.0)
+    if asked.users:
+
+        def more(users: float) -> Traffic:
+            own = dataclasses.replace(asked, users=max(1, round(users)))
+            return traffic_of(own, planner.setup)
+
+        return float(round(planner.highest(more, 1.0, 256.0)))
+
+    def oftener(rate: float) -> Traffic:
+        return Traffic(_alike(asked, _arrivals(asked, rate)))
+
+    return planner.highest(oftener, RATE_MIN, 64.0)
+
+
+def changed(setup: SchedulerSetup, text: str) -> SchedulerSetup:
+    """The setup with one setting changed. Raises ConfigError."""
+    name, _, value = text.partition("=")
+    config = setup.config
+    if name == "kv_memory":
+        if value.endswith("x"):
+            blocks = round(setup.num_blocks * _number(text, value[:-1]))
+        else:
+            blocks = parse_bytes(value, f"--what-if {name}") // max(1, config.bytes_per_block)
+        if blocks < 1:
+            raise ConfigError(
+                f"--what-if {text} has no block; allowed: {config.bytes_per_block:,} bytes or more"
+            )
+        return msgspec.structs.replace(setup, num_blocks=blocks, capacity=blocks)
+    if name in ("max_seqs", "step_tokens"):
+        count = int(_number(text, value))
+        is_rows = name == "max_seqs"
+        config = dataclasses.replace(
+            config,
+            max_rows=count if is_rows else config.max_rows,
+            step_tokens=config.step_tokens if is_rows else count,
+        )
+        return msgspec.structs.replace(setup, config=config)
+    raise ConfigError(
+        f"--what-if is {shown(text)}; allowed: {', '.join(f'{one}=VALUE' for one in WHAT_IFS)}, such as "
+        "kv_memory=2x or max_seqs=32; for other settings calibrate with them"
+    )
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < 1e6:
+        raise ConfigError(f"--what-if is {shown(text)}; allowed: a number above 0 behind the =")
+    return number
+
+
+def _table(
+    forecasts: Sequence[tuple[str, Forecast, float]], asked: Planned, targets: WorkloadTargets
+) -> Table:
+    def row(name: str, value: Callable[[Forecast], str]) -> tuple[str, ...]:
+        return (name, *(value(forecast) for _, forecast, _ in forecasts))
+
+    rows = [
+        row("first token, p50", lambda f: _in_words(f.ttft_ms["p50"])),
+        row("first token, p95", lambda f: _in_words(f.ttft_ms["p95"])),
+        row("between tokens, mean", lambda f: _in_words(f.itl_ms["mean"], 1)),
+        row("between tokens, p95", lambda f: _in_words(f.itl_ms["p95"], 1)),
+        row("end to end, p50", lambda f: _in_words(f.e2e_ms["p50"])),
+        row("output tokens/s", lambda f: _in_words(f.output_tokens_per_s, 1)),
+        row("good answers", lambda f: f"{100 * f.good.low:.0f} to {100 * f.good.high:.0f} %"),
+        row("prompt tokens found", lambda f: f"{f.hit_rate:.0%}"),
+        row("blocks, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
+        row("sequences, peak", lambda f: f"{f.running_peak:,}"),
+        row("preemptions", lambda f: f"{f.preemptions:,}"),
+        row("waits are for", lambda f: f.limit or "nothing"),
+        (f"highest, {unit_of(asked)}", *(f"{highest:.3g}" for _, _, highest in forecasts)),
+    ]
+    title = (
+        "octavo plan; times in ms, the least to the most of several draws\n"
+        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean"
+    )
+    return table(title, ("", *(name for name, _, _ in forecasts)), rows)
+
+
+def _in_words(found: Range, digits: int = 0) -> str:
+    return f"{found.low:,.{digits}f} to {found.high:,.{digits}f}"
+
+
+def _notes(forecasts: Sequence[tuple[str, Forecast, float]], calibration: Calibration) -> list[str]:
+    notes = [
+        f"- the calibration predicts half of its steps within {calibration.error_p50:.1%}, 95 % within "
+        f"{calibration.error_p95:.1%}; guessed tokens are left out"
+    ]
+    for name, forecast, _ in forecasts:
+        notes += [f"- {name}: {count} requests refused: {kind}" for kind, count in forecast.refused.items()]
+    return notes

@@ -1,0 +1,152 @@
+"""What a virtual server does with traffic, by a calibration whose steps take known times."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.bench.calibration import VERSION, Calibration
+from octavo.bench.planner import Planner, Server, Traffic
+from octavo.bench.traces import RequestTrace, TraceRequest
+from octavo.bench.workloads import WorkloadTargets
+from octavo.engine.scheduler_setup import SchedulerSetup
+from octavo.errors import ConfigError
+from octavo.step.config import SchedulerConfig
+from octavo.step.step_times import StepShape
+
+POSITION_S, BASE_S, ROW_S = 0.001, 0.005, 0.0005
+BETWEEN_S, HTTP_S = 0.0005, 0.002
+TARGETS = WorkloadTargets()
+
+
+def setup_of(blocks: int = 1000, rows: int = 64, step_tokens: int = 512) -> SchedulerSetup:
+    config = SchedulerConfig(max_rows=rows, step_tokens=step_tokens, context_length=4096)
+    return SchedulerSetup(config, blocks, blocks, 16, (b"model",))
+
+
+def calibration_of(setup: SchedulerSetup, noise: float = 0.0, drift: float = 0.0) -> Calibration:
+    return Calibration(
+        version=VERSION,
+        setup=setup,
+        tier=None,
+        terms=[POSITION_S, BASE_S, ROW_S, 0.0, 0.0],
+        corrections={},
+        noise=[-noise, noise],
+        drifts=[-drift, drift],
+        between_s=BETWEEN_S,
+        between_row_s=0.0,
+        http_s=HTTP_S,
+        load_s=None,
+        store_s=None,
+        rows_max=64,
+        positions_max=1024,
+        num_steps=1000,
+        error_p50=0.0,
+        error_p95=0.0,
+    )
+
+
+def trace_of(*requests: TraceRequest) -> RequestTrace:
+    return RequestTrace("few", requests)
+
+
+def planner_of(setup: SchedulerSetup, **fields: float) -> Planner:
+    return Planner(calibration_of(setup, **fields), TARGETS, setup, None, draws=3)
+
+
+def test_one_request_takes_what_its_steps_are_said_to_take() -> None:
+    served = planner_of(setup_of()).served(Traffic(trace_of(TraceRequest(0.0, 100, 20))))
+    report = served.report
+    prompt_ms = 1000 * (BASE_S + 100 * POSITION_S + HTTP_S)
+    assert report.ttft_ms.p50 == pytest.approx(prompt_ms)
+    decode_ms = 1000 * (BASE_S + ROW_S + BETWEEN_S)
+    assert report.itl_ms.mean == pytest.approx(decode_ms)
+    assert report.e2e_ms.p50 == pytest.approx(prompt_ms + 19 * decode_ms)
+    assert report.completed == 1
+    assert served.steps == 20
+
+
+def test_requests_at_once_share_steps() -> None:
+    alone = planner_of(setup_of()).served(Traffic(trace_of(TraceRequest(0.0, 16, 50))))
+    eight = planner_of(setup_of()).served(Traffic(trace_of(*[TraceRequest(0.0, 16, 50)] * 8)))
+    assert eight.running_peak == 8
+    more_ms = 1000 * 7 * ROW_S
+    assert eight.report.itl_ms.p50 == pytest.approx(alone.report.itl_ms.p50 + more_ms)
+
+
+def test_a_shared_prefix_is_found_as_the_ledger_finds_it() -> None:
+    first, second = TraceRequest(0.0, 1100, 4, (1, 2, 3)), TraceRequest(60.0, 1100, 4, (1, 2, 9))
+    served = planner_of(setup_of()).served(Traffic(trace_of(first, second)))
+    assert served.cached_tokens == 1024
+    assert served.prompt_tokens == 2200
+
+
+def test_a_small_pool_preempts_or_waits_and_says_for_what() -> None:
+    many = Traffic(trace_of(*[TraceRequest(0.01 * i, 200, 200) for i in range(12)]))
+    forecast = planner_of(setup_of(blocks=60)).forecast(many)
+    assert forecast.limit == "blocks"
+    assert forecast.blocks_peak <= 60
+    rows = planner_of(setup_of(rows=2)).forecast(many)
+    assert rows.limit == "rows"
+    assert rows.running_peak == 2
+    assert planner_of(setup_of()).forecast(many).e2e_ms["p95"].high < forecast.e2e_ms["p95"].low
+
+
+def test_users_send_once_their_answer_has_ended_and_they_have_thought() -> None:
+    trace = trace_of(*[TraceRequest(0.0, 16, 10)] * 6)
+    served = planner_of(setup_of()).served(Traffic(trace, users=2, think_s=3.0))
+    assert served.running_peak <= 2
+    assert served.report.completed == 6
+    assert 6.0 < served.seconds < 7.0  # three rounds, two pauses
+
+
+def test_ranges_are_as_wide_as_noise_and_drift() -> None:
+    traffic = Traffic(trace_of(TraceRequest(0.0, 16, 200)))
+    still = planner_of(setup_of()).forecast(traffic).itl_ms["mean"]
+    assert still.low == still.high
+    moved = planner_of(setup_of(), noise=0.05, drift=0.2).forecast(traffic).itl_ms["mean"]
+    assert moved.low < still.low < moved.high
+
+
+def test_what_the_calibration_does_not_cover_is_refused() -> None:
+    many = Traffic(trace_of(*[TraceRequest(0.0, 8, 100)] * 100))
+    with pytest.raises(ConfigError, match=r"sequences that decode in a step; allowed: 1.25 times the 64"):
+        planner_of(setup_of(rows=128)).served(many)
+
+
+def test_the_highest_rate_is_where_targets_are_just_kept() -> None:
+    planner = planner_of(setup_of())
+
+    def at(rate: float) -> Traffic:
+        return Traffic(trace_of(*[TraceRequest(i / rate, 300, 20) for i in range(60)]))
+
+    highest = planner.highest(at, 0.1, 20.0)
+    assert planner.served(at(highest)).good >= 0.95
+    assert planner.served(at(1.1 * highest)).good < 0.95
+    assert 1.0 < highest < 1 / (BASE_S + 300 * POSITION_S), "more than the machine computes"
+
+
+def test_a_request_that_never_fits_is_told() -> None:
+    forecast = planner_of(setup_of(blocks=4)).forecast(Traffic(trace_of(TraceRequest(0.0, 500, 5))))
+    assert sum(forecast.refused.values()) == 1
+
+
+def test_plans_ahead_hide_what_is_between_steps() -> None:
+    setup = setup_of()
+
+    def end(depth: int) -> float:
+        server = Server(calibration_of(setup), setup, None, depth, 0)
+        traffic = Traffic(trace_of(TraceRequest(0.0, 16, 100)))
+        return server.serve(traffic, TARGETS, 0).seconds
+
+    assert end(1) < end(0)
+
+
+def test_a_calibrations_steps_may_be_given_by_another_model() -> None:
+    setup = setup_of()
+
+    def constant(shape: StepShape) -> float:
+        return 0.1
+
+    server = Server(calibration_of(setup), setup, None, 0, 0, constant)
+    served = server.serve(Traffic(trace_of(TraceRequest(0.0, 16, 5))), TARGETS, 0)
+    assert served.report.e2e_ms.p50 == pytest.approx(1000 * (5 * 0.1 + 4 * BETWEEN_S + HTTP_S))

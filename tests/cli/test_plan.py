@@ -1,0 +1,71 @@
+"""`octavo plan` over a calibration that is stored, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.bench.test_planner import calibration_of, setup_of
+
+from octavo.bench import calibration as calibrations
+from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.cli.plan import changed, path_of, run_plan
+from octavo.config import StartOptions
+from octavo.errors import ConfigError
+
+OPTIONS = StartOptions(pace=True, speculate="off")
+
+
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    calibrations.write(calibration_of(setup_of()), path_of("some/model", OPTIONS))
+
+
+def planned(capsys: pytest.CaptureFixture[str], asked: Planned) -> list[dict[str, object]]:
+    run_plan("some/model", OPTIONS, asked, WorkloadTargets(), as_json=True)
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_rate_and_what_would_be_else_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Planned(rate=2.0, seconds=20.0, what_if=("kv_memory=0.1x", "max_seqs=2"), draws=2)
+    lines = planned(capsys, asked)
+    assert [line["what_if"] for line in lines] == ["as it is", "kv_memory=0.1x", "max_seqs=2"]
+    assert [line["blocks"] for line in lines] == [1000, 100, 1000]
+    assert lines[2]["running_peak"] == 2
+    assert all(float(str(line["highest"])) > 0 for line in lines)
+
+
+def test_users_who_think(capsys: pytest.CaptureFixture[str]) -> None:
+    line = planned(capsys, Planned(users=3, seconds=30.0, draws=1, inp=32, out=16))[0]
+    assert line["of"] == "users"
+    assert float(str(line["highest"])) >= 3
+
+
+def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 1000 * i, "input_length": 600, "output_length": 8, "hash_ids": [1, 10 + i]}
+        for i in range(4)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    line = planned(capsys, Planned(trace=trace, draws=1))[0]
+    assert float(str(line["hit_rate"])) == pytest.approx(3 * 512 / 2400)
+
+
+def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan("some/model", OPTIONS, Planned(seconds=10, draws=1), WorkloadTargets(), as_json=False)
+    out = capsys.readouterr().out
+    assert "highest, requests/s" in out
+    assert "guessed tokens are left out" in out
+
+
+@pytest.mark.parametrize("text", ["kv_memory=0x", "max_seqs=many", "host_cache=1GiB", "x", "kv_memory=1"])
+def test_what_if_says_what_is_allowed(text: str) -> None:
+    setup = setup_of()
+    config = dataclasses.replace(setup.config, bytes_per_block=1000)
+    with pytest.raises(ConfigError, match="allowed"):
+        changed(msgspec.structs.replace(setup, config=config), text)
