@@ -202,6 +202,20 @@ class StartOptions:
         metavar="TIME",
         unset="prompts are held back by a share of the step (`pace`)",
     )
+    target_ttft_s: float | None = setting(
+        None,
+        "Predict each request's time to the first token, and count those that are later than this, such as "
+        "2s.",
+        more=" ([operating.md](operating.md#a-target-for-first-tokens)). It ends nothing: a request's "
+        "`ttft_timeout` does",
+        bounds=(0.001, 3600.0),
+        read=parse_seconds,
+        metavar="TIME",
+        unset="none",
+    )
+    shed: bool = setting(
+        False, "Refuse requests whose first token would come after --target-ttft, with 429 and a Retry-After."
+    )
     record: Path | None = setting(
         None,
         "Record what the scheduler is given, and each plan, in this file, which `octavo replay` runs again. "

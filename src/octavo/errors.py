@@ -99,8 +99,12 @@ class TimedOut(OctavoError):
 
 
 class QueueFull(OctavoError):
-    """`max_queue` requests wait already, or a tenant has its share of them; nothing was queued, and
-    `Retry-After` says when to try again."""
+    """`max_queue` requests wait already, or a tenant has its share of them, or the first token would come too
+    late; nothing was queued, and `Retry-After` says when to try again."""
+
+    def __init__(self, text: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 class RequestFailed(OctavoError):

@@ -285,3 +285,11 @@ def test_a_start_in_bf16_tells_what_int8_gives(
         build_engine(str(tmp_path), options, lambda text: None).engine.executor.close()
     told = [line for line in caplog.messages if "--weights int8: weights 109 KiB instead of 204 KiB" in line]
     assert len(told) == is_told
+
+
+def test_shed_without_a_target_is_refused() -> None:
+    ops = NativeOps()
+    loaded = LoadedModel(tiny_model(ops), PairTokenizer())  # type: ignore[arg-type]
+    options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8, memory_reserve_bytes=0, shed=True)
+    with pytest.raises(ConfigError, match="allowed: with --target-ttft TIME"):
+        engine_over(loaded, host_backend(ops), options)

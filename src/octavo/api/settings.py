@@ -98,6 +98,8 @@ class OwnSettings(TypedDict, total=False):
     max_seqs: int | None
     step_tokens: int | None
     target_itl_s: float | None
+    target_ttft_s: float | None
+    shed: bool | None
     max_queue: int | None
     long_context: bool | None
     prefix_caching: bool | None

@@ -108,6 +108,8 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
     tier = cast("Row | None", reader.parts.get("tier"))
     if tier is not None:
         counts.append(f"below {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight")
+    if (first := cast("Row | None", reader.parts.get("first_tokens"))) is not None:
+        counts.append(f"target {first['seconds']:g} s to the first token, {first['late']:,} late")
     if (target := cast("Row | None", reader.parts.get("target"))) is not None:
         missed = f"{100 * target['missed'] / target['gaps']:.1f}% missed" if target["gaps"] else "no gap yet"
         counts.append(f"target {1000 * target['seconds']:,.0f} ms between tokens, {missed}")

@@ -16,7 +16,7 @@ import msgspec
 from octavo import errors
 from octavo.engine import port
 from octavo.engine.port import Command, ReplyT
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.errors import InvalidRequest, OctavoError, QueueFull
 
 VERSION = 2
 COMMAND_BYTES_MAX = 64 << 20  # the longest prompt, with its session's tokens, and a grammar
@@ -64,6 +64,7 @@ class Refusal(msgspec.Struct, frozen=True):
     text: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float | None = None
 
     @classmethod
     def of(cls, error: OctavoError) -> Refusal:
@@ -71,6 +72,8 @@ class Refusal(msgspec.Struct, frozen=True):
         kind = next(base for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
         if isinstance(error, InvalidRequest):
             return cls(kind.__name__, str(error), error.param, error.code)
+        if isinstance(error, QueueFull):
+            return cls(kind.__name__, str(error), retry_after_s=error.retry_after_s)
         return cls(kind.__name__, str(error))
 
     def to_error(self) -> OctavoError:
@@ -80,6 +83,8 @@ class Refusal(msgspec.Struct, frozen=True):
             return OctavoError(self.text)
         if issubclass(kind, InvalidRequest):
             return kind(self.text, param=self.param, code=self.code)
+        if issubclass(kind, QueueFull) and self.retry_after_s is not None:
+            return kind(self.text, retry_after_s=self.retry_after_s)
         return kind(self.text)
 
 

@@ -434,6 +434,7 @@ def inspector_of(scheduler: Scheduler, ranks: Callable[[], tuple[RankState, ...]
         scheduler.staging,
         scheduler.speculator,
         scheduler.cold_chunks,
+        scheduler.first_tokens,
         ranks or tuple,
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from octavo.inspect.readers import (
+    view_first_tokens,
     view_pin,
     view_request,
     view_session,
@@ -40,6 +41,7 @@ from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.cold_chunks import ColdChunks
+from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
 from octavo.speculation.speculator import Speculator
@@ -70,6 +72,7 @@ class Inspector:
     staging: Staging
     speculator: Speculator | None
     cold_chunks: ColdChunks
+    first_tokens: FirstTokens
     ranks: Callable[[], tuple[RankState, ...]]
 
     def stats(self, counters: EngineCounters) -> EngineStats:
@@ -121,6 +124,7 @@ class Inspector:
             events={kind.value: events.counts[kind] for kind in EventKind},
             ranks=self.ranks(),
             target=view_target(self.context.target),
+            first_tokens=view_first_tokens(self.first_tokens),
         )
 
     def kv(self, now: float, tenant: str | None = None) -> PoolView:
@@ -230,4 +234,5 @@ class Inspector:
             tier=view_tier(self.transfers, self.cold_chunks.blocks_per_s),
             ranks=self.ranks(),
             target=view_target(self.context.target),
+            first_tokens=view_first_tokens(self.first_tokens),
         )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from octavo.inspect.sight import Sight, VisibleBlocks
 from octavo.inspect.views import (
     BlockView,
+    FirstTokenView,
     PinView,
     RequestView,
     SequenceView,
@@ -26,6 +27,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.session_table import Session
 from octavo.retention.transfers import Transfers
+from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
 from octavo.step.latency_target import LatencyTarget
@@ -210,6 +212,14 @@ def view_target(target: LatencyTarget) -> TargetView | None:
         target.num_missed,
         target.num_missed_alone,
     )
+
+
+def view_first_tokens(first: FirstTokens) -> FirstTokenView | None:
+    """What it came to; None where there is no target."""
+    if first.seconds is None:
+        return None
+    counts = (first.num_predicted, first.num_late, first.num_shed)
+    return FirstTokenView(first.seconds, first.last_predicted_s, *counts)
 
 
 def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView | None:

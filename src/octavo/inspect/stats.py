@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.inspect.views import TargetView
+from octavo.inspect.views import FirstTokenView, TargetView
 from octavo.types import RankState, StepResult, Update
 
 
@@ -57,6 +57,7 @@ class EngineStats:
     events: dict[str, int] = field(default_factory=dict)  # by kind
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
     target: TargetView | None = None  # for the time between two tokens
+    first_tokens: FirstTokenView | None = None  # for the time to the first one
 
 
 @dataclass(slots=True)

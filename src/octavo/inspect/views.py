@@ -185,6 +185,16 @@ class TargetView(msgspec.Struct, frozen=True):
     missed_alone: int  # likewise, where decoding alone took so long
 
 
+class FirstTokenView(msgspec.Struct, frozen=True):
+    """A target for the time to the first token, and what came of it."""
+
+    seconds: float
+    predicted_s: float  # of the last arrival
+    counted: int  # requests that got a first token
+    late: int  # of them, after the target
+    shed: int  # refused
+
+
 class TableView(msgspec.Struct, frozen=True):
     """One holder and its blocks, in order. No two tables have the same number."""
 
@@ -211,6 +221,7 @@ class Totals(msgspec.Struct, frozen=True):
     tier: TierView | None
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
     target: TargetView | None = None
+    first_tokens: FirstTokenView | None = None
 
 
 class PoolView(msgspec.Struct, frozen=True):

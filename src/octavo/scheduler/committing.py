@@ -58,6 +58,8 @@ class Committer:
         sequence = flight.sequence
         if flight.num_samples and sequence.phases.first_token is None:
             sequence.note_token(self._context.now)
+            for told in self._live.on_first_token:
+                told(sequence)
         if sequence.group is not None:
             if flight.is_current:  # else it will be computed again, with the same candidates
                 self._publish(sequence, flight.stop)

@@ -26,6 +26,7 @@ class LiveSequences:
         self.service = service
         self.num_preemptions = 0
         self.tokens_recomputed = 0  # computed a second time, because of a preemption
+        self.on_first_token: list[Callable[[Sequence], None]] = []
         self.on_gone: list[Callable[[Request], None]] = []  # told when a request has ended
         self._context = context
         self._transfers = transfers

@@ -53,6 +53,7 @@ from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.finisher import Finisher
+from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.limits import check_fits, check_salt, with_max_tokens
@@ -138,6 +139,7 @@ class Scheduler:
         self._drafts: Drafts | None = None
         if speculator is not None:
             self._drafts = Drafts(context, live, self.budget, self.shares, speculator)
+        self.first_tokens = FirstTokens(context, live, self._planner)
         self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
         self._shortage = StepShortage(context, live, self.prefill_budget, self._finisher)
         self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
@@ -167,6 +169,7 @@ class Scheduler:
         if request.session:
             self.session_holds.check_turn(request)
         request = self._fitted(request, chain.names)
+        self.first_tokens.take(request, chain.names)
         context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
         assert request.request_id not in live, "request ids are unique"
         sequence = Sequence(

@@ -170,6 +170,15 @@ class EngineCollector(Collector):
                 "by",
                 {"prompts": target.missed, "decoding": target.missed_alone},
             )
+        if stats.first_tokens is not None:
+            first = stats.first_tokens
+            yield self._gauge("octavo_target_ttft_seconds", "Asked for to the first token", first.seconds)
+            yield self._gauge("octavo_predicted_ttft_seconds", "Of the last arrival", first.predicted_s)
+            yield self._counter(
+                "octavo_ttft_counted", "Requests that got a first token, under a target", first.counted
+            )
+            yield self._counter("octavo_ttft_late", "Of them, later than the target", first.late)
+            yield self._counter("octavo_requests_shed", "Refused: they would have been late", first.shed)
         if stats.ranks:
             yield from self._of_ranks(stats)
         yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)

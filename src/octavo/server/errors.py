@@ -7,6 +7,7 @@ picks the one that a path's clients know.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -34,7 +35,6 @@ JsonObject = dict[str, object]
 
 # A message may quote what the client sent; what it sent may be megabytes.
 _MESSAGE_CHARS_MAX = 600
-_RETRY_AFTER_S = 1
 WANTS_KEY = {"WWW-Authenticate": "Bearer"}
 BAD_KEY = "invalid_api_key"
 
@@ -80,7 +80,7 @@ def error_headers(error: BaseException) -> dict[str, str]:
     if isinstance(error, HttpRefusal):
         return error.headers
     if isinstance(error, QueueFull):
-        return {"Retry-After": str(_RETRY_AFTER_S)}
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return WANTS_KEY if isinstance(error, UnknownTenant) else {}
 
 

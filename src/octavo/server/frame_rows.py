@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.server.errors import JsonObject
+from octavo.server.kv_rows import first_tokens_row
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import EngineStats, Event, Glimpse, RequestView, TableView, TierView
@@ -117,6 +118,7 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
             }
             for one in (() if totals is None else totals.tenants)
         ],
+        "first_tokens": None if totals is None else first_tokens_row(totals),
         "target": None
         if totals is None or totals.target is None
         else {"seconds": totals.target.seconds, "gaps": totals.target.gaps, "missed": totals.target.missed},

@@ -11,7 +11,12 @@ from msgspec import structs
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import PinView, PoolView, RequestView, SequenceView, TenantUse
+    from octavo.engine.outputs import PinView, PoolView, RequestView, SequenceView, TenantUse, Totals
+
+
+def first_tokens_row(totals: Totals) -> dict[str, object] | None:
+    """The target for first tokens; None: there is none."""
+    return None if totals.first_tokens is None else structs.asdict(totals.first_tokens)
 
 
 def kv_row(pool: PoolView) -> JsonObject:
@@ -54,6 +59,7 @@ def kv_row(pool: PoolView) -> JsonObject:
         "held_by_sessions": pool.held_by_sessions,
         "device": pool.device,
         "target": None if totals.target is None else structs.asdict(totals.target),
+        "first_tokens": first_tokens_row(totals),
         "ranks": [structs.asdict(rank) for rank in totals.ranks],
     }
 

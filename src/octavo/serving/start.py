@@ -352,7 +352,9 @@ def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCar
 def _scheduler_config(
     options: StartOptions, budget: Budget, runner: RunnerConfig, parts_max: int, device: str
 ) -> SchedulerConfig:
-    """The scheduler's bounds."""
+    """The scheduler's bounds. Raises ConfigError."""
+    if options.shed and options.target_ttft_s is None:
+        raise ConfigError("shed is on, and no target_ttft is given; allowed: with --target-ttft TIME")
     return SchedulerConfig(
         max_rows=options.max_seqs,
         step_tokens=options.step_tokens,
@@ -368,6 +370,8 @@ def _scheduler_config(
         parts_max=parts_max,
         staging_blocks=budget.staging,
         target_itl_s=options.target_itl_s,
+        target_ttft_s=options.target_ttft_s,
+        shed=options.shed,
     )
 
 

@@ -22,4 +22,6 @@ class SchedulerConfig:
     long_context: bool = True  # requests larger than the pool are taken where a tier can hold them
     parts_max: int = 1  # of a chunk with cold blocks: the model's layers; 1 where it is not cut
     target_itl_s: float | None = None  # between two tokens of a sequence; None: whatever `pace` comes to
+    target_ttft_s: float | None = None  # to a request's first token; None: none
+    shed: bool = False  # refuse requests that would be later
     staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below

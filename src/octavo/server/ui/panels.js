@@ -96,7 +96,7 @@ function SessionRow({ session, pool, select, tell }) {
 }
 
 export function Tiers({ pool }) {
-  const { target, tier, pool: sizes } = pool.parts;
+  const { first_tokens: first, target, tier, pool: sizes } = pool.parts;
   const used = pool.blocks - pool.counts[FREE];
   const bytes = (blocks) => (sizes.bytes_per_block ? ` (${inBytes(blocks * sizes.bytes_per_block)})` : '');
   const slots = (taken, all) => `${number(taken)} of ${number(all)} slots${bytes(all)}`;
@@ -114,6 +114,8 @@ export function Tiers({ pool }) {
     ${tier && tier.cold > 0 && html`<${Bar} word="cold" used=${tier.cold} all=${tier.cold_max}
       says=${`${slots(tier.cold, tier.cold_max)}: running sequences read them there for each token` +
         (tier.cold_blocks_per_s ? `, ${inBytes(tier.cold_blocks_per_s * sizes.bytes_per_block)}/s` : '')} />`}
+    ${first && html`<p class="quiet">Target: ${number(first.seconds * 1000)} ms to the first token; of ${' '}
+      ${number(first.counted)} requests ${number(first.late)} were later, ${number(first.shed)} refused.</p>`}
     ${target && html`<p class="quiet">Target: ${number(target.seconds * 1000)} ms between two tokens; of
       ${' '}${number(target.gaps)} gaps ${number(target.missed)} were longer.</p>`}
     ${tier && html`<p class=${tier.failed ? 'wrong' : 'quiet'}>${wordsOfTransfers(tier)}</p>`}
