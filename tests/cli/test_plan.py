@@ -11,7 +11,9 @@ import pytest
 from tests.bench.test_planner import calibration_of, setup_of
 
 from octavo.bench import calibration as calibrations
+from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.cli.bench_serve import predicted
 from octavo.cli.plan import changed, path_of, run_plan
 from octavo.config import StartOptions
 from octavo.errors import ConfigError
@@ -69,3 +71,17 @@ def test_what_if_says_what_is_allowed(text: str) -> None:
     config = dataclasses.replace(setup.config, bytes_per_block=1000)
     with pytest.raises(ConfigError, match="allowed"):
         changed(msgspec.structs.replace(setup, config=config), text)
+
+
+def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
+    trace = RequestTrace("two", (TraceRequest(0.0, 16, 4), TraceRequest(1.0, 16, 4)))
+    report = predicted(path_of("some/model", OPTIONS), trace, WorkloadTargets())
+    assert report.arrival == "predicted"
+    assert report.completed == 2
+
+
+def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text("{}", encoding="utf-8")
+    trace = RequestTrace("one", (TraceRequest(0.0, 16, 4),))
+    with pytest.raises(ConfigError, match="allowed: what `octavo bench calibrate` wrote"):
+        predicted(tmp_path / "no.json", trace, WorkloadTargets())

@@ -171,11 +171,18 @@ class TraceOptions:
     seconds: float | None = setting(
         None, "Only those of its first seconds, as the file counts them.", bounds=(0.001, 1e9), unset="all"
     )
+    plan: Path | None = setting(
+        None,
+        "Say beside it what was to be expected, by a calibration that `octavo bench calibrate` stored.",
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.trace is None and (self.speed != 1.0 or self.seconds is not None):
-            raise ConfigError("--speed or --seconds is given, and no trace; allowed: with --trace FILE")
+        if self.trace is None and (self.speed != 1.0 or self.seconds is not None or self.plan is not None):
+            raise ConfigError(
+                "--speed, --seconds or --plan is given, and no trace; allowed: with --trace FILE"
+            )
 
 
 @dataclass(frozen=True, slots=True)

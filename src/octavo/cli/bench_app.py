@@ -115,7 +115,7 @@ def serve(
     if played.trace is not None:
         check_trace(resolved.origins, asking)
         trace = scaled(read_trace(played.trace), rate=played.speed, seconds=played.seconds)
-        run_trace(endpoint, trace, load, targets, as_json=as_json)
+        run_trace(endpoint, trace, load, targets, played.plan, as_json=as_json)
         return
     at_once = opt.numbers(asking.concurrency, "--concurrency")
     run(endpoint, load, at_once, asking, targets, as_json=as_json)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.table import Table
 
+from octavo.bench.calibration import read as read_calibration
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, Spread, apply, play
 from octavo.bench.load_processes import apply_from_processes
+from octavo.bench.planner import Planner, Traffic
 from octavo.bench.traces import RequestTrace
 from octavo.bench.workloads import Asking, Load, WorkloadTargets
 from octavo.cli.given import SettingOrigin
@@ -53,9 +56,16 @@ def run(
 
 
 def run_trace(
-    endpoint: Endpoint, trace: RequestTrace, load: Load, targets: WorkloadTargets, *, as_json: bool
+    endpoint: Endpoint,
+    trace: RequestTrace,
+    load: Load,
+    targets: WorkloadTargets,
+    plan: Path | None = None,
+    *,
+    as_json: bool,
 ) -> None:
-    """One run, of a trace's requests. Raises as `run`."""
+    """One run, of a trace's requests; before it, what the calibration in `plan` predicts. Raises as `run`."""
+    expected = [] if plan is None else [predicted(plan, trace, targets)]
 
     async def play_it(tell: Callable[[str], None]) -> LoadReport:
         async with Client(endpoint) as client:
@@ -64,8 +74,20 @@ def run_trace(
     with phases() as tell:
         report = asyncio.run(play_it(tell))
     if as_json:
-        print_json(report)
-    _show([report], as_json=as_json)
+        for one in (*expected, report):
+            print_json(one)
+    _show([report, *expected], as_json=as_json)
+
+
+def predicted(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> LoadReport:
+    """One draw. Raises ConfigError for what is no calibration."""
+    calibration = read_calibration(path)
+    if calibration is None:
+        raise ConfigError(
+            f"--plan {path} is no calibration of this version; allowed: what `octavo bench calibrate` wrote"
+        )
+    planner = Planner(calibration, targets, calibration.setup, calibration.tier)
+    return dataclasses.replace(planner.served(Traffic(trace)).report, arrival="predicted")
 
 
 def check_trace(origins: Sequence[SettingOrigin], asking: Asking) -> None:
