@@ -77,7 +77,11 @@ async def _load(
             ends += seconds / len(at_once)
             tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once)}")
             asking = _Asking(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
-            await asyncio.gather(*(asking.ask(index, number) for number in range(count)))
+            is_last = index + 1 == len(at_once)
+            short = [is_last or number % 2 == 1 for number in range(count)]
+            await asyncio.gather(
+                *(asking.ask(index, number, is_short=short[number]) for number in range(count))
+            )
     return first
 
 
@@ -107,11 +111,11 @@ class _Asking:
     longest: int  # tokens of a prompt
     first_s: list[float]
 
-    async def ask(self, phase: int, number: int) -> None:
-        """One client: requests in turn until the end; what is not answered by then is given up. Every second
-        one has short prompts, so that many sequences decode at once."""
+    async def ask(self, phase: int, number: int, *, is_short: bool) -> None:
+        """One client: requests in turn until the end; what is not answered by then is given up. Where prompts
+        are short, many sequences decode at once: those of every second client, and all in the last phase."""
         r = random.Random(f"{phase} {number}")
-        longest = SHORT if number % 2 else min(LONGEST, self.longest)
+        longest = SHORT if is_short else min(LONGEST, self.longest)
         while time.perf_counter() < self.ends:
             prompt = [r.randrange(FIRST_TOKEN, 1000) for _ in range(_log_uniform(r, PROMPT_MIN, longest))]
             output = _log_uniform(r, OUTPUT_MIN, OUTPUT_MAX)
