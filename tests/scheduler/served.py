@@ -30,6 +30,7 @@ class Served:
         waiting: int = 1000,
         capacity: int | None = None,
         slots: int = 0,
+        host_slots: int = 0,
         staging: int = 0,
         seconds_of: Callable[[StepPlan], float] | None = None,
     ) -> None:
@@ -43,7 +44,7 @@ class Served:
             staging_blocks=staging,
         )
         self.memory = Ledger(blocks, block, capacity)
-        tier = OffloadTier(slots) if slots else None
+        tier = OffloadTier(slots, num_host=host_slots) if slots else None
         self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self.updates: list[Update] = []
         self.now = 0.0

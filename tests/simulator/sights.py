@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from tests.simulator.splits import check_splits
+
 from octavo.engine.port import inspector_of
 from octavo.inspect.block_map import draw_map
 from octavo.inspect.views import Glimpse, TenantUse
@@ -20,6 +22,7 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
     names = {request.tenant for request in scheduler.live.requests()} | {"somebody who has nothing"}
     names |= {pin.tenant for pin in scheduler.pins.all()}
     names |= {event.tenant for event in scheduler.events.recent(EVENTS_MAX)} - {""}
+    check_splits(scheduler, names, now)
     assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live.live_requests())
     inspector = inspector_of(scheduler)
     kvs = [inspector.kv(now, name) for name in names]

@@ -120,8 +120,7 @@ class Engine:
         assert not self._stalled or may_go_on, "wedged: work is left and nothing can be planned"
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             updates += self._commit(planned - started)
-        for update in updates:
-            self._counters.record_update(update)
+        self._port.record(updates)
         return updates
 
     def _commit(self, planning_seconds: float) -> list[Update]:
@@ -196,6 +195,7 @@ class Engine:
         self._stalled = False
         self._begin(new)
         self.num_recoveries += 1  # before the store is read: what is said from now on is not in it
+        self._port.record_ends(updates)
         self.restore_sessions()
         return updates
 

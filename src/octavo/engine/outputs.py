@@ -21,15 +21,19 @@ from octavo.inspect.views import (
     Totals,
 )
 from octavo.memory.ledger import BlockCounts
+from octavo.memory.name_history import AGES_S, AgeCounts, Place
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
+from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
 from octavo.step.events import Event
 from octavo.types import ChatMessage, FinishReason, Usage
 
 __all__ = [
+    "AGES_S",
+    "AgeCounts",
     "BlockCounts",
     "BlockView",
     "ChatMessage",
@@ -41,12 +45,16 @@ __all__ = [
     "ModelCard",
     "PinOrder",
     "PinView",
+    "Place",
     "PoolView",
+    "PromptPart",
+    "PromptSplit",
     "RequestView",
     "SequenceView",
     "SessionBlocks",
     "SessionState",
     "SessionView",
+    "Source",
     "State",
     "Strength",
     "TableView",

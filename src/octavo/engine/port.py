@@ -236,7 +236,7 @@ class ViewGlimpse(View[Glimpse], frozen=True, tag=True):
 
 class ViewRequests(View[list[RequestView]], frozen=True, tag=True):
     """All unfinished requests, or the tenant's, in order of arrival; or the one of this id, with its block
-    tables, if it is among them."""
+    tables, if it is among them or among the last that have ended."""
 
     tenant: str | None = None
     request_id: int | None = None
@@ -346,6 +346,19 @@ class Port:
         counters.preemptions_before += s.live.num_preemptions
         counters.kept_before += s.staging.num_kept
         counters.tokens_recomputed_before += s.live.tokens_recomputed
+
+    def record(self, updates: list[Update]) -> None:
+        """Clients learn these."""
+        for update in updates:
+            self._counters.record_update(update)
+        self.record_ends(updates)
+
+    def record_ends(self, updates: list[Update]) -> None:
+        """Keep how choices ended, for the cards of their requests."""
+        live = self._scheduler.live
+        for update in updates:
+            if update.finish is not None:
+                live.ended.note_final(update, is_live=update.request_id in live)
 
     # -- requests and pins
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from octavo.inspect.readers import (
+    view_ended,
     view_first_tokens,
     view_pin,
     view_request,
@@ -125,6 +126,8 @@ class Inspector:
             ranks=self.ranks(),
             target=view_target(self.context.target),
             first_tokens=view_first_tokens(self.first_tokens),
+            ages_at_hit=ledger.history.ages_at_hit,
+            ages_at_eviction=ledger.history.ages_at_eviction,
         )
 
     def kv(self, now: float, tenant: str | None = None) -> PoolView:
@@ -166,10 +169,14 @@ class Inspector:
         return [with_usage(view_request(live, s, places, sight, now), s) for s in sight.requests(live)]
 
     def request(self, request_id: int, now: float, tenant: str | None = None) -> RequestView | None:
-        """One of them, with its block tables; None when it has ended, never was, or is not the tenant's."""
+        """One of them, with its block tables, or of the last that have ended; None when it is neither, or not
+        the tenant's."""
         sight, live, ledger = Sight(tenant), self.live, self.context.ledger
         sequences = live.sequences_of(request_id)
-        if not sequences or not sight.sees(sequences[0].request.tenant):
+        if not sequences:
+            card = live.ended.find(request_id)
+            return view_ended(card, sight, now) if card is not None and sight.sees(card.tenant) else None
+        if not sight.sees(sequences[0].request.tenant):
             return None
         view = with_usage(view_request(live, sequences, sight.places(live), sight, now), sequences)
         return with_tables(view, sequences, ledger.pool, sight.blocks(ledger))

@@ -27,6 +27,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.session_table import Session
 from octavo.retention.transfers import Transfers
+from octavo.scheduler.ended import EndedChoice, EndedRequest
 from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
@@ -52,6 +53,54 @@ def view_request(
         "" if grammar is None else f"{grammar.param} ({grammar.kind})",
         () if grammar is None else grammar.let_go,
         tuple([view_sequence(live, sequence, sight) for sequence in sequences]),
+        sight.split(sequences[0].split),
+    )
+
+
+def view_ended(card: EndedRequest, sight: Sight, now: float) -> RequestView:
+    """The card of a request that has ended."""
+    choices = [_view_ended_choice(number, card.choices[number]) for number in sorted(card.choices)]
+    return RequestView(
+        now,
+        card.request_id,
+        card.tenant,
+        card.priority,
+        card.arrival,
+        None,
+        None,
+        card.session,
+        card.fills_pin,
+        card.follows,
+        card.let_go,
+        tuple(choices),
+        sight.split(card.split),
+        card.ended,
+    )
+
+
+def _view_ended_choice(number: int, choice: EndedChoice) -> SequenceView:
+    usage = choice.usage
+    return SequenceView(
+        choice=number,
+        state=State.FINISHED,
+        why="",
+        reason="",
+        num_computed=0,
+        num_prompt=usage.num_prompt,
+        num_output=usage.num_output,
+        num_cached=usage.num_cached,
+        num_drafted=usage.num_drafted,
+        num_accepted=usage.num_accepted,
+        preemptions=usage.preemptions,
+        num_blocks=0,
+        num_cold=0,
+        in_grammar=False,
+        forced_tokens=0,
+        blocks_peak=usage.blocks_peak,
+        block_seconds=usage.block_seconds,
+        phases=usage.phases,
+        finish=choice.finish.value,
+        error=choice.error,
     )
 
 

@@ -26,6 +26,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.pool import BlockPool
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence as LiveSequence
+from octavo.scheduler.sequence_parts import PromptSplit
 from octavo.scheduler.waits import Wait
 from octavo.step.events import EVENTS_MAX, Event, EventKind, EventRing
 
@@ -97,6 +98,10 @@ class Sight:
     def words(self, wait: Wait) -> str:
         """Why a sequence waits."""
         return wait.in_words_of(self.tenant or "")
+
+    def split(self, split: PromptSplit | None) -> PromptSplit | None:
+        """A prompt by source; for whom blocks were evicted is the operator's alone."""
+        return split if split is None or self.is_whole else split.for_tenant()
 
     def events(self, ring: EventRing, count: int) -> tuple[Event, ...]:
         """The last `count` that may be seen, newest first."""

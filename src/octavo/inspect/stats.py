@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.inspect.views import FirstTokenView, TargetView
+from octavo.memory.name_history import AgeCounts, Place
 from octavo.types import RankState, StepResult, Update
 
 
@@ -58,6 +59,9 @@ class EngineStats:
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
     target: TargetView | None = None  # for the time between two tokens
     first_tokens: FirstTokenView | None = None  # for the time to the first one
+    # How long blocks had been in their tier when requests found them, and when they were evicted from it.
+    ages_at_hit: dict[Place, AgeCounts] = field(default_factory=dict)
+    ages_at_eviction: dict[Place, AgeCounts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from octavo.memory.ledger import BlockCounts
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
+from octavo.scheduler.sequence_parts import PromptSplit
 from octavo.step.events import Event
 from octavo.types import Phases, RankState
 
@@ -55,6 +56,8 @@ class SequenceView(msgspec.Struct, frozen=True):
     block_seconds: float = 0.0
     phases: Phases | None = None
     table: tuple[BlockView, ...] = ()  # in an answer about this request alone
+    finish: str = ""  # of one that has ended: its reason, and what went wrong
+    error: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -63,7 +66,7 @@ class SequenceView(msgspec.Struct, frozen=True):
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """A request that has not ended."""
+    """A request that has not ended, or in an answer about it alone one of the last that have."""
 
     now: float
     request_id: int
@@ -77,6 +80,8 @@ class RequestView(msgspec.Struct, frozen=True):
     follows: str  # what its output must follow: the client's name for it, and its kind
     let_go: tuple[str, ...]  # what of its schemas is not followed: keywords and their places
     sequences: tuple[SequenceView, ...]
+    split: PromptSplit | None = None  # its prompt by source; None: it was not admitted yet
+    ended: float | None = None  # when its last choice did
 
     @property
     def age(self) -> float:

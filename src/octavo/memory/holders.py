@@ -44,6 +44,7 @@ class Holder:
     is_fixed: bool = False  # nothing that runs takes its blocks: pins, copies on their way
     rank: tuple[int, ...] = ()  # smaller runs first, and loses its blocks last
     group: int = 0  # of a sequence its request: those of one go together; of a fetch its sequence
+    request_id: int | None = None  # that it takes blocks for; None: not for a single one
     # Of a sequence, as they were when it was last asked for its record (`Sequence.as_holder`):
     num_planned: int = 0  # positions that were handed to the executor
     is_findable: bool = True  # False: what it computed it will not look up again

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.memory.holders import Holder, Without
+from octavo.memory.name_history import Cause, NameHistory
 from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
@@ -58,6 +59,18 @@ class Ledger:
         self.pool = BlockPool(num_blocks, capacity)
         self.quotas = Quotas(self.pool)
         self.holders: dict[BlockTable, Holder] = {}  # every holder there is
+
+    @property
+    def history(self) -> NameHistory:
+        """What became of names."""
+        return self.pool.history
+
+    def attach(self, tier: OffloadTier | None) -> None:
+        """Cold blocks lie in this tier from now on, and a name that it has is not gone."""
+        self.tier = tier
+        if tier is not None:
+            tier.history = self.history
+            self.history.places.append(tier)
 
     @property
     def num_unheld(self) -> int:
@@ -192,9 +205,9 @@ class Ledger:
         needed = len(stale) + max(0, end - len(table.blocks))
         if needed > pool.num_unheld or (self.quotas.has_maxima and needed > self.quotas.room(table.owner)):
             return None
-        copies = []
+        copies, request_id = [], self.holders[table].request_id
         for index in stale:
-            old, new = table.blocks[index], pool.take(table.owner)
+            old, new = table.blocks[index], pool.take(table.owner, request_id)
             if (num_cold + index) * size < start:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
@@ -202,7 +215,7 @@ class Ledger:
         table.num_published = min(table.num_published, num_cold + first)  # the rest is about to be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
-            table.blocks.append(pool.take(table.owner))
+            table.blocks.append(pool.take(table.owner, request_id))
         blocks = tuple(table.blocks[changed_from:end])
         return Reservation(num_cold + changed_from, blocks, tuple(copies))
 
@@ -258,8 +271,8 @@ class Ledger:
 
     def take(self, table: BlockTable, count: int) -> list[int]:
         """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
-        before = len(table.blocks)
-        table.blocks += [self.pool.take(table.owner) for _ in range(count)]
+        before, request_id = len(table.blocks), self.holders[table].request_id
+        table.blocks += [self.pool.take(table.owner, request_id) for _ in range(count)]
         return table.blocks[before:]
 
     def publish_loaded(self, block: int, name: bytes, *, is_shared: bool = False) -> None:
@@ -295,7 +308,9 @@ class Ledger:
         """Take these names away, also of held blocks: what a poisoned request wrote is never found
         again, also where it was preempted and holds nothing itself."""
         for name in names:
-            self.pool.forget(name)
+            if name in self.pool.by_name:
+                self.pool.forget(name)
+                self.history.leave(name, Cause.POISONED)
 
     def close(self, table: BlockTable) -> None:
         """Hold nothing any more. Tail first, so that the tail is evicted before the head."""

@@ -26,6 +26,7 @@ from array import array
 from collections import Counter, deque
 
 from octavo.memory.backing import Backing
+from octavo.memory.name_history import Cause, NameHistory, Place
 
 
 class BlockPool:
@@ -42,6 +43,9 @@ class BlockPool:
         self.num_unheld = num_blocks
         self.num_cached = 0
         self.num_evictions = 0
+        self.history = NameHistory()
+        self.history.places.append(self.by_name)
+        self.named_at = array("d", [0.0]) * capacity  # of named blocks, on the history's clock
         self.back_by(Backing(capacity))
         self.newly_cached: deque[int] | None = (
             None  # if set: blocks that became cached, to be stored in an offload tier
@@ -82,8 +86,9 @@ class BlockPool:
         """The block of that name, held or cached."""
         return self.by_name.get(name)
 
-    def take(self, owner: int = 0) -> int:
+    def take(self, owner: int = 0, request_id: int | None = None) -> int:
         """Hold a free block, or one that is cached, alone; it loses its name and is charged to `owner`.
+        `request_id`: the request that it is taken for.
 
         The caller has checked that `num_unheld` > 0.
         """
@@ -92,7 +97,7 @@ class BlockPool:
             line = self._sentinel(self._most_cached())
         block = self._next[line]
         assert block != line, "take() from an empty pool"
-        self._leave_line(block)
+        self._leave_line(block, Cause.EVICTED, request_id)
         self.holders[block] = 1
         self.owner[block] = owner
         self.charged[owner] += 1
@@ -154,6 +159,7 @@ class BlockPool:
         canonical = self.by_name.setdefault(name, block)
         if canonical == block:
             self.name_of[block] = name
+            self.named_at[block] = self.history.arrive(name)
         return canonical
 
     def forget(self, name: bytes) -> None:
@@ -180,7 +186,7 @@ class BlockPool:
         many that were. O(unheld)."""
         named = [block for block in self.line() if self.name_of[block] is not None][:count]
         for block in named:
-            self._leave_line(block)
+            self._leave_line(block, Cause.EVICTED)
             self._link(block, before=self._next[self._free])
         return len(named)
 
@@ -195,14 +201,14 @@ class BlockPool:
         name = self.name_of[old]
         if name is not None:
             self.name_of[old], self.name_of[new] = None, name
-            self.by_name[name] = new
+            self.by_name[name], self.named_at[new] = new, self.named_at[old]
 
     def shrink(self, num_blocks: int) -> None:
         """Park the unheld blocks from `num_blocks` on; the ledger moves those of the others that are held
         next."""
         for block in range(num_blocks, self.num_blocks):
             if self.holders[block] == 0:
-                self._leave_line(block)
+                self._leave_line(block, Cause.RESIZED)
         self.num_blocks = num_blocks
 
     def grow(self, num_blocks: int) -> None:
@@ -236,7 +242,7 @@ class BlockPool:
         self.num_cached += change
         self.cached[self.owner[block]] += change
 
-    def _leave_line(self, block: int) -> None:
+    def _leave_line(self, block: int, cause: Cause, request_id: int | None = None) -> None:
         """An unheld block loses its name, if it has one: this is eviction."""
         self._unlink(block)
         name = self.name_of[block]
@@ -245,6 +251,8 @@ class BlockPool:
             self.name_of[block] = None
             self._count_cached(block, -1)
             self.num_evictions += 1
+            self.history.note_eviction(Place.POOL, self.named_at[block])
+            self.history.leave(name, cause, request_id)
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

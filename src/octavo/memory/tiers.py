@@ -29,6 +29,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo.memory.name_history import Cause, NameHistory, Place
+
 _HOST, _DISK = 0, 1
 
 
@@ -66,6 +68,8 @@ class OffloadTier:
         self.num_claimed = 0  # slots for the cold blocks of requests: those that run together, or the largest
         self.claimed_by: dict[str, int] = {}  # the same by tenant
         self.spoilt: list[bytes] = []  # names that are read and whose bytes are not to be trusted any more
+        self.history = NameHistory()
+        self.history.places.append(self)
         self.num_evictions = 0
         self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
@@ -86,6 +90,8 @@ class OffloadTier:
         # Names whose bytes were found right since this ledger began: stored, loaded or verified.
         self._verified: set[bytes] = set()
         self._leaving: Counter[bytes] = Counter()  # names whose bytes are on their way to another slot
+        # When a name came to its tier, on the history's clock; of those that were there at first not known.
+        self._since: dict[bytes, float] = {}
         self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
         self._names_of: dict[int, dict[bytes, None]] = {}  # that are not kept, least recently used first
         self._kept_of: Counter[int] = Counter()  # by owner
@@ -138,6 +144,14 @@ class OffloadTier:
     def slot_of(self, name: bytes) -> int | None:
         """Where it can be found."""
         return self._slot_of[name] if name in self else None
+
+    def place_of(self, name: bytes) -> Place:
+        """The tier of a name that has a slot."""
+        return Place.HOST if self._slot_of[name] < self.num_host else Place.DISK
+
+    def since(self, name: bytes) -> float | None:
+        """When it came to its tier; None: before this ledger began."""
+        return self._since.get(name)
 
     def can_keep(self, name: bytes) -> bool:
         """True when it can be found on disk."""
@@ -197,7 +211,7 @@ class OffloadTier:
         if name not in self._doomed:
             self._put(name, self._slot_of[name], self._now)
         elif name not in self._loading:
-            self._forget(name)
+            self._forget(name, Cause.UNREADABLE)
 
     def keepers(self) -> Counter[bytes]:
         """How many keep each name: for checks."""
@@ -212,7 +226,7 @@ class OffloadTier:
         if num_kept > self.kept_max:
             return False
         for name in in_host:
-            self._forget(name)
+            self._forget(name, Cause.EVICTED)
         for name in names:
             if name not in self._keepers:
                 self._uncount(name)
@@ -267,9 +281,12 @@ class OffloadTier:
         if ok and is_in_place and name not in self._doomed:
             self._verified.add(name)
             self._put(name, slot, self._now)
+            self._since[name] = self.history.arrive(name)
         else:
             self._drop(slot)
             self._disown(name)
+            if not ok:
+                self.history.leave(name, Cause.UNREADABLE)
         self._doomed.discard(name)
 
     def end_move(self, moved: Moved, ok: bool) -> None:
@@ -302,13 +319,14 @@ class OffloadTier:
             self.forget(name)
         return wanted
 
-    def forget(self, name: bytes) -> None:
+    def forget(self, name: bytes, cause: Cause = Cause.UNREADABLE) -> None:
         """It is not found again; who reads it in its slot must not trust that."""
         if name in self._readers:
             self.spoilt.append(name)
-        self._forget(name)
+        self._forget(name, cause)
 
-    def _forget(self, name: bytes) -> None:
+    def _forget(self, name: bytes, cause: Cause) -> None:
+        was_found = name in self
         if name in self._storing:
             self._doomed.add(name)
         elif self._is_in_use(name):
@@ -318,6 +336,8 @@ class OffloadTier:
             if name in self._slot_of:
                 self._drop(self._remove(name))
                 self._disown(name)
+        if was_found:
+            self.history.leave(name, cause)
 
     def expire(self, now: float, at_most: int = 16) -> None:
         """Forget up to so many names on disk that were not used for `max_age_s`. O(names forgotten).
@@ -331,7 +351,7 @@ class OffloadTier:
             oldest, used_at = next(iter(self._used[_DISK].items()), (b"", None))
             if used_at is None or now - used_at <= self._max_age_s or oldest in self._loading:
                 return
-            self.forget(oldest)
+            self.forget(oldest, Cause.EXPIRED)
             self.num_expired += 1
 
     def _is_in_use(self, name: bytes) -> bool:
@@ -348,13 +368,16 @@ class OffloadTier:
         if oldest is None:
             return None
         used_at, is_verified = self._used[tier][oldest], oldest in self._verified
+        self.history.note_eviction(self.place_of(oldest), self._since.get(oldest))
         slot = self._remove(oldest)
         target = self._take(_DISK) if tier == _HOST else None
         if target is None:
             self.num_evictions += 1
             self._disown(oldest)
+            self.history.leave(oldest, Cause.EVICTED)
         else:
             self._put(oldest, target, used_at)
+            self._since[oldest] = self.history.clock()
             if is_verified:
                 self._verified.add(oldest)
             self._leaving[oldest] += 1
@@ -397,6 +420,7 @@ class OffloadTier:
 
     def _remove(self, name: bytes) -> int:
         slot = self._slot_of.pop(name)
+        self._since.pop(name, None)
         self._verified.discard(name)
         self._used[self._tier_of(slot)].pop(name, None)
         return slot

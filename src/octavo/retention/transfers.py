@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from octavo.memory.holders import Holder, HolderKind
+from octavo.memory.name_history import Cause, Place
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED
 from octavo.memory.tiers import Moved, OffloadTier
@@ -40,6 +41,8 @@ class Fetch:
     holder: Holder
     shared: frozenset[bytes]  # names that all tenants have in common
     pending: set[int] = field(default_factory=set)  # transfers that have not ended
+    # Names that it has loaded: from where, and since when they were there (None: not known).
+    loaded: dict[bytes, tuple[Place, float | None]] = field(default_factory=dict)
     abandoned: bool = False  # its sequence needs it no more; the table is let go when nothing is pending
 
 
@@ -189,7 +192,7 @@ class Transfers:
     def _trim(self, tier: OffloadTier, owner: int, limit: int) -> None:
         """Forget what an owner has below beyond the limit, as far as it can go now."""
         while tier.count_of(owner) > limit and (oldest := tier.oldest_of(owner)) is not None:
-            tier.forget(oldest)
+            tier.forget(oldest, Cause.BOUNDED)
 
     def _begin_store(self, tier: OffloadTier, name: bytes, block: int) -> bool:
         """False when every slot that may be taken is on its way somewhere."""
@@ -246,6 +249,12 @@ class Transfers:
         """True when its fetch has ended, well or not, and what came of it is held."""
         return seq_id in self._fetches
 
+    def loaded_for(self, seq_id: int) -> dict[bytes, tuple[Place, float | None]]:
+        """Names that were loaded for this sequence and are held for it: from where, and since when they were
+        there (None: not known)."""
+        fetch = self._fetches.get(seq_id)
+        return {} if fetch is None else fetch.loaded
+
     def complete(self, tenant: str | None = None) -> list[Holder]:
         """Fetches that have ended, of all tenants or one: they may be given back."""
         return [
@@ -285,6 +294,7 @@ class Transfers:
         missing = [name for name in names if ledger.pool.find(name) is None]
         label = "on its way from an offload tier"
         holder = Holder(HolderKind.FETCH, tenant, label, is_fixed=bool(missing), rank=rank, group=seq_id)
+        holder.request_id = rank[1]
         table = ledger.open(holder)
         fetch = Fetch(seq_id, holder, _common_names(tenant, chain))
         # Those in the pool first, so that taking blocks for the others does not evict them.
@@ -384,6 +394,11 @@ class Transfers:
             self._warm_pins.try_again()
             return
         if transfer.move is Move.LOAD:
+            if is_found:
+                fetch.loaded[transfer.name] = (
+                    self.tier.place_of(transfer.name),
+                    self.tier.since(transfer.name),
+                )
             self._take_loaded(transfer, done, is_found=is_found, is_shared=transfer.name in fetch.shared)
         self._warm_pins.try_again()
         fetch.pending.discard(transfer.transfer_id)
@@ -435,7 +450,7 @@ class Transfers:
         """What was found poisoned is not found below either."""
         for name in names if self.tier is not None else ():
             assert self.tier is not None
-            self.tier.forget(name)
+            self.tier.forget(name, Cause.POISONED)
 
     def _is_missing_below(self, name: bytes) -> bool:
         assert self.tier is not None

@@ -145,7 +145,7 @@ class BeamRows:
             chain=chain,
             num_computed=num_shared,
             num_planned=num_shared,
-            num_cached=parent.num_cached,
+            split=parent.split,
             num_served=len(tokens) - 1,  # the tail was computed before, but for the newest token
             group=parent.group,
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from typing import Self
 
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.budget import Place
+from octavo.scheduler.ended import EndedRequests
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.in_flight import InFlightChunk
+from octavo.scheduler.prompt_split import split_prompt
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
@@ -23,6 +26,7 @@ class LiveSequences:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by own rank: lent priorities aside
         self.names = NamesInProgress()
+        self.ended = EndedRequests()
         self.service = service
         self.num_preemptions = 0
         self.tokens_recomputed = 0  # computed a second time, because of a preemption
@@ -76,6 +80,8 @@ class LiveSequences:
         """Waiting -> running, as one more holder of its first `num_hits` published blocks, of which some are
         cold."""
         self.waiting.remove(sequence)
+        if not sequence.was_admitted:
+            sequence.split = split_prompt(sequence, num_hits, self._context, self._transfers)
         sequence.state = State.RUNNING
         sequence.queue.bypassed = 0
         sequence.row = self._free_rows.pop()
@@ -91,8 +97,6 @@ class LiveSequences:
         sequence.num_computed = sequence.num_planned = num_hits * self._context.ledger.block_size
         self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
         sequence.num_lost = 0
-        if not sequence.was_admitted:
-            sequence.num_cached = sequence.num_planned
         sequence.num_served = max(sequence.num_served, sequence.num_planned)
         sequence.note_admission(self._context.now)
         self.service.admit(sequence)
@@ -187,8 +191,18 @@ class LiveSequences:
         self.service.leave(sequence.request.tenant)
         if not siblings:
             del self.unfinished[sequence.request.request_id]
+            self.ended.add(sequence, self._context.now)
             for gone in self.on_gone:
                 gone(sequence.request)
+
+    def continue_from(self, old: Self) -> None:
+        """The requests of an earlier scheduler have ended, and what its pool had is lost; what is kept of
+        ended requests and of names stays."""
+        ledger, lost = self._context.ledger, old._context.ledger
+        ledger.history.continue_from(lost.history, lost.pool.by_name)
+        self.ended = old.ended
+        for sequences in old.unfinished.values():
+            self.ended.add(sequences[0], old._context.now)
 
     def new_seq_id(self) -> int:
         """One that no sequence had before."""

@@ -98,7 +98,7 @@ class Scheduler:
         target = LatencyTarget(times, config.target_itl_s)
         self.context = context = Context(ledger, config, times, target)
         self.ledger, self.config = ledger, config
-        ledger.tier = tier
+        ledger.attach(tier)
         # A model that knows nothing holds no prompt back.
         self.prefill_budget = PrefillBudget(config.step_tokens, times if config.pace else StepTimes())
         self.headroom, self.timers = Headroom(times), Timers()
@@ -320,6 +320,7 @@ class Scheduler:
         self.tenants.continue_from(old.tenants)
         self.idle_memory.continue_from(old.idle_memory)
         self.transfers.continue_from(old.transfers)
+        self.live.continue_from(old.live)
         self.context.target.set(old.context.target.seconds)
         self.context.events = old.context.events
 

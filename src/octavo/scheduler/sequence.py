@@ -22,7 +22,7 @@ from octavo.memory.table import BlockTable
 from octavo.params import Pooling
 from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
-from octavo.scheduler.sequence_parts import BlockUse, DraftState, GrammarState
+from octavo.scheduler.sequence_parts import BlockUse, DraftState, GrammarState, PromptSplit
 from octavo.scheduler.waits import LOADING, QUEUED, QueueState
 from octavo.speculation.speculator import Drafting
 from octavo.types import AdmittedRow, FinishReason, Phases, Request, Usage
@@ -55,7 +55,7 @@ class Sequence:
     num_planned: int = 0
     pending: int = 0
     forks_left: int = 0
-    num_cached: int = 0
+    split: PromptSplit | None = None  # of its prompt, at the first admission of its request
     num_served: int = 0  # positions that its tenant was charged for, or that came from the cache
     preemptions: int = 0  # with each its blocks were dropped
     num_lost: int = 0  # positions that were computed when it was preempted, until it is back
@@ -82,7 +82,7 @@ class Sequence:
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
         tenant, group = self.request.tenant, self.request.request_id
-        self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group)
+        self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group, request_id=group)
         self.become_choice(self.choice)
         place = self.choice if self.group is None else 0
         self.own_rank = self.rank = (-self.request.priority, self.request.request_id, place)
@@ -225,6 +225,11 @@ class Sequence:
         return self.wants_prompt_logprobs or self.wants_mean
 
     @property
+    def num_cached(self) -> int:
+        """Tokens of its prompt that were found at its first admission."""
+        return 0 if self.split is None else self.split.num_cached
+
+    @property
     def num_output(self) -> int:
         """Tokens of the output, of which a prompt whose embedding is wanted has none."""
         return 0 if self.request.params.pooling is not None else len(self.tokens) - self.num_prompt
@@ -244,7 +249,7 @@ class Sequence:
             num_planned=self.num_planned,
             pending=1,
         )
-        twin.num_cached = self.num_cached
+        twin.split = self.split
         twin.num_served = self.num_served
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted

@@ -29,3 +29,4 @@ class Context:
 
     def __post_init__(self) -> None:
         self.step_tokens = self.config.step_tokens
+        self.ledger.history.clock = lambda: self.now

@@ -1,0 +1,149 @@
+"""What became of names: how old they were when they were found or evicted, and why those that are in no tier
+any more are gone.
+
+    pool | host memory | disk   --leaves the last of them-->   gone: name -> when, why, for which request
+                                <--is computed, or stored--    no longer gone
+
+A name that leaves one tier and is still found in another is not gone. The table is bounded: of the names that
+are gone the one that left first is dropped first, so a name in no tier and not in the table was never
+computed, or left long ago. Every operation is O(1). It does not know blocks, tokens or tenants.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+GONE_MAX = 65_536  # names: about 16 MiB
+AGES_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0)
+
+
+class Place(enum.StrEnum):
+    """Where a named block can be found."""
+
+    POOL = "pool"
+    HOST = "host"
+    DISK = "disk"
+
+
+class Cause(enum.StrEnum):
+    """Why a name left a tier."""
+
+    EVICTED = "evicted"  # another block took its place
+    EXPIRED = "expired"  # it was not used for as long as the disk keeps what is not used
+    BOUNDED = "bounded"  # its tenant had more in the offload tiers than it may have
+    UNREADABLE = "unreadable"  # it could not be stored, or not be read as it was written
+    POISONED = "poisoned"  # the request that computed it failed
+    RESIZED = "resized"  # the pool became smaller
+    RESTARTED = "restarted"  # the engine found its state broken and began with an empty pool
+
+    @property
+    def is_loss(self) -> bool:
+        """False where room was needed, or its time had passed."""
+        return self not in (Cause.EVICTED, Cause.EXPIRED, Cause.BOUNDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How a name left the last tier that had it. `at`: in seconds of the engine's clock."""
+
+    at: float
+    cause: Cause
+    request_id: int | None = None  # the request that took its block; None: not taken for a single one
+
+
+@dataclass(frozen=True, slots=True)
+class AgeCounts:
+    """A histogram of ages: `counts[i]` are those up to `AGES_S[i]` seconds, the last are older."""
+
+    counts: tuple[int, ...] = (0,) * (len(AGES_S) + 1)
+    seconds: float = 0.0  # all ages together
+
+
+class _Ages:
+    """The same, while it grows."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(AGES_S) + 1)
+        self._seconds = 0.0
+
+    def add(self, age_s: float) -> None:
+        self._counts[bisect_left(AGES_S, age_s)] += 1
+        self._seconds += age_s
+
+    def so_far(self) -> AgeCounts:
+        return AgeCounts(tuple(self._counts), self._seconds)
+
+
+def _ages_by_place() -> dict[Place, _Ages]:
+    return {place: _Ages() for place in Place}
+
+
+class NameHistory:
+    """Names that are gone, and ages by tier. The pool and the tiers of a ledger share one."""
+
+    def __init__(self, gone_max: int = GONE_MAX) -> None:
+        self.clock: Callable[[], float] = lambda: 0.0  # the engine's, in seconds
+        self.places: list[Container[bytes]] = []  # that a name may be found in
+        self._ages_at_hit = _ages_by_place()
+        self._ages_at_eviction = _ages_by_place()
+        self._gone_max = gone_max
+        self._gone: OrderedDict[bytes, Departure] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._gone)
+
+    @property
+    def ages_at_hit(self) -> dict[Place, AgeCounts]:
+        """How long blocks had been in a tier when requests found them there."""
+        return {place: ages.so_far() for place, ages in self._ages_at_hit.items()}
+
+    @property
+    def ages_at_eviction(self) -> dict[Place, AgeCounts]:
+        """How long blocks had been in a tier when they were evicted from it."""
+        return {place: ages.so_far() for place, ages in self._ages_at_eviction.items()}
+
+    def find(self, name: bytes) -> Departure | None:
+        """How a name left; None: it is in a tier, was never computed, or left too long ago."""
+        return self._gone.get(name)
+
+    def names(self) -> Iterable[bytes]:
+        """Those that are gone, the one that left first before others: for checks."""
+        return self._gone
+
+    def arrive(self, name: bytes) -> float:
+        """It can be found in a tier from now on; returns the time."""
+        self._gone.pop(name, None)
+        return self.clock()
+
+    def leave(self, name: bytes, cause: Cause, request_id: int | None = None) -> None:
+        """It was taken out of one tier. Where no other has it, it is gone."""
+        for place in self.places:
+            if name in place:
+                return
+        self._gone.pop(name, None)
+        self._gone[name] = Departure(self.clock(), cause, request_id)
+        if len(self._gone) > self._gone_max:
+            self._gone.popitem(last=False)
+
+    def note_hit(self, place: Place, since: float | None) -> None:
+        """A request found a block that has been there since that time; None: not known, and not counted."""
+        if since is not None:
+            self._ages_at_hit[place].add(self.clock() - since)
+
+    def note_eviction(self, place: Place, since: float | None) -> None:
+        """A block was evicted that had been there since that time; None: not known, and not counted."""
+        if since is not None:
+            self._ages_at_eviction[place].add(self.clock() - since)
+
+    def continue_from(self, old: NameHistory, lost: Iterable[bytes]) -> None:
+        """Go on from that of an earlier ledger, whose pool had the names `lost`. O(names)."""
+        self._ages_at_hit, self._ages_at_eviction = old._ages_at_hit, old._ages_at_eviction
+        for name, departure in old._gone.items():
+            if not any(name in place for place in self.places):
+                self._gone[name] = departure
+        for name in lost:
+            self.leave(name, Cause.RESTARTED)

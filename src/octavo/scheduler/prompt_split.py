@@ -1,0 +1,106 @@
+"""Why each part of a prompt was a hit, or a miss, at the first admission of its request.
+
+    names of the prompt   [ 0 | 1 | 2 | 3 | 4 | 5 ] tail
+                            pool    disk  evicted   the last block's tokens: never looked up, always computed
+                                          `num_hits` is 4
+
+A miss has the reason of its own block: how its name left the last tier, or that it was never computed. A name
+that can be found behind the first miss is of no use, so it counts to the reason of the block before it. Every
+token counts once: the parts add up to the prompt. O(blocks of the prompt), once for a request.
+"""
+
+from __future__ import annotations
+
+from octavo.memory.ledger import Ledger
+from octavo.memory.name_history import Departure, Place
+from octavo.memory.names import hits_max
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
+from octavo.step.context import Context
+
+REQUESTS_MAX = 8  # for which blocks of one prompt were evicted, and that are told apart
+
+_SOURCE_OF = {Place.POOL: Source.POOL, Place.HOST: Source.HOST, Place.DISK: Source.DISK}
+
+
+class _Parts:
+    """Counts tokens by reason, in the order in which the reasons come."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Source, str, int | None], tuple[int, float | None]] = {}
+        self._requests: set[int] = set()
+
+    def add(self, source: Source, num_tokens: int, departure: Departure | None = None) -> None:
+        """So many tokens more."""
+        cause, request_id, at = "", None, None
+        if departure is not None:
+            cause, request_id, at = departure.cause.value, departure.request_id, departure.at
+        if request_id is not None and request_id not in self._requests:
+            if len(self._requests) == REQUESTS_MAX:
+                request_id = None
+            else:
+                self._requests.add(request_id)
+        before, last = self._parts.get((source, cause, request_id), (0, None))
+        at = last if at is None or (last is not None and last > at) else at
+        self._parts[source, cause, request_id] = (before + num_tokens, at)
+
+    def split(self, num_cached: int) -> PromptSplit:
+        """All of them."""
+        parts = (
+            PromptPart(source, num_tokens, cause, at, request_id)
+            for (source, cause, request_id), (num_tokens, at) in self._parts.items()
+            if num_tokens
+        )
+        return PromptSplit(num_cached, tuple(parts))
+
+
+def split_prompt(sequence: Sequence, num_hits: int, context: Context, transfers: Transfers) -> PromptSplit:
+    """The parts of the prompt of a sequence that is about to be admitted with so many hits, of which
+    `queue.num_cold` are cold. Counts the ages of the blocks that it found."""
+    ledger, parts = context.ledger, _Parts()
+    size = ledger.block_size
+    limit = hits_max(sequence.num_prompt, size)
+    names = sequence.chain.names[:limit]
+    _add_hits(parts, sequence, names[:num_hits], ledger, transfers)
+    if sequence.computes_all or not context.config.prefix_caching:
+        parts.add(Source.NOT_LOOKED_UP, limit * size)
+    else:
+        _add_misses(parts, names[num_hits:], ledger, transfers)
+    parts.add(Source.TAIL, sequence.num_prompt - limit * size)
+    return parts.split(num_hits * size)
+
+
+def _add_hits(
+    parts: _Parts, sequence: Sequence, names: list[bytes], ledger: Ledger, transfers: Transfers
+) -> None:
+    pool, history, tier = ledger.pool, ledger.history, ledger.tier
+    loaded = transfers.loaded_for(sequence.seq_id)
+    for index, name in enumerate(names):
+        if index < sequence.queue.num_cold:
+            assert tier is not None
+            place, since = tier.place_of(name), tier.since(name)
+        elif name in loaded:
+            place, since = loaded[name]
+        else:
+            place, since = Place.POOL, pool.named_at[pool.by_name[name]]
+        history.note_hit(place, since)
+        parts.add(_SOURCE_OF[place], ledger.block_size)
+
+
+def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Transfers) -> None:
+    by_name, tier, history = ledger.pool.by_name, ledger.tier, ledger.history
+    reason: Source | None = None  # of the block before
+    departure: Departure | None = None
+    for name in names:
+        is_below = tier is not None and name in tier
+        if not is_below and name not in by_name:
+            departure = history.find(name)
+            if departure is None:
+                reason = Source.NEVER_COMPUTED
+            else:
+                reason = Source.LOST if departure.cause.is_loss else Source.EVICTED
+        elif reason is None:
+            is_slower = is_below and not transfers.is_worth_it()
+            reason = Source.CHEAPER_TO_COMPUTE if is_slower else Source.NOT_USED
+        parts.add(reason, ledger.block_size, departure)
