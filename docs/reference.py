@@ -83,7 +83,8 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
             if collector in made._scraped._collector_to_names and metric.name in own:
                 continue  # told again, of all processes
             suffix = "_total" if metric.type == "counter" else ""
-            bounds = getattr(collector, "_upper_bounds", ())[:-1]
+            told = [float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels]
+            bounds = (getattr(collector, "_upper_bounds", ()) or sorted(set(told)))[:-1]
             text = metric.documentation + (f"; buckets {bounds[0]:g} to {bounds[-1]:,g}" if bounds else "")
             labels = ", ".join(_labels_of(collector, metric))
             rows[metric.name] = f"`{metric.name}{suffix}`", metric.type, labels, text
@@ -180,7 +181,7 @@ def _labels_of(collector: Collector, metric: Metric) -> Iterator[str]:
     for name in known or sorted({name for sample in metric.samples for name in sample.labels}):
         values = sorted({sample.labels[name] for sample in metric.samples} - {""})
         shown = f" ({', '.join(values)})" if 1 < len(values) <= _VALUES_SHOWN else ""
-        if name != _ALWAYS:
+        if name not in (_ALWAYS, "le"):
             yield f"`{name}`{shown}"
 
 

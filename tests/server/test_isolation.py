@@ -132,6 +132,58 @@ def test_a_running_request_is_its_tenants_alone(run):
     run(scenario)
 
 
+def test_the_card_of_a_running_and_of_an_ended_request_splits_its_prompt_for_its_tenant_alone(run):
+    async def scenario(house):
+        await house.cached(ALICE, SECRET[:64])
+        call = house.generate(ALICE, max_tokens=300)
+        while not (listed := (await house.told(ALICE, "/v1/requests"))["data"]) or listed[0]["split"] is None:
+            pass
+        one = f"/v1/requests/{listed[0]['request_id']}"
+        running = await house.told(ALICE, one)
+        sources = {part["source"]: part["tokens"] for part in running["split"]["parts"]}
+        tokens = running["sequences"][0]["usage"]["num_prompt"]
+        assert sources == {"pool": 64, "never_computed": (tokens - 1) // 16 * 16 - 64, "tail": tokens % 16}
+        assert "64 in the pool" in running["split"]["text"]
+        assert (running["ended_ago"], running["sequences"][0]["finish_reason"]) == (None, None)
+        call.cancel()
+        await asyncio.wait({call})
+        while (await house.told(BOSS, "/v1/requests"))["data"]:
+            pass
+        ended = await house.told(ALICE, one)
+        [choice] = ended["sequences"]
+        assert (choice["state"], choice["finish_reason"]) == ("finished", "cancelled")
+        assert (choice["usage"]["num_prompt"], choice["usage"]["num_cached"]) == (tokens, 64)
+        assert ended["split"] == running["split"]
+        assert ended["ended_ago"] >= 0.0
+        assert (await house.told(BOSS, one))["tenant"] == "alice"
+        foreign, none = await house.ask(BOB, "GET", one), await house.ask(BOB, "GET", "/v1/requests/9999")
+        assert foreign.status_code == none.status_code == 404
+        assert foreign.text == none.text.replace("9999", one.rpartition("/")[2])
+
+    run(scenario)
+
+
+def test_for_whom_a_block_was_evicted_is_told_to_operators_alone(run):
+    async def scenario(house):
+        await house.cached(ALICE)
+        for first in "ab":  # of bob's, more than the pool has room for
+            await house.finish(house.generate(BOB, first + SECRET * 2))
+        answer = await house.finish(house.generate(ALICE))
+        one = f"/v1/requests/{answer.headers['x-octavo-request']}"
+        cards = {key: (await house.told(key, one))["split"] for key in (ALICE, BOSS)}
+        told, own = (
+            [part for part in cards[key]["parts"] if part["source"] == "evicted"] for key in (BOSS, ALICE)
+        )
+        assert sum(part["tokens"] for part in told) == sum(part["tokens"] for part in own) > 0
+        assert all(part["for_request"] is not None for part in told)
+        assert [part["for_request"] for part in own] == [None]
+        assert own[0]["seconds_ago"] >= 0.0
+        assert "for request" in cards[BOSS]["text"]
+        assert "request" not in cards[ALICE]["text"]
+
+    run(scenario, num_blocks=20)
+
+
 def test_pins_of_one_name_are_two_and_neither_touches_the_other(run):
     async def scenario(house):
         assert (await house.pin(ALICE, "rules", SECRET[:64])).json()["num_blocks"] == 4

@@ -10,7 +10,7 @@ from tests.engine.served import serve_tiny
 from tests.server.conftest import Edge
 
 from octavo import __version__
-from octavo.engine.outputs import Delta, EngineStats
+from octavo.engine.outputs import AgeCounts, Delta, EngineStats, Place
 from octavo.server.metrics import Metrics
 from octavo.server.settings import ServerSettings
 from octavo.types import FinishReason, Phases, Usage
@@ -65,6 +65,27 @@ def total(text, name, **labels):
     """Of all samples of that name that have these labels."""
     wanted = labels.items()
     return sum(v for (n, pairs), v in samples_of(text).items() if n == name and wanted <= set(pairs))
+
+
+def test_ages_of_blocks_are_histograms_by_tier():
+    ages = AgeCounts((0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1), 100_006.0)
+    text = Metrics("m").render(EngineStats(ages_at_hit={Place.DISK: ages})).decode()
+    family = "octavo_block_age_at_hit_seconds"
+    assert total(text, f"{family}_bucket", tier="disk", le="1.0") == 0
+    assert total(text, f"{family}_bucket", tier="disk", le="5.0") == 2
+    assert total(text, f"{family}_bucket", tier="disk", le="86400.0") == 2
+    assert total(text, f"{family}_count", tier="disk") == 3
+    assert total(text, f"{family}_sum", tier="disk") == 100_006.0
+    for name in (family, "octavo_block_age_at_eviction_seconds"):
+        assert total(text, f"{name}_count", tier="pool") == total(text, f"{name}_count", tier="host") == 0
+
+
+def test_a_block_that_is_found_again_has_an_age_in_the_scrape(tiny):
+    edge = tiny()
+    for _ in range(2):
+        edge.post("/v1/completions", {"prompt": "abcdefgh" * 6, "max_tokens": 1})
+    text = edge.get("/metrics").text
+    assert total(text, "octavo_block_age_at_hit_seconds_count", tier="pool") == 2
 
 
 def test_names_keep_the_rules(make_edge):

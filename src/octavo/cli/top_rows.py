@@ -64,6 +64,7 @@ class _ChoiceRow:
     row: Row
     is_first: bool
     speed: float | None
+    now: float
 
 
 def screen(url: str, reader: FrameReader, speeds: Speeds, look: Look, status: Status) -> list[Text]:
@@ -166,10 +167,10 @@ def draw_requests(reader: FrameReader, speeds: Speeds, look: Look, limit: int | 
 def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_ChoiceRow]:
     """Running ones first, then those that wait, as they stand in the queue."""
     requests = _requests(reader)
-    last = len(requests)
+    last, now = len(requests), float(cast(float, reader.parts["now"]))
     requests.sort(key=lambda row: (row.get("place", last), row["id"]))
     choices = [
-        _ChoiceRow(row, choice, i == 0, speeds.of((row["id"], choice["choice"])))
+        _ChoiceRow(row, choice, i == 0, speeds.of((row["id"], choice["choice"])), now)
         for row in requests
         for i, choice in enumerate(row["choices"])
     ]
@@ -219,6 +220,15 @@ def _notes(choice: _ChoiceRow) -> Iterator[str]:
         yield f"fills pin {clean(choice.request['pin'])}"
     if "session" in choice.request and not choice.row["running"]:
         yield f"turn of session {clean(choice.request['session'])}"
+    if "split" in choice.request and choice.is_first:
+        yield f"prompt {clean(choice.request['split'])}{_left(choice)}"
+
+
+def _left(choice: _ChoiceRow) -> str:
+    """When the last block that its prompt missed had left."""
+    if "left_at" not in choice.request:
+        return ""
+    return f" (gone {max(0.0, choice.now - choice.request['left_at']):,.0f} s ago)"
 
 
 def _requests(reader: FrameReader) -> list[Row]:

@@ -60,7 +60,8 @@ class Control:
         return await self._submitter.send(ViewRequests(tenant))
 
     async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
-        """One of them, with its block tables; None when it has ended, never was, or is not the tenant's."""
+        """One of them, with its block tables, or of the last that have ended; None when it is neither, or not
+        the tenant's."""
         views = await self._submitter.send(ViewRequests(tenant, request_id))
         return views[0] if views else None
 

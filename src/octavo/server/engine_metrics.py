@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from octavo.engine.outputs import EngineStats
+from octavo.engine.outputs import AGES_S, AgeCounts, EngineStats, Place
 
 MODEL_LABEL = "model_name"
 
@@ -181,6 +187,16 @@ class EngineCollector(Collector):
             yield self._counter("octavo_requests_shed", "Refused: they would have been late", first.shed)
         if stats.ranks:
             yield from self._of_ranks(stats)
+        yield self._ages(
+            "octavo_block_age_at_hit_seconds",
+            "How long blocks had been in their tier when prompts found them there",
+            stats.ages_at_hit,
+        )
+        yield self._ages(
+            "octavo_block_age_at_eviction_seconds",
+            "How long blocks had been in their tier when they were evicted from it",
+            stats.ages_at_eviction,
+        )
         yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
         yield self._by(
             "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
@@ -218,6 +234,15 @@ class EngineCollector(Collector):
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
         family.add_metric([self._model_name], value)
+        return family
+
+    def _ages(self, name: str, text: str, ages: Mapping[Place, AgeCounts]) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL, "tier"])
+        bounds = [*map(str, AGES_S), "+Inf"]
+        for place in Place:
+            one = ages.get(place) or AgeCounts()
+            counts = list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
+            family.add_metric([self._model_name, place.value], counts, one.seconds)
         return family
 
     def _by(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:

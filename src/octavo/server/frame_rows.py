@@ -54,6 +54,10 @@ def request_row(request: RequestView) -> JsonObject:
         row["session"] = request.session
     if request.fills_pin:
         row["pin"] = request.fills_pin
+    if request.split is not None:
+        row["split"] = request.split.in_words()
+        if request.split.left_at is not None:
+            row["left_at"] = round(request.split.left_at, 3)
     return row
 
 

@@ -3,7 +3,8 @@
 GET    /v1/kv                  blocks by state and holder, pins, what happened lately
 GET    /v1/kv/map              every block and its owners
 GET    /v1/requests            all that have not ended
-GET    /v1/requests/{id}       one, with its block table; id as in the header X-Octavo-Request
+GET    /v1/requests/{id}       one, with its block table, also of the last 1,000 that have ended: where its
+                               prompt was found, and why not; id as in the header X-Octavo-Request
 GET    /v1/kv/pins             all pins
 POST   /v1/kv/pins             {name, prompt | messages | tokens, ttl, strength}
 PATCH  /v1/kv                  {blocks | bytes}: the pool grows or shrinks
@@ -127,7 +128,8 @@ async def show_request(edge: Edge, request: Request) -> Response:
     if view is None:
         raise HttpRefusal(
             HTTPStatus.NOT_FOUND,
-            f"there is no live request {given[:40]!r}; /v1/requests lists those that have not ended",
+            f"there is no request {given[:40]!r} that waits, runs, or ended lately; /v1/requests lists those "
+            "that have not ended",
             code="unknown_request",
         )
     return json_response(request_row(view))

@@ -11,12 +11,16 @@ from msgspec import structs
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from octavo.engine.outputs import PinView, PoolView, RequestView, SequenceView, TenantUse, Totals
 
 
 def first_tokens_row(totals: Totals) -> dict[str, object] | None:
     """The target for first tokens; None: there is none."""
     return None if totals.first_tokens is None else structs.asdict(totals.first_tokens)
+=======
+    from octavo.engine.outputs import PinView, PoolView, PromptSplit, RequestView, SequenceView, TenantUse
+>>>>>>> 6b08195 (server, top, page: why a prompt was computed, and ages of blocks at hit and at eviction)
 
 
 def kv_row(pool: PoolView) -> JsonObject:
@@ -76,7 +80,24 @@ def request_row(request: RequestView) -> JsonObject:
         "sequences": [_sequence_row(one) for one in request.sequences],
         "follows": request.follows,
         "let_go": request.let_go,
+        "split": None if request.split is None else _split_row(request.split, request.now),
+        "ended_ago": None if request.ended is None else request.now - request.ended,
     }
+
+
+def _split_row(split: PromptSplit, now: float) -> JsonObject:
+    """A prompt by source. Its parts' tokens add up to it."""
+    parts = [
+        {
+            "source": part.source,
+            "tokens": part.num_tokens,
+            "cause": part.cause,
+            "seconds_ago": None if part.at is None else now - part.at,
+            "for_request": part.request_id,
+        }
+        for part in split.parts
+    ]
+    return {"text": split.in_words(), "parts": parts}
 
 
 def _sequence_row(sequence: SequenceView) -> JsonObject:
@@ -102,6 +123,8 @@ def _sequence_row(sequence: SequenceView) -> JsonObject:
         "table": [structs.asdict(entry) for entry in sequence.table],
         "in_grammar": sequence.in_grammar,
         "forced_tokens": sequence.forced_tokens,
+        "finish_reason": sequence.finish or None,
+        "error": sequence.error,
     }
 
 

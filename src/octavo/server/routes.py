@@ -228,7 +228,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/requests/{request_id}",
         kv.show_request,
         _TENANT,
-        "One of them, with its block table",
+        "One of them, with its block table, or of the last 1,000 that ended: where its prompt was found",
         errors=(404, 503),
     ),
     *RESPONSES_ROUTES,

@@ -2,6 +2,7 @@
 // a frame). The tables are the truth: who holds a block, and how many do, is counted from them.
 
 const SNAPSHOT = 1;
+const ENDED_MAX = 1000; // requests whose rows are kept
 export const NAMED = 1;
 export const BELOW = 2;
 
@@ -48,6 +49,7 @@ export class Pool {
     this.counts = new Uint32Array(8); // blocks by state
     this.tables = new Map();
     this.requests = new Map();
+    this.ended = new Map(); // the last requests that have ended, as they were last
     this.parts = {};
   }
 
@@ -75,9 +77,9 @@ export class Pool {
     const { server, pool } = this.parts;
     if (kind === SNAPSHOT) {
       const isSame = server && told.server.run === server.run && told.pool.capacity === this.capacity;
-      const { touched } = this;
+      const { touched, ended } = this;
       this.clear(told.pool.capacity);
-      if (isSame) this.touched = touched;
+      if (isSame) [this.touched, this.ended] = [touched, ended];
     } else if (number !== this.number + 1) {
       throw new Error(`frame ${number} came after ${this.number}`);
     }
@@ -95,6 +97,12 @@ export class Pool {
     return dirty;
   }
 
+  #end(id) {
+    if (this.requests.has(id)) this.ended.set(id, this.requests.get(id));
+    if (this.ended.size > ENDED_MAX) this.ended.delete(this.ended.keys().next().value);
+    this.requests.delete(id);
+  }
+
   #applyJson(told) {
     for (const row of told.holders || []) {
       const table = this.tables.get(row.number);
@@ -102,7 +110,7 @@ export class Pool {
       else this.tables.set(row.number, { row, blocks: [] });
     }
     for (const row of told.requests || []) this.requests.set(row.id, row);
-    for (const id of told.requests_gone || []) this.requests.delete(id);
+    for (const id of told.requests_gone || []) this.#end(id);
     for (const name of Object.keys(told)) {
       if (!['holders', 'requests', 'requests_gone', 'events', 'now'].includes(name)) this.parts[name] = told[name];
     }

@@ -134,13 +134,16 @@ function Why({ row, isRunning, preemptions }) {
 export function BlockTable({ pool, selected, select }) {
   if (!selected) return null;
   const tables = pool.tablesWhere((row) => keyOf(row) === selected);
-  const request = [...pool.requests.values()].find((row) => keyOf({ request: row.id }) === selected);
+  const known = [...pool.requests.values(), ...pool.ended.values()];
+  const row = known.find(({ id }) => keyOf({ request: id }) === selected);
+  const request = row && pool.requests.get(row.id);
   const close = html`<button class="link" onClick=${() => select(null)}>close</button>`;
   if (!tables.length) {
     const waiting = request ? request.choices[0].why || 'it holds no block yet' : 'it has ended, and holds nothing';
-    const what = request ? `Request ${request.id}` : 'What was selected';
+    const what = row ? `Request ${row.id}` : 'What was selected';
     return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
-      <h2>Block table ${close}</h2><p class="empty">${what}: ${waiting}.</p></section>`;
+      <h2>Block table ${close}</h2><p class="empty">${what}: ${waiting}.</p>
+      <${PromptSplit} pool=${pool} row=${row} /></section>`;
   }
   return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
     ${tables.slice(0, TABLES_SHOWN).map((table) => html`
@@ -149,7 +152,16 @@ export function BlockTable({ pool, selected, select }) {
           pool.coldOf(table.row) ? `; before them ${number(pool.coldOf(table.row))} cold ones` : ''}</small>
         ${close}</h2>
       <${Cells} pool=${pool} table=${table} />`)}
+    <${PromptSplit} pool=${pool} row=${row} />
   </section>`;
+}
+
+// Where a request's prompt was found, and why the rest was computed.
+function PromptSplit({ pool, row }) {
+  if (!row || !row.split) return null;
+  const seconds = Math.round(Math.max(0, pool.now - row.left_at));
+  const gone = row.left_at === undefined ? '' : ` (gone ${number(seconds)} s ago)`;
+  return html`<p class="quiet">Its prompt, in tokens: ${row.split}${gone}.</p>`;
 }
 
 const WORDS = Object.fromEntries(KINDS.map(({ state, word }) => [state, word]));
