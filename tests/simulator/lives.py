@@ -27,6 +27,7 @@ from tests.simulator.pooling import with_pooling
 from tests.simulator.pressure import SimulatedMachine, check_resident, count_acts
 from tests.simulator.sessions import SessionLives
 from tests.simulator.sights import check_sights
+from tests.simulator.splits import NameWatch
 from tests.simulator.tenants import (
     TENANTS,
     GuaranteeWatch,
@@ -125,6 +126,7 @@ class Simulation:
         )
         self.executor.shared = self._shared
         self._watch, self._turns = GuaranteeWatch(), TurnWatch(self.scheduler)
+        self._names = NameWatch(self.scheduler)
         try_policies(self.scheduler, self._policies)
 
     @property
@@ -372,6 +374,7 @@ class Simulation:
         plan = self.scheduler.schedule(self.clock)
         self._turns.after()
         check_best_stays(self.scheduler, best)
+        self._names.look()
         self.scheduler.check()
         if self.outcome.steps % SIGHT_EVERY == 0:
             check_sights(self.scheduler, self.clock)
@@ -428,6 +431,7 @@ class Simulation:
         assert not any(name in self.memory.pool.by_name or name in tier for name in poisoned), (
             "a poisoned block can be found"
         )
+        self._names.look()
         self.scheduler.check()
         check_committed(self.scheduler)
 

@@ -15,6 +15,7 @@ from tests.simulator.planted_cold import COLD_BUGS
 from tests.simulator.planted_drafts import DRAFT_BUGS
 from tests.simulator.planted_preemption import PREEMPTION_BUGS
 from tests.simulator.planted_sessions import SESSION_BUGS
+from tests.simulator.planted_splits import SPLIT_BUGS
 from tests.simulator.planting import PlantedBug
 
 from octavo.inspect import sight
@@ -428,6 +429,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *SESSION_BUGS,
     *DRAFT_BUGS,
     *COLD_BUGS,
+    *SPLIT_BUGS,
 )
 
 

@@ -4,18 +4,72 @@ tenant's card tells of another tenant.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from octavo.engine.port import inspector_of
 from octavo.inspect.views import RequestView
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence_parts import PromptSplit
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence_parts import PromptSplit, Source
+
+
+class NameWatch:
+    """Every name that one scheduler ever had, and a stupid split of each prompt that it admits."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._seen: set[bytes] = set()
+        self._admit, scheduler.live.admit = scheduler.live.admit, self._check_admitted  # type: ignore[method-assign]
+
+    def look(self) -> None:
+        """After whatever changes names: raise AssertionError where the table of names that are gone is not
+        what was seen, less what can be found."""
+        found, gone = self._found(), set(self._scheduler.ledger.history.names())
+        assert not gone & found, "a name that can be found is said to be gone"
+        assert self._seen <= gone | found, "a name is gone, and it is not known why"
+        self._seen |= gone | found
+
+    def _found(self) -> set[bytes]:
+        tier = self._scheduler.transfers.tier
+        return {*self._scheduler.ledger.pool.by_name, *(() if tier is None else tier.names())}
+
+    def _check_admitted(self, sequence: Sequence, num_hits: int) -> None:
+        is_first, size = not sequence.was_admitted, self._scheduler.block_size
+        found, gone = self._found(), set(self._scheduler.ledger.history.names())
+        misses = sequence.chain.names[num_hits : (sequence.num_prompt - 1) // size]
+        wanted, kind = Counter({"hit": num_hits * size}), "there"
+        for name in misses:
+            if name not in found:
+                kind = "gone" if name in gone | self._seen else "never"
+            wanted["unseen" if sequence.computes_all else kind] += size
+        before = sequence.split
+        self._admit(sequence, num_hits)
+        if not is_first:
+            assert sequence.split is before, "a prompt is split again after a preemption"
+            return
+        told = Counter[str]()
+        for part in sequence.split.parts if sequence.split is not None else ():
+            told[_KINDS.get(part.source, "hit")] += part.num_tokens
+        tail = told.pop("tail", 0)
+        assert 1 <= tail <= size
+        assert told == +wanted, f"a prompt is split wrongly: {told}, not {wanted}"
+
+
+_KINDS = {
+    Source.TAIL: "tail",
+    Source.NEVER_COMPUTED: "never",
+    Source.EVICTED: "gone",
+    Source.LOST: "gone",
+    Source.CHEAPER_TO_COMPUTE: "there",
+    Source.NOT_USED: "there",
+    Source.NOT_LOOKED_UP: "unseen",
+}
 
 
 def check_splits(scheduler: Scheduler, names: set[str], now: float) -> None:
     """Raise AssertionError where a request that was admitted, or one of `names`, is told something wrong.
     O(tenants * requests)."""
-    history, live, inspector = scheduler.ledger.history, scheduler.live, inspector_of(scheduler)
-    gone = [name for name in history.names() if any(name in place for place in history.places)]
-    assert not gone, "a name that can be found is said to be gone"
+    live, inspector = scheduler.live, inspector_of(scheduler)
     for sequences in live.unfinished.values():
         for sequence in sequences:
             assert (sequence.split is not None) == sequence.was_admitted, "an admitted prompt is not split"
