@@ -42,7 +42,7 @@ def test_an_age_is_counted_up_to_the_bound_that_it_does_not_exceed() -> None:
     history = NameHistory()
     for now, since in ((1.0, 0.0), (61.0, 0.0), (10.0, None), (200_000.0, 0.0)):
         history.clock = lambda now=now: now  # type: ignore[misc]
-        history.note_hit(Place.DISK, since)
+        history.note_hits(Place.DISK, [since])
     ages = history.ages_at_hit[Place.DISK]
     assert {bound: n for bound, n in zip((*AGES_S, None), ages.counts, strict=True) if n} == {
         1.0: 1,

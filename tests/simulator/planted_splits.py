@@ -9,8 +9,10 @@ from octavo.scheduler import prompt_split
 from octavo.scheduler.sequence_parts import PromptSplit
 
 
-def _gone_from_one_tier(self: NameHistory, name: bytes, cause: Cause, request_id: int | None = None) -> None:
-    self._gone[name] = Departure(self.clock(), cause, request_id)
+def _gone_from_one_tier(
+    self: NameHistory, name: bytes, cause: Cause, request_id: int | None, now: float
+) -> None:
+    self._gone[name] = Departure(now, cause, request_id)
 
 
 def _others_kept(self: PromptSplit) -> PromptSplit:
@@ -20,9 +22,7 @@ def _others_kept(self: PromptSplit) -> PromptSplit:
 SPLIT_BUGS = (
     PlantedBug("last token looked up", prompt_split, "hits_max", lambda tokens, size: tokens // size),
     PlantedBug("name that is found stays gone", NameHistory, "arrive", lambda self, name: self.clock()),
-    PlantedBug(
-        "why a name is gone forgotten", NameHistory, "leave", lambda self, name, cause, request_id=None: None
-    ),
-    PlantedBug("name gone that another tier has", NameHistory, "leave", _gone_from_one_tier),
+    PlantedBug("why a name is gone forgotten", NameHistory, "_leave", lambda self, *of_name: None),
+    PlantedBug("name gone that another tier has", NameHistory, "_leave", _gone_from_one_tier),
     PlantedBug("tenant told for whom", PromptSplit, "for_tenant", _others_kept),
 )

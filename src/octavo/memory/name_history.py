@@ -17,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 GONE_MAX = 65_536  # names: about 16 MiB
 AGES_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0)
 
@@ -27,6 +29,8 @@ class Place(enum.StrEnum):
     POOL = "pool"
     HOST = "host"
     DISK = "disk"
+
+    __hash__ = str.__hash__  # an enumeration's own is slow, and ages are counted for each block
 
 
 class Cause(enum.StrEnum):
@@ -46,8 +50,7 @@ class Cause(enum.StrEnum):
         return self not in (Cause.EVICTED, Cause.EXPIRED, Cause.BOUNDED)
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(msgspec.Struct, frozen=True, gc=False):
     """How a name left the last tier that had it. `at`: in seconds of the engine's clock."""
 
     at: float
@@ -121,23 +124,36 @@ class NameHistory:
 
     def leave(self, name: bytes, cause: Cause, request_id: int | None = None) -> None:
         """It was taken out of one tier. Where no other has it, it is gone."""
+        self._leave(name, cause, request_id, self.clock())
+
+    def note_hits(self, place: Place, since: Iterable[float | None]) -> None:
+        """A request found blocks that have been there since these times; None: not known, and not counted."""
+        now, ages = self.clock(), self._ages_at_hit[place]
+        for begun in since:
+            if begun is not None:
+                ages.add(now - begun)
+
+    def evict(self, name: bytes, since: float, cause: Cause, request_id: int | None) -> None:
+        """The pool had it since that time, and it was taken out."""
+        now = self.clock()
+        self._ages_at_eviction[Place.POOL].add(now - since)
+        self._leave(name, cause, request_id, now)
+
+    def note_eviction(self, place: Place, since: float | None) -> None:
+        """A tier evicts a block that came there at that time; None: not known, and not counted."""
+        if since is not None:
+            self._ages_at_eviction[place].add(self.clock() - since)
+
+    def _leave(self, name: bytes, cause: Cause, request_id: int | None, now: float) -> None:
         for place in self.places:
             if name in place:
                 return
-        self._gone.pop(name, None)
-        self._gone[name] = Departure(self.clock(), cause, request_id)
-        if len(self._gone) > self._gone_max:
-            self._gone.popitem(last=False)
-
-    def note_hit(self, place: Place, since: float | None) -> None:
-        """A request found a block that has been there since that time; None: not known, and not counted."""
-        if since is not None:
-            self._ages_at_hit[place].add(self.clock() - since)
-
-    def note_eviction(self, place: Place, since: float | None) -> None:
-        """A block was evicted that had been there since that time; None: not known, and not counted."""
-        if since is not None:
-            self._ages_at_eviction[place].add(self.clock() - since)
+        gone = self._gone
+        if name in gone:
+            gone.move_to_end(name)
+        gone[name] = Departure(now, cause, request_id)
+        if len(gone) > self._gone_max:
+            gone.popitem(last=False)
 
     def continue_from(self, old: NameHistory, lost: Iterable[bytes]) -> None:
         """Go on from that of an earlier ledger, whose pool had the names `lost`. O(names)."""

@@ -26,7 +26,7 @@ from array import array
 from collections import Counter, deque
 
 from octavo.memory.backing import Backing
-from octavo.memory.name_history import Cause, NameHistory, Place
+from octavo.memory.name_history import Cause, NameHistory
 
 
 class BlockPool:
@@ -251,8 +251,7 @@ class BlockPool:
             self.name_of[block] = None
             self._count_cached(block, -1)
             self.num_evictions += 1
-            self.history.note_eviction(Place.POOL, self.named_at[block])
-            self.history.leave(name, cause, request_id)
+            self.history.evict(name, self.named_at[block], cause, request_id)
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

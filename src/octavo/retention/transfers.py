@@ -294,7 +294,7 @@ class Transfers:
         missing = [name for name in names if ledger.pool.find(name) is None]
         label = "on its way from an offload tier"
         holder = Holder(HolderKind.FETCH, tenant, label, is_fixed=bool(missing), rank=rank, group=seq_id)
-        holder.request_id = rank[1]
+        holder.request_id = rank[1]  # of (priority, request, choice)
         table = ledger.open(holder)
         fetch = Fetch(seq_id, holder, _common_names(tenant, chain))
         # Those in the pool first, so that taking blocks for the others does not evict them.

@@ -74,26 +74,30 @@ def split_prompt(sequence: Sequence, num_hits: int, context: Context, transfers:
 def _add_hits(
     parts: _Parts, sequence: Sequence, names: list[bytes], ledger: Ledger, transfers: Transfers
 ) -> None:
-    pool, history, tier = ledger.pool, ledger.history, ledger.tier
-    loaded = transfers.loaded_for(sequence.seq_id)
-    for index, name in enumerate(names):
-        if index < sequence.queue.num_cold:
-            assert tier is not None
-            place, since = tier.place_of(name), tier.since(name)
-        elif name in loaded:
-            place, since = loaded[name]
-        else:
-            place, since = Place.POOL, pool.named_at[pool.by_name[name]]
-        history.note_hit(place, since)
-        parts.add(_SOURCE_OF[place], ledger.block_size)
+    pool, history, tier, size = ledger.pool, ledger.history, ledger.tier, ledger.block_size
+    loaded, num_cold = transfers.loaded_for(sequence.seq_id), sequence.queue.num_cold
+    since: dict[Place, list[float | None]] = {}
+    for name in names[:num_cold]:
+        assert tier is not None
+        since.setdefault(tier.place_of(name), []).append(tier.since(name))
+    for name in names[num_cold:] if loaded else ():
+        place, begun = loaded.get(name) or (Place.POOL, pool.named_at[pool.by_name[name]])
+        since.setdefault(place, []).append(begun)
+    if not loaded and len(names) > num_cold:  # the common case
+        since[Place.POOL] = [pool.named_at[pool.by_name[name]] for name in names[num_cold:]]
+    for place, times in since.items():
+        history.note_hits(place, times)
+        parts.add(_SOURCE_OF[place], len(times) * size)
 
 
 def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Transfers) -> None:
     by_name, tier, history = ledger.pool.by_name, ledger.tier, ledger.history
     reason: Source | None = None  # of the block before
     departure: Departure | None = None
+    num_like_it = 0  # blocks that have that reason
     for name in names:
         is_below = tier is not None and name in tier
+        before = reason, departure
         if not is_below and name not in by_name:
             departure = history.find(name)
             if departure is None:
@@ -103,4 +107,9 @@ def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Tr
         elif reason is None:
             is_slower = is_below and not transfers.is_worth_it()
             reason = Source.CHEAPER_TO_COMPUTE if is_slower else Source.NOT_USED
-        parts.add(reason, ledger.block_size, departure)
+        if before[0] is not None and (reason is not before[0] or departure is not before[1]):
+            parts.add(before[0], num_like_it * ledger.block_size, before[1])
+            num_like_it = 0
+        num_like_it += 1
+    if reason is not None:
+        parts.add(reason, num_like_it * ledger.block_size, departure)

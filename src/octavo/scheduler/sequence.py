@@ -315,11 +315,11 @@ class Sequence:
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
         self.count_blocks(now)
-        drafting, use = self.drafting, self.block_use
+        drafting, use, split = self.drafting, self.block_use, self.split
         return Usage(
             self.num_prompt,
             self.num_output,
-            self.num_cached,
+            0 if split is None else split.num_cached,
             self.preemptions,
             use.peak,
             use.block_seconds,
