@@ -11,16 +11,20 @@ from msgspec import structs
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from octavo.engine.outputs import PinView, PoolView, RequestView, SequenceView, TenantUse, Totals
+    from octavo.engine.outputs import (
+        PinView,
+        PoolView,
+        PromptSplit,
+        RequestView,
+        SequenceView,
+        TenantUse,
+        Totals,
+    )
 
 
 def first_tokens_row(totals: Totals) -> dict[str, object] | None:
     """The target for first tokens; None: there is none."""
     return None if totals.first_tokens is None else structs.asdict(totals.first_tokens)
-=======
-    from octavo.engine.outputs import PinView, PoolView, PromptSplit, RequestView, SequenceView, TenantUse
->>>>>>> 6b08195 (server, top, page: why a prompt was computed, and ages of blocks at hit and at eviction)
 
 
 def kv_row(pool: PoolView) -> JsonObject:
