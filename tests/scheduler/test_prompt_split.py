@@ -11,6 +11,7 @@ from octavo.engine.port import inspector_of
 from octavo.inspect.views import RequestView
 from octavo.scheduler.ended import EndedRequests
 from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
+from octavo.step.step_times import StepShape
 from octavo.types import FinishReason, Move, Update, Usage
 
 FIRST = tuple(range(500, 514))  # 3 blocks of 4 that can be hits, and two tokens
@@ -136,7 +137,7 @@ def test_what_could_not_be_loaded_is_lost_and_so_is_what_lies_behind_it() -> Non
 def test_what_is_slower_to_load_is_cheaper_to_compute() -> None:
     served = Served(blocks=20, slots=50)
     go_below(served, PROMPT)
-    served.scheduler.context.costs.token_s = 0.001
+    served.scheduler.context.times.observe(StepShape(prompt=100), 0.1)
     served.scheduler.transfers._load_s.add(5.0, 0.0)
     request = serve(served, PROMPT)
     assert split(served, request) == {Source.CHEAPER_TO_COMPUTE: 32, Source.TAIL: 3}

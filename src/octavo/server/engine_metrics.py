@@ -161,30 +161,7 @@ class EngineCollector(Collector):
             "way",
             stats.device_steps,
         )
-        if stats.target is not None:
-            target = stats.target
-            yield self._gauge("octavo_target_itl_seconds", "Asked for between two tokens", target.seconds)
-            yield self._gauge(
-                "octavo_predicted_itl_seconds", "Of the step that was committed last", target.predicted_s
-            )
-            yield self._counter(
-                "octavo_itl_gaps", "Gaps between decoding steps since the target was set", target.gaps
-            )
-            yield self._by(
-                "octavo_itl_gaps_missed",
-                "Longer than the target: with prompts or guesses in the step, or by decoding alone",
-                "by",
-                {"prompts": target.missed, "decoding": target.missed_alone},
-            )
-        if stats.first_tokens is not None:
-            first = stats.first_tokens
-            yield self._gauge("octavo_target_ttft_seconds", "Asked for to the first token", first.seconds)
-            yield self._gauge("octavo_predicted_ttft_seconds", "Of the last arrival", first.predicted_s)
-            yield self._counter(
-                "octavo_ttft_counted", "Requests that got a first token, under a target", first.counted
-            )
-            yield self._counter("octavo_ttft_late", "Of them, later than the target", first.late)
-            yield self._counter("octavo_requests_shed", "Refused: they would have been late", first.shed)
+        yield from self._of_targets(stats)
         if stats.ranks:
             yield from self._of_ranks(stats)
         yield self._ages(
@@ -210,6 +187,33 @@ class EngineCollector(Collector):
             "drafter",
             stats.accepted_draft_tokens,
         )
+
+    def _of_targets(self, stats: EngineStats) -> Iterator[Metric]:
+        """Of targets for tokens' times, where there are any."""
+        if stats.target is not None:
+            target = stats.target
+            yield self._gauge("octavo_target_itl_seconds", "Asked for between two tokens", target.seconds)
+            yield self._gauge(
+                "octavo_predicted_itl_seconds", "Of the step that was committed last", target.predicted_s
+            )
+            yield self._counter(
+                "octavo_itl_gaps", "Gaps between decoding steps since the target was set", target.gaps
+            )
+            yield self._by(
+                "octavo_itl_gaps_missed",
+                "Longer than the target: with prompts or guesses in the step, or by decoding alone",
+                "by",
+                {"prompts": target.missed, "decoding": target.missed_alone},
+            )
+        if stats.first_tokens is not None:
+            first = stats.first_tokens
+            yield self._gauge("octavo_target_ttft_seconds", "Asked for to the first token", first.seconds)
+            yield self._gauge("octavo_predicted_ttft_seconds", "Of the last arrival", first.predicted_s)
+            yield self._counter(
+                "octavo_ttft_counted", "Requests that got a first token, under a target", first.counted
+            )
+            yield self._counter("octavo_ttft_late", "Of them, later than the target", first.late)
+            yield self._counter("octavo_requests_shed", "Refused: they would have been late", first.shed)
 
     def _of_ranks(self, stats: EngineStats) -> Iterator[Metric]:
         """Of devices that compute a model together."""
