@@ -389,10 +389,9 @@ class Scheduler:
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         self.context.now = now
-        num_tokens = plan.num_tokens
         if result.too_large:
             later = (flights for _, flights in self._in_flight)
-            return self._shortage.take(flights, num_tokens, later, result.too_large)
+            return self._shortage.take(flights, plan.num_tokens, later, result.too_large)
         if self.context.step_tokens < self.config.step_tokens:
             self._shortage.note_step()
         updates: list[Update] = []

@@ -57,13 +57,13 @@ def shape_of(chunks: Iterable[Chunk]) -> StepShape:
     decoding = guesses = prompt = read = prompt_read = 0
     for chunk in chunks:
         length = chunk.length
-        if chunk.drafts:
+        if length == 1:
+            decoding += 1
+            read += chunk.start + 1
+        elif chunk.drafts:
             decoding += 1
             guesses += length - 1
             read += chunk.start + length
-        elif length == 1:
-            decoding += 1
-            read += chunk.start + 1
         else:
             prompt += length
             prompt_read += length * chunk.start + length * (length + 1) // 2
