@@ -30,7 +30,7 @@ def calibration_of(setup: SchedulerSetup, noise: float = 0.0, drift: float = 0.0
         tier=None,
         terms=[POSITION_S, BASE_S, ROW_S, 0.0, 0.0],
         corrections={},
-        noise=[-noise, noise],
+        noise={kind: [-noise, noise] for kind in ("decode", "prompt")},
         drifts=[-drift, drift],
         between_s=BETWEEN_S,
         between_row_s=0.0,

@@ -66,7 +66,7 @@ class Calibration(msgspec.Struct, frozen=True):
     tier: TierSetup | None
     terms: list[float]  # of `Fit`
     corrections: dict[str, float]  # of sizes
-    noise: list[float]  # logarithms of measured over predicted
+    noise: dict[str, list[float]]  # by `kind_of` a step: logarithms of measured over predicted
     drifts: list[float]  # the same of windows
     between_s: float
     between_row_s: float
@@ -88,7 +88,13 @@ class Calibration(msgspec.Struct, frozen=True):
         return self.between_s + self.between_row_s * shape.decoding
 
 
-VERSION = 1
+VERSION = 2
+_NOISE_MAX = 2000  # of each kind
+
+
+def kind_of(shape: StepShape) -> str:
+    """Steps that scatter alike."""
+    return "prompt" if shape.prompt else "decode"
 
 
 def size_of(shape: StepShape) -> str:
@@ -175,7 +181,6 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
     model = _Model.of(steps)
     residuals = [model.residual(step) for step in steps]
     drift_of = _means_of(windows, residuals, [step.seconds for step in steps])
-    noise = [r - drift_of[window] for r, window in zip(residuals, windows, strict=True)]
     between_s, between_row_s = _line(run.gaps)
     scheduler = run.loop.scheduler
     http_s = 0.0
@@ -187,7 +192,7 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
         run.began.tier,
         model.terms,
         model.corrections,
-        noise[:: max(1, len(noise) // 4000)],
+        _noise_of(model, steps, [drift_of[window] for window in windows]),
         list(drift_of.values()),
         between_s,
         between_row_s,
@@ -229,8 +234,11 @@ class _Model:
 
     def residual(self, step: MeasuredStep) -> float:
         """log(measured / predicted)."""
-        predicted = _by_terms(self.terms, step.shape) * self.corrections.get(size_of(step.shape), 1.0)
-        return math.log(step.seconds / max(predicted, 1e-9))
+        return math.log(step.seconds / max(self.predicted_s(step.shape), 1e-9))
+
+    def predicted_s(self, shape: StepShape) -> float:
+        """Without noise and drift."""
+        return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
 
 
 def _means_of(
@@ -242,6 +250,26 @@ def _means_of(
         sums[window] += weight * residual
         totals[window] += weight
     return {window: sums[window] / totals[window] for window in sums}
+
+
+def _noise_of(
+    model: _Model, steps: Sequence[MeasuredStep], drifts: Sequence[float]
+) -> dict[str, list[float]]:
+    """By kind; shifted so that predicted steps take as long in the mean as measured ones: long steps scatter
+    less than short ones."""
+    found = dict[str, list[float]]()
+    for kind in ("decode", "prompt"):
+        own = [
+            (step, drift) for step, drift in zip(steps, drifts, strict=True) if kind_of(step.shape) == kind
+        ]
+        noise = [model.residual(step) - drift for step, drift in own]
+        if noise:
+            measured = sum(step.seconds for step, _ in own)
+            drawn = statistics.fmean(map(math.exp, noise))
+            expected = drawn * sum(model.predicted_s(step.shape) * math.exp(drift) for step, drift in own)
+            shift = math.log(measured / expected)
+            found[kind] = [one + shift for one in noise[:: max(1, len(noise) // _NOISE_MAX)]]
+    return found
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from octavo.bench.calibration import Calibration
+from octavo.bench.calibration import Calibration, kind_of
 from octavo.bench.endpoint import Answer
 from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
 from octavo.bench.traces import RequestTrace, prompts_of
@@ -185,7 +185,8 @@ class Server:
         if self._now >= self._drift_until:
             self._drift = self._random.choice(calibration.drifts) if calibration.drifts else 0.0
             self._drift_until = self._now + 10.0
-        noise = self._random.choice(calibration.noise) if calibration.noise else 0.0
+        of_kind = calibration.noise.get(kind_of(shape))
+        noise = self._random.choice(of_kind) if of_kind else 0.0
         return self._predicted_s(shape) * math.exp(noise + self._drift)
 
     def _check_covered(self, shape: StepShape) -> None:
