@@ -102,7 +102,10 @@ def route_rows() -> Iterator[tuple[str, ...]]:
 
 def field_rows(api: str) -> Iterator[tuple[str, ...]]:
     """Every field of the models in modules of this name, with its places and what becomes of it."""
-    names = {route.body: route.template for route in ROUTES if route.body is not None}
+    names: dict[type[BaseModel], str] = {}
+    for route in ROUTES:
+        if route.body is not None:
+            names.setdefault(route.body, route.template)  # what renders takes the same
     docs = {model: inspect.getdoc(model) or "" for model in Body.__subclasses__()}
     names |= {model: doc.rstrip(".") for model, doc in docs.items() if doc.startswith("`")}  # what is nested
     places: dict[tuple[str, ...], list[str]] = {("field", "known to", "here", "note"): ["where"]}
@@ -195,7 +198,7 @@ def _fields(route: Route) -> str:
     if route.body is None:
         return ""
     names = list(route.body.model_fields)
-    page = _FIELD_PAGES.get(route.template)
+    page = _FIELD_PAGES.get(route.template.removesuffix("/render"))
     return f"[{len(names)} fields]({page})" if page else ", ".join(f"`{name}`" for name in names)
 
 

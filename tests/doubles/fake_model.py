@@ -160,9 +160,7 @@ class FakeModel:
             raise self.refusal
         if self.drained:
             raise EngineStopped("the engine is draining")
-        output = 0 if params.pooling is not None else 1
-        if len(prompt) + output > self._context_length:
-            raise too_long(f"{len(prompt):,} tokens and max_tokens", "max_tokens", self._context_length)
+        self.checked(request)
         stream = FakeStream(
             self,
             next(self._ids),
@@ -176,6 +174,15 @@ class FakeModel:
         )
         self.submitted.append(stream)
         return stream
+
+    def checked(self, request: Request) -> Request:
+        """It looks at the length alone."""
+        output = 0 if request.params.pooling is not None else 1
+        if len(request.prompt) + output > self._context_length:
+            raise too_long(
+                f"{len(request.prompt):,} tokens and max_tokens", "max_tokens", self._context_length
+            )
+        return request
 
     @property
     def num_open(self) -> int:

@@ -134,12 +134,15 @@ class Served:
     turnstile: Turnstile
 
 
-def serve_tiny(*, max_queue: int = 1000, **options: object) -> Served:
+def serve_tiny(
+    *, max_queue: int = 1000, tokenizer: LetterTokenizer | None = None, **options: object
+) -> Served:
     """Start one; `options` are those of `tiny_engine`."""
     engine = tiny_engine(NativeOps(), **options)  # type: ignore[arg-type]
     turnstile = Turnstile(engine.executor)
     engine.executor = turnstile
-    llm = EngineClient.over(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
+    words = tokenizer or LetterTokenizer()
+    llm = EngineClient.over(engine, words, FACTS, max_queue)  # type: ignore[arg-type]
     return Served(llm, engine, turnstile)
 
 

@@ -43,7 +43,7 @@ def test_what_exists_is_the_table_and_what_is_an_operators_is_known(house):
     found = {(route.method, route.path) for route in ROUTES}
     assert len(found) == len(ROUTES), "a route is in the table twice"
     shut = {(route.method, route.path) for route in ROUTES if route.access is Access.OPERATOR}
-    assert shut == {("GET", "/metrics"), ("PATCH", "/v1/kv")}
+    assert shut == {("GET", "/metrics"), ("GET", "/kv_event_sources"), ("PATCH", "/v1/kv")}
     opened = {(route.method, route.path) for route in ROUTES if route.access is Access.OPEN}
     shell = {("GET", "/"), ("GET", "/ui"), ("GET", "/ui/{name:path}")}
     assert opened == {("GET", "/health"), ("GET", "/ping")} | shell

@@ -111,7 +111,7 @@ class Submitter:
         """
         compiled = await self.compilers.compiled(request.params, request.tenant)
         request = replace(request, request_id=self.host.new_id(), max_tokens=0, arrival=self.host.clock())
-        request = checked(request, self._facts, self.host.stop_ids)
+        request = self.checked(request)
         assembler = Assembler(request, self._vocabulary, compiled)
         stream = DeltaStream(request.request_id, asyncio.get_running_loop(), assembler, self._cancel)
         stream.follower = follower
@@ -125,6 +125,11 @@ class Submitter:
                 self.host.withdraw(request.request_id)  # should it have been queued, and we not have waited
             raise
         return stream
+
+    def checked(self, request: Request) -> Request:
+        """The request as the engine gets it. Raises InvalidRequest or RequestTooLarge for what the model
+        refuses; what pool, quotas and queue refuse, `submit` alone knows."""
+        return checked(request, self._facts, self.host.stop_ids)
 
     def _open(self, stream: DeltaStream, command: Submit) -> Future[int]:
         """Register the stream and send the command. Raises QueueFull or EngineStopped."""

@@ -33,6 +33,11 @@ async def metrics(edge: Edge, request: Request) -> Response:
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
+async def kv_event_sources(edge: Edge, request: Request) -> Response:
+    """Where KV events are sent, by rank, in vLLM's shape."""
+    return json_response(dict(edge.kv_event_sources))
+
+
 async def list_models(edge: Edge, request: Request) -> Response:
     """The served model, as a list: as OpenAI's clients read it, and as Anthropic's do."""
     name = edge.model.name

@@ -19,7 +19,7 @@ from octavo.server.sessions import session_of
 async def chat_completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    body = _read(await read_json(edge, request))
+    body = read_chat_body(await read_json(edge, request))
     messages = chat_messages(body.messages, edge.model.context_length)
     run = await begin_chat(edge, request, body, messages, watch, session=session_of(request, body))
     return await answer(request, run, ChatCodec(run, edge.model.name, body), is_stream=bool(body.stream))
@@ -27,12 +27,13 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
 
 def check_chat_body(raw: JsonObject, model: ModelBounds) -> None:
     """Raise what `chat_completions` would of this body alone."""
-    body = _read(raw)
+    body = read_chat_body(raw)
     chat_messages(body.messages, model.context_length)
     check_chat(body, model)
 
 
-def _read(raw: JsonObject) -> ChatBody:
+def read_chat_body(raw: JsonObject) -> ChatBody:
+    """The body, with fields that go together. Raises InvalidRequest."""
     body = validate(ChatBody, raw)
     check_stream_options(body)
     return body

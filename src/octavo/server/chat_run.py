@@ -42,6 +42,8 @@ from octavo.tools.definitions import ToolMode, ToolUse
 from octavo.tools.events import AnswerEvent, Thought
 from octavo.tools.formats import ToolFormat
 from octavo.tools.thinking import THINK
+from octavo.types import ChatOptions
+from octavo.types import Request as EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,9 @@ async def begin_chat(
 ) -> ChatRun:
     """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
     by default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""
-    edge.check_model(body.model)
-    wanted = replace(engine_request(request, body), n=body.num_choices)
-    params = chat_params(body, edge.model)
-    options, use, thinking = chat_options(request, body), body.tool_use, body.thinking_options
-    led = led_params(params, use, thinking, edge.model, wanted.tenant)
-    params = await (led if use is None else until_disconnect(request, led))
-    wanted = replace(wanted, params=params)
+    chat = await prepare_chat(edge, request, body)
+    wanted, options, use, thinking = chat.wanted, chat.options, chat.use, chat.thinking
+    params = wanted.params
     async with held_grammar(edge, request, params, wanted.tenant):
         if session is None:
             prompt = tuple(await edge.model.encode_chat(messages, options, tenant=wanted.tenant))
@@ -117,6 +115,27 @@ async def begin_chat(
     cut = cut_to(params, len(turn.prompt), edge.model.context_length)
     generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut)
     return ChatRun(generation, turn.prompt, params, answer_kind(use, thinking, edge.model, turn.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A chat before its messages are rendered; `wanted` has no prompt yet."""
+
+    wanted: EngineRequest
+    options: ChatOptions
+    use: ToolUse | None
+    thinking: ThinkingOptions
+
+
+async def prepare_chat(edge: Edge, request: Request, body: ChatBody) -> PreparedChat:
+    """Everything that a body says beside its messages. Raises the errors of `octavo.errors`."""
+    edge.check_model(body.model)
+    wanted = replace(engine_request(request, body), n=body.num_choices)
+    params = chat_params(body, edge.model)
+    options, use, thinking = chat_options(request, body), body.tool_use, body.thinking_options
+    led = led_params(params, use, thinking, edge.model, wanted.tenant)
+    params = await (led if use is None else until_disconnect(request, led))
+    return PreparedChat(replace(wanted, params=params), options, use, thinking)
 
 
 def check_chat(body: ChatBody, model: ModelBounds) -> None:

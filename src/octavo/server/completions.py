@@ -32,6 +32,7 @@ from octavo.server.sse import DONE, event
 from octavo.server.tenant import engine_request
 from octavo.serving.client import EngineClient
 from octavo.types import FinishReason
+from octavo.types import Request as EngineRequest
 
 # OpenAI's default on this route.
 _MAX_TOKENS = 16
@@ -41,6 +42,28 @@ _TOTAL_CHOICES_MAX = 1024
 async def completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
+    prepared = await prepare_completion(edge, request)
+    body, wanted, prompts = prepared.body, prepared.wanted, prepared.prompts
+    echoes = tuple(_text_of(prompt, edge.model) if body.echo else "" for prompt in prompts)
+    async with held_grammar(edge, request, wanted.params, wanted.tenant):
+        tokens = [prompt.tokens for prompt in prompts]
+        generation = await submit_all(edge, tokens, wanted, watch, scores_only=prepared.scores_only)
+    codec = CompletionCodec(generation, edge.model.name, body, prompts, echoes)
+    return await answer(request, generation, codec, is_stream=bool(body.stream))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCompletion:
+    """A completion before it is submitted; `wanted` is the same for all prompts, and has none."""
+
+    body: CompletionBody
+    wanted: EngineRequest
+    prompts: tuple[Prompt, ...]
+    scores_only: bool  # no token is wanted
+
+
+async def prepare_completion(edge: Edge, request: Request) -> PreparedCompletion:
+    """Read a body and encode its prompts. Raises the errors of `octavo.errors`."""
     body = validate(CompletionBody, await read_json(edge, request))
     refuse_session(request, CHAT_HAS_SESSIONS)
     edge.check_model(body.model)
@@ -52,12 +75,7 @@ async def completions(edge: Edge, request: Request) -> Response:
 
     prompts = tuple(await encode_prompts(body.prompt, edge.model, wanted.tenant, body.suffix or ""))
     _check_total(made * len(prompts))
-    echoes = tuple(_text_of(prompt, edge.model) if body.echo else "" for prompt in prompts)
-    async with held_grammar(edge, request, wanted.params, wanted.tenant):
-        tokens = [prompt.tokens for prompt in prompts]
-        generation = await submit_all(edge, tokens, wanted, watch, scores_only=scores_only)
-    codec = CompletionCodec(generation, edge.model.name, body, prompts, echoes)
-    return await answer(request, generation, codec, is_stream=bool(body.stream))
+    return PreparedCompletion(body, wanted, prompts, scores_only)
 
 
 def check_completion(raw: JsonObject, model: ModelBounds) -> None:

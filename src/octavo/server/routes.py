@@ -20,6 +20,7 @@ from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
 from octavo.server.dialects.responses_routes import RESPONSES_ROUTES
 from octavo.server.embeddings import EmbeddingsBody, check_embeddings, embeddings
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from octavo.server.render import render_chat, render_completions
 from octavo.server.route import Access, Route
 from octavo.server.tokenize import check_detokenize, check_tokenize, detokenize, tokenize, tokenizer_info
 from octavo.server.watch import watch_pool
@@ -54,6 +55,13 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/openapi.json", about.openapi, _TENANT, "This description"),
     Route("GET", "/docs", about.docs, _TENANT, "The same for people", content_type="text/html"),
     Route("GET", "/metrics", about.metrics, _OPERATOR, "Prometheus metrics", content_type="text/plain"),
+    Route(
+        "GET",
+        "/kv_event_sources",
+        about.kv_event_sources,
+        _OPERATOR,
+        "Where KV events are sent, by rank; {} while none are",
+    ),
     Route("GET", "/v1/models", about.list_models, _TENANT, "The served model, as a list"),
     Route("GET", "/v1/models/{model_id:path}", about.show_model, _TENANT, "The served model", errors=(404,)),
     Route(
@@ -77,6 +85,26 @@ ROUTES: tuple[Route, ...] = (
         check=check_completion,
         errors=_GENERATES,
         streams=True,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/render",
+        render_chat,
+        _TENANT,
+        "What the engine would get of a chat: tokens and sampling, in vLLM's words",
+        body=ChatBody,
+        check=check_chat_body,
+        errors=(404, 429, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/completions/render",
+        render_completions,
+        _TENANT,
+        "The same of one or more prompts, as an array",
+        body=CompletionBody,
+        check=check_completion,
+        errors=(404, 429, 503),
     ),
     Route(
         "POST",

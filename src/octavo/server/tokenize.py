@@ -33,9 +33,9 @@ async def tokenize(edge: Edge, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("allowed: exactly one of prompt and messages", param="prompt")
     tokens = await (_of_chat if body.prompt is None else _of_prompt)(edge, request, body)
-    told, strings = await _array(tokens, int), "null"
+    told, strings = await json_array(tokens, int), "null"
     if body.return_token_strs:
-        strings = await _array(tokens, lambda token: token_text(edge.model.token_bytes(token)))
+        strings = await json_array(tokens, lambda token: token_text(edge.model.token_bytes(token)))
     text = (
         f'{{"count":{len(tokens)},"max_model_len":{edge.model.context_length},"tokens":{told},'
         f'"token_strs":{strings}}}'
@@ -95,7 +95,7 @@ async def _of_chat(edge: Edge, request: Request, body: TokenizeBody) -> list[int
     return await edge.model.encode_chat(messages, chat_options(request, body), tenant=tenant_of(request))
 
 
-async def _array(tokens: Sequence[int], spell: Callable[[int], object]) -> str:
+async def json_array(tokens: Sequence[int], spell: Callable[[int], object]) -> str:
     """The tokens, each as `spell` writes it, as a JSON array."""
     pieces = []
     for start in range(0, len(tokens), _PIECE):

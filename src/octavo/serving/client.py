@@ -51,6 +51,7 @@ class EngineClient:
         self.bad_word_ids, self.tokenizer_info = encoder.bad_word_ids, encoder.tokenizer_info
         self.token_bytes = tokenizer.token_bytes
         self.submit, self.stats, self.drain = submitter.submit, submitter.stats, submitter.drain
+        self.checked = submitter.checked
 
     @classmethod
     def over(
