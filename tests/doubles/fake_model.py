@@ -84,6 +84,7 @@ class FakeModel:
         self.sessions = FakeSessions(self)
         self.card = FAKE_CARD
         self.gave_up: str | None = None
+        self.generates = True
         self.drained = False
         self._context_length = context_length
         self._ids = itertools.count()
@@ -189,7 +190,7 @@ class FakeModel:
         """Of what was submitted, what has not ended."""
         return sum(not stream.ended and not stream.cancelled for stream in self.submitted)
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, timeout_s: float = 0.0) -> EngineStats:
         """Counts of what was submitted."""
         return EngineStats(
             running=self.num_open, blocks_total=10, blocks_held=3, blocks_cached=2, blocks_free=5

@@ -49,6 +49,13 @@ HERE = (
     "kv_memory_bytes",
 )
 
+# What prompts depend on, and what a server has that generates nothing.
+RENDERED = ("context_length", "chat_template", "tool_parser", "reasoning_parser", "served_name")
+ASKED = (
+    *("host", "port", "unix_socket", "tls_cert", "tls_key", "log_level", "log_format"),
+    *("api_keys", "key_file", "roster", "insecure", "allowed_hosts", "allowed_origins"),
+)
+
 app = typer.Typer(
     name="octavo",
     help="Serve language models from paged KV memory.",
@@ -144,6 +151,22 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
+
+    run(opt.named(model or resolved.model, file), engine, server)
+
+
+@app.command()
+@with_settings
+def render(
+    model: opt.Model = None,
+    file: opt.File = None,
+    *,
+    engine: Annotated[StartOptions, Only(*RENDERED)] = SERVING,
+    server: Annotated[ServerSettings, Only(*ASKED)],
+    resolved: ResolvedFlags,
+) -> None:
+    """Serve the tokens of prompts without loading weights: for routers, next to a server of the model."""
+    from octavo.cli.render import run
 
     run(opt.named(model or resolved.model, file), engine, server)
 

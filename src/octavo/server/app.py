@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -35,8 +35,8 @@ from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
-from octavo.server.route import Route
-from octavo.server.routes import ROUTES, match_of
+from octavo.server.route import Handler, Route
+from octavo.server.routes import RENDER_ROUTES, ROUTES, match_of
 from octavo.server.running import RunningAnswers
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
@@ -50,21 +50,22 @@ _CLIENT_CLOSED = 499
 
 
 @cache
-def _openapi() -> bytes:
+def _openapi(routes: tuple[Route, ...]) -> bytes:
     """The description for programs. It takes 40 ms, so it is made when it is first asked for."""
-    return encode_json(describe(ROUTES))
+    return encode_json(describe(routes))
 
 
 @cache
-def _docs() -> bytes:
+def _docs(routes: tuple[Route, ...]) -> bytes:
     """The description for people."""
-    return render_docs(ROUTES)
+    return render_docs(routes)
 
 
 def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEnd | None = None) -> Starlette:
     """The application over one model; `front_end`: it is one of several. When it shuts down, the model
     drains. Raises ConfigError."""
-    for route in ROUTES:
+    routes = ROUTES if model.generates else RENDER_ROUTES
+    for route in routes:
         if route.body is not None:  # all together 25 ms, which the first requests need not wait for
             route.body.model_rebuild()
             field_list(route.body)
@@ -81,8 +82,8 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
         LargeBodies(ModelSizes(model.context_length, model.vocab_size)),
         settings.roster,
         begun=begun,
-        openapi=_openapi,
-        docs=_docs,
+        openapi=partial(_openapi, routes),
+        docs=partial(_docs, routes),
         running=RunningAnswers(None if front_end is None else front_end.answers),
     )
 
@@ -106,7 +107,7 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
     )
     # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
     app.router.redirect_slashes = False  # a path with a slash more is another path
-    app.router.default = _dispatcher(edge)
+    app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes))
     # The last one added is the outermost.
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(
@@ -139,13 +140,17 @@ def _about(model: EngineClient, begun: int) -> dict[str, object]:
     }
 
 
-def _dispatcher(edge: Edge) -> ASGIApp:
-    """What answers each request: the handler of the route that its scope was matched with."""
+def _dispatcher(edge: Edge, handlers: Collection[Handler]) -> ASGIApp:
+    """What answers each request: the handler of the route that its scope was matched with, where it is one of
+    these."""
 
     async def dispatch(request: Request) -> Response:
         found = match_of(request.scope)
-        if found.route is None:
-            raise _no_route(request) if found.of_path is None else _wrong_method(request, found.of_path)
+        if found.route is None or found.route.handler not in handlers:
+            of_path = found.of_path
+            if of_path is None or of_path.handler not in handlers:
+                raise _no_route(request)
+            raise _wrong_method(request, of_path)
         request.scope["path_params"] = found.path_params
         return await found.route.handler(edge, request)
 

@@ -264,6 +264,17 @@ ROUTES: tuple[Route, ...] = (
     *OLLAMA_ROUTES,
 )
 
+# What a server without an engine has.
+RENDER_ROUTES = tuple(
+    route
+    for route in ROUTES
+    if route.handler
+    in (
+        *(about.health, about.version, about.openapi, about.docs, about.list_models, about.show_model),
+        *(render_chat, render_completions, tokenize, detokenize, tokenizer_info),
+    )
+)
+
 _PATTERNS = tuple((compile_path(route.path)[0], route) for route in ROUTES)
 
 

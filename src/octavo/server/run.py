@@ -28,6 +28,7 @@ from types import FrameType
 
 import uvicorn
 
+from octavo.engine.control import Control
 from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
@@ -198,7 +199,7 @@ class Server(uvicorn.Server):
         """Start to listen, then say so. Raises what the engine refuses tenants' bounds with."""
         self._loop = asyncio.get_running_loop()
         if self._settings.roster is not None:
-            await self._settings.roster.begin(self._model.control)
+            await self._settings.roster.begin(self._control)
         if self._front_end is None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
@@ -227,12 +228,16 @@ class Server(uvicorn.Server):
         if self._connections.tls is not None:
             self._reload_tls()
         if self._settings.roster is not None:
-            self._settings.roster.reload_soon(self._model.control)
+            self._settings.roster.reload_soon(self._control)
         elif self._connections.tls is None:
             _log.warning(
                 "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
                 "(--tls-cert)"
             )
+
+    @property
+    def _control(self) -> Control | None:
+        return self._model.control if self._model.generates else None
 
     def _reload_tls(self) -> None:
         try:

@@ -31,11 +31,11 @@ class TenantRegistry:
         self._wanted = False
         self._reloading: asyncio.Task[None] | None = None
 
-    async def begin(self, control: Control) -> None:
+    async def begin(self, control: Control | None) -> None:
         """Give the engine everybody's bounds. Raises ConfigError, or what the engine refuses with."""
         await _enforce(self.tenants, control)
 
-    async def reload(self, control: Control) -> bool:
+    async def reload(self, control: Control | None) -> bool:
         """Read the file again and let it hold; False, with the reason in the log, when the old one stays."""
         try:
             tenants = await asyncio.to_thread(read_tenants, self.path)
@@ -47,18 +47,20 @@ class TenantRegistry:
         _log.warning("%s was read again: %d tenants", self.path, len(tenants.all))
         return True
 
-    def reload_soon(self, control: Control) -> None:
+    def reload_soon(self, control: Control | None) -> None:
         """The same for a signal: however many come while one reload runs, one more follows it."""
         self._wanted = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload_while_wanted(control))
 
-    async def _reload_while_wanted(self, control: Control) -> None:
+    async def _reload_while_wanted(self, control: Control | None) -> None:
         while self._wanted:
             self._wanted = False
             await self.reload(control)
 
 
-async def _enforce(tenants: Tenants, control: Control) -> None:
+async def _enforce(tenants: Tenants, control: Control | None) -> None:
+    if control is None:  # there is no engine, whose memory they would bound
+        return
     policies = tenants.policies((await control.kv()).bytes_per_block)
     await control.set_tenants(policies)

@@ -16,6 +16,7 @@ from octavo.engine.control import Control
 from octavo.engine.core import Engine
 from octavo.engine.encoder import Encoder
 from octavo.engine.host import EngineHost, Host
+from octavo.engine.no_engine import NoEngine
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
 from octavo.engine.traffic import TrafficWriter
@@ -73,6 +74,11 @@ class EngineClient:
     def name(self) -> str:
         """The model's name in /v1/models."""
         return self.facts.name
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is an engine; without one it renders prompts alone."""
+        return not isinstance(self.submitter.host, NoEngine)
 
     @property
     def context_length(self) -> int:
