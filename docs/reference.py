@@ -78,9 +78,10 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
     made, rows = metrics.Metrics(), {}
     made._stats = EngineStats(ranks=(RankState(0, 0, "", 0, 0.0),), target=TargetView(0.0, 0.0, 0.0, 0, 0, 0))
     own = {metric.name for collector in made._registry._collector_to_names for metric in collector.collect()}
-    for collector in [*made._scraped._collector_to_names, *made._registry._collector_to_names]:
+    told = [collector for registry in made.registries for collector in registry._collector_to_names]
+    for collector in [*told, *made._registry._collector_to_names]:
         for metric in collector.collect():
-            if collector in made._scraped._collector_to_names and metric.name in own:
+            if collector in told and metric.name in own:
                 continue  # told again, of all processes
             suffix = "_total" if metric.type == "counter" else ""
             told = [float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels]

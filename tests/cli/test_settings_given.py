@@ -78,6 +78,7 @@ def example(each: Setting, tmp_path: Path) -> str | bool | int | float:
         "host": "localhost",
         "attention": "triton",
         "otel_endpoint": "http://127.0.0.1:4318",
+        "metrics_address": "127.0.0.1:9100",
     }
     if each.name in given:
         return given[each.name]

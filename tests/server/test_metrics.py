@@ -42,6 +42,7 @@ VLLM_NAMES = {
     "vllm:request_generation_tokens_bucket",
     "vllm:request_max_num_generation_tokens_sum",
     "vllm:cache_config_info",
+    "vllm:lora_requests_info",
 }
 
 

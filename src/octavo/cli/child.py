@@ -124,8 +124,9 @@ def serve_front_end(job: FrontEndJob, control: socket.socket) -> None:
     if job.index == 0:
         threading.Thread(target=try_template, args=(client.tokenizer,), daemon=True).start()
     front_end = FrontEnd(job.index, host, host.welcome.run_id, int(time.time()), job.engine_pid, job.metrics)
+    scrapes = None if job.scrapes is None else socket.socket(fileno=job.scrapes)
     server = build_server(
-        client, job.settings, lambda url: say(control, READY + client.name.encode()), front_end
+        client, job.settings, lambda url: say(control, READY + client.name.encode()), front_end, scrapes
     )
 
     def obey() -> None:

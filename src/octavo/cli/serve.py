@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 
 from rich.console import Console
@@ -14,7 +13,14 @@ from octavo.engine.backends import expects_device
 from octavo.engine.traffic import TrafficWriter
 from octavo.errors import EngineStopped
 from octavo.server.logs import configure_logging
-from octavo.server.run import ignore_signals, listening, reach_in_words, serve
+from octavo.server.run import (
+    Listeners,
+    ignore_signals,
+    listening,
+    listening_for_scrapes,
+    reach_in_words,
+    serve,
+)
 from octavo.server.settings import ServerSettings
 
 FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
@@ -26,13 +32,13 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
     configure_logging(settings.log_level, settings.log_format)
     ignore_signals()
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
-    with listening(settings) as listener:
+    with listening(settings) as listener, listening_for_scrapes(settings) as scrapes:
         if count := num_front_ends(options, settings):
-            run_supervised(model, options, settings, listener, count)
+            run_supervised(model, options, settings, Listeners(listener, scrapes), count)
             return
         traffic = traffic_of(settings)
         with running_engine(model, options, policies_of, traffic) as llm:
-            serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))
+            serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings), scrapes)
 
 
 def traffic_of(settings: ServerSettings) -> TrafficWriter | None:
@@ -49,7 +55,7 @@ def num_front_ends(options: StartOptions, settings: ServerSettings) -> int:
 
 
 def run_supervised(
-    model: str | None, options: StartOptions, settings: ServerSettings, listener: socket.socket, count: int
+    model: str | None, options: StartOptions, settings: ServerSettings, listeners: Listeners, count: int
 ) -> None:
     """Serve with so many front ends. The status of an engine that could not begin is the command's."""
     from octavo.server.supervisor import ChildEnded, supervise
@@ -58,7 +64,7 @@ def run_supervised(
         show_ready(url, name, settings)
 
     try:
-        supervise(model, options, settings, listener, count, on_ready)
+        supervise(model, options, settings, listeners, count, on_ready)
     except ChildEnded as ended:
         if ended.status <= 0:  # else it has said why
             raise EngineStopped(f"{ended} before the server was ready") from None

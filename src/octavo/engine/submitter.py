@@ -63,15 +63,15 @@ class Submitter:
         """Send a command, and wait for no reply. Commands are carried out in the order in which they came."""
         self.host.post(command)
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, timeout_s: float = STATS_TIMEOUT_S) -> EngineStats:
         """Counters and gauges, computed between two steps. Those of before where the engine has stopped, or
-        its step takes longer than `STATS_TIMEOUT_S`: the next caller gets what that step's end showed."""
+        its step takes longer than `timeout_s`: the next caller gets what that step's end showed."""
         if self._stats_reply is None or self._stats_reply.done():
             self._stats_reply = self.host.stats()
             self._stats_reply.add_done_callback(self._take_stats)
         reply = wrap_future(self._stats_reply)
         reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # a failure was seen
-        await asyncio.wait([reply], timeout=STATS_TIMEOUT_S)
+        await asyncio.wait([reply], timeout=timeout_s)
         if not reply.done():
             with contextlib.suppress(EngineStopped):
                 self._last_stats = await wrap_future(self.host.last_stats())

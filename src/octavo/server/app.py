@@ -63,7 +63,7 @@ def _docs(routes: tuple[Route, ...]) -> bytes:
 
 def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEnd | None = None) -> Starlette:
     """The application over one model; `front_end`: it is one of several. When it shuts down, the model
-    drains. Raises ConfigError."""
+    drains. `state.edge` is what its routes have. Raises ConfigError."""
     routes = ROUTES if model.generates else RENDER_ROUTES
     for route in routes:
         if route.body is not None:  # all together 25 ms, which the first requests need not wait for
@@ -105,6 +105,7 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
             Exception: on_any_exception,
         },
     )
+    app.state.edge = edge
     # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
     app.router.redirect_slashes = False  # a path with a slash more is another path
     app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from octavo.errors import ConfigError, shown
+
+LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://(.{1,300})")
 
@@ -27,6 +30,19 @@ def origin_host(origin: str) -> str | None:
     """The same of an Origin header, scheme://host:port; None where it is none."""
     found = _ORIGIN.fullmatch(origin)
     return None if found is None else hostname(found.group(1))
+
+
+def split_address(given: str, source: str) -> tuple[str, int]:
+    """The host and the port of ADDRESS:PORT; a port alone is one of loopback. Raises ConfigError."""
+    address, colon, port = given.rpartition(":")
+    is_one = ":" not in address or address.endswith("]")
+    host = hostname(address) if colon else LOOPBACK
+    if host is None or not is_one or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+        raise ConfigError(
+            f"{source} is {shown(given)}; allowed: a port of this machine (9100), or an address and a port "
+            "(0.0.0.0:9100, [::]:9100)"
+        )
+    return host, int(port)
 
 
 def is_address(host: str) -> bool:

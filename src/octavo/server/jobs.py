@@ -33,8 +33,8 @@ class EngineJob:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndJob:
-    """What a front end does. `listener` and `channel` are descriptors of its process, `metrics` is the folder
-    in which all front ends count."""
+    """What a front end does. `listener`, `channel` and `scrapes` are descriptors of its process, `metrics` is
+    the folder in which all front ends count."""
 
     index: int
     options: StartOptions
@@ -43,6 +43,7 @@ class FrontEndJob:
     channel: int
     engine_pid: int
     metrics: Path
+    scrapes: int | None = None  # where it answers /metrics alone
 
 
 def encode_job(job: EngineJob | FrontEndJob) -> bytes:

@@ -7,6 +7,7 @@ one engine do: whichever is scraped tells what all of them count.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ from octavo.params import SamplerParams
 from octavo.server.engine_metrics import MODEL_LABEL, EngineCollector
 from octavo.server.front_end import FrontEnd
 from octavo.server.traces import ChoiceTimes, RequestEnd, RequestTrace, Tracing
-from octavo.server.vllm_metrics import VllmCollector
+from octavo.server.vllm_metrics import VllmCollector, VllmCountsCollector
 from octavo.types import FinishReason, Phases, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -146,10 +147,12 @@ class Metrics:
             files = MultiProcessCollector(None, str(front_end.metrics))  # type: ignore[no-untyped-call]
             pid, counted = front_end.engine_pid, files.collect
         self._counted = counted
-        self._scraped = CollectorRegistry()
-        self._scraped.register(EngineCollector(lambda: self._stats, model_name))
-        ProcessCollector(pid=lambda: pid, registry=self._scraped)
-        self._scraped.register(_EdgeCollector(counted))
+        self._of_engine = CollectorRegistry()
+        self._of_engine.register(EngineCollector(lambda: self._stats, model_name))
+        self._of_edge = CollectorRegistry()
+        ProcessCollector(pid=lambda: pid, registry=self._of_edge)
+        self._of_edge.register(_EdgeCollector(counted))
+        self._edge_text, self._edge_time = b"", -math.inf  # the last scrape's, and when that was
         self._answers = Counter(
             "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
         )
@@ -165,12 +168,22 @@ class Metrics:
         if vllm_names:
             sources = {"request_success": _FINISHED}
             sources |= {name: f"octavo_{one.name}" for one in _FAMILIES for name in one.vllm}
-            self._scraped.register(VllmCollector(lambda: self._stats, model_name, sources, counted))
+            self._of_engine.register(VllmCollector(lambda: self._stats, model_name))
+            self._of_edge.register(VllmCountsCollector(sources, counted))
 
-    def render(self, stats: EngineStats) -> bytes:
-        """The scrape, with the engine's numbers of now."""
+    @property
+    def registries(self) -> tuple[CollectorRegistry, CollectorRegistry]:
+        """What the engine counts, and what the edge does, with the process."""
+        return self._of_engine, self._of_edge
+
+    def render(self, stats: EngineStats, edge_age_s: float = 0.0) -> bytes:
+        """The scrape, with the engine's numbers of now. Those of the edge, nine tenths of the work, may be
+        `edge_age_s` old."""
         self._stats = stats
-        return generate_latest(self._scraped)
+        now = time.monotonic()
+        if now - self._edge_time >= edge_age_s:
+            self._edge_text, self._edge_time = generate_latest(self._of_edge), now
+        return generate_latest(self._of_engine) + self._edge_text
 
     def latency(self) -> dict[str, object]:
         """How often each latency was seen, by bucket: upper bounds in seconds (the last has none), counts

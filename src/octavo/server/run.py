@@ -23,6 +23,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
@@ -41,7 +42,8 @@ from octavo.server.connections import (
     raise_descriptor_limit,
 )
 from octavo.server.front_end import FrontEnd
-from octavo.server.hosts import is_loopback
+from octavo.server.hosts import is_loopback, split_address
+from octavo.server.metrics_address import MetricsAddress
 from octavo.server.settings import ServerSettings
 from octavo.server.storms import PreemptionWatch
 from octavo.server.tls import tls_context
@@ -71,6 +73,25 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
         yield listener
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The bound sockets of a server; `scrapes`: for /metrics alone, where it has one."""
+
+    requests: socket.socket
+    scrapes: socket.socket | None = None
+
+
+@contextmanager
+def listening_for_scrapes(settings: ServerSettings) -> Iterator[socket.socket | None]:
+    """What `--metrics-address` wants to listen on, bound; None without it. Raises ConfigError."""
+    if settings.metrics_address is None:
+        yield None
+        return
+    host, port = split_address(settings.metrics_address, "--metrics-address")
+    with bind(host, port, "another with --metrics-address") as listener:
+        yield listener
+
+
 def ignore_signals() -> None:
     """From the start on: signals that would end a process that does not expect them. The server takes SIGHUP
     when it is ready."""
@@ -78,7 +99,7 @@ def ignore_signals() -> None:
         signal.signal(one, signal.SIG_IGN)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, others: str = "others with --host and --port") -> socket.socket:
     """A bound socket that does not listen yet: a port in use is known before a model is loaded for nothing.
 
     Port 0 takes any free one. Raises ConfigError.
@@ -97,7 +118,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = f"cannot listen on {host}, port {port}: {error}"
-        raise ConfigError(f"{reason}; choose others with --host and --port") from None
+        raise ConfigError(f"{reason}; choose {others}") from None
     return listener
 
 
@@ -106,6 +127,7 @@ def serve(
     listener: socket.socket,
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
+    scrapes: socket.socket | None = None,
 ) -> None:
     """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works. In the
     main thread SIGINT and SIGTERM are the server's, and do nothing once it has ended: one that comes while
@@ -114,7 +136,7 @@ def serve(
     Raises EngineStopped when it ended because the engine gave up.
     """
     raise_descriptor_limit()
-    server = build_server(model, settings, on_ready)
+    server = build_server(model, settings, on_ready, scrapes=scrapes)
     _on_end_signals(server.handle_exit)
     try:
         run_server(server, model, listener)
@@ -146,13 +168,15 @@ def build_server(
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
     front_end: FrontEnd | None = None,
+    scrapes: socket.socket | None = None,
 ) -> Server:
     """The server itself, for callers that run their own event loop; `front_end`: it is one of several.
-    Raises ConfigError."""
+    `scrapes`: a bound socket on which it answers /metrics alone. Raises ConfigError."""
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
+    app = create_app(model, settings, front_end)
     config = uvicorn.Config(
-        noting_requests(create_app(model, settings, front_end)),
+        noting_requests(app),
         http="h11",
         log_config=None,
         access_log=False,
@@ -168,7 +192,8 @@ def build_server(
     config.http_protocol_class = partial(  # type: ignore[assignment]  # it is called like the class
         BoundedConnection, connections, config.http_protocol_class
     )
-    return Server(config, model, settings, connections, on_ready, front_end)
+    address = None if scrapes is None else MetricsAddress(scrapes, app.state.edge, settings)
+    return Server(config, model, settings, connections, on_ready, front_end, address)
 
 
 class Server(uvicorn.Server):
@@ -182,8 +207,10 @@ class Server(uvicorn.Server):
         connections: Connections,
         on_ready: Callable[[str], None] | None,
         front_end: FrontEnd | None = None,
+        metrics_address: MetricsAddress | None = None,
     ) -> None:
         super().__init__(config)
+        self._metrics_address = metrics_address
         self._front_end = front_end
         self._model = model
         self._settings = settings
@@ -206,6 +233,8 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
             for listener in sockets or []:
                 listener.listen(_BACKLOG)
+            if self._metrics_address is not None:
+                await self._metrics_address.begin()
         except OSError as error:  # another process has begun to listen since `bind`
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if not (self.started and sockets):
@@ -279,6 +308,8 @@ class Server(uvicorn.Server):
             connection.shutdown()
         await self._drain()
         await self._flush()
+        if self._metrics_address is not None:
+            self._metrics_address.end()
         await super().shutdown(sockets)
         _log.info("stopped")
 

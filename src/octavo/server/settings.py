@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.errors import ConfigError
-from octavo.server.hosts import hostname, is_loopback, origin_host
+from octavo.server.hosts import LOOPBACK, hostname, is_loopback, origin_host, split_address
 from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
 from octavo.server.logs import FORMATS, LEVELS
 from octavo.server.traces import traces_url
@@ -20,7 +20,7 @@ from octavo.setting import check, setting
 if TYPE_CHECKING:
     from octavo.server.tenant_registry import TenantRegistry
 
-DEFAULT_HOST = "127.0.0.1"
+DEFAULT_HOST = LOOPBACK
 SOCKET_PATH_BYTES_MAX = 107  # what the system has room for in a socket's address
 
 
@@ -120,6 +120,13 @@ class ServerSettings:
         choices=("none", "vllm"),
         group="Watching",
     )
+    metrics_address: str | None = setting(
+        None,
+        "Address for GET /metrics alone, which asks for no key: a port of this machine, or ADDRESS:PORT.",
+        more=" ([operating](operating.md#behind-a-router))",
+        metavar="ADDRESS",
+        allowed="a port, or address and port; an IPv6 address in brackets",
+    )
     otel_endpoint: str | None = setting(
         None,
         "Where OpenTelemetry traces go, over OTLP in HTTP, such as http://127.0.0.1:4318.",
@@ -167,6 +174,8 @@ class ServerSettings:
             self._check_origin(origin)
 
         self._check_listener()
+        if self.metrics_address is not None:
+            split_address(self.metrics_address, "--metrics-address")
         if self.otel_endpoint is not None:
             traces_url(self.otel_endpoint)
 

@@ -37,7 +37,7 @@ from types import FrameType
 from octavo.config import StartOptions
 from octavo.errors import EngineStopped
 from octavo.server.jobs import EngineJob, FrontEndJob, encode_job
-from octavo.server.run import base_url
+from octavo.server.run import Listeners, base_url
 from octavo.server.settings import ServerSettings
 
 RESTARTS_MAX = (
@@ -159,11 +159,12 @@ class Supervisor:
         model: str | None,
         options: StartOptions,
         settings: ServerSettings,
-        listener: socket.socket,
+        listeners: Listeners,
         count: int,
         metrics: Path,
     ) -> None:
-        self._options, self._settings, self._listener, self._metrics = options, settings, listener, metrics
+        self._options, self._settings, self._metrics = options, settings, metrics
+        self._listener, self._scrapes = listeners.requests, listeners.scrapes
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._count = count
         self._name = ""  # of the model
@@ -220,11 +221,12 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             listener, channel = self._listener.fileno(), theirs.fileno()
-            job = FrontEndJob(
-                index, self._options, self._settings, listener, channel, self._engine.pid, self._metrics
-            )
-            environment = {"PROMETHEUS_MULTIPROC_DIR": str(self._metrics)}
-            child = _Child(f"front-end-{index}", job, self._events, [listener, channel], environment)
+            scrapes = None if self._scrapes is None else self._scrapes.fileno()
+            pid, metrics = self._engine.pid, self._metrics
+            job = FrontEndJob(index, self._options, self._settings, listener, channel, pid, metrics, scrapes)
+            environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+            passed = [listener, channel, *([] if scrapes is None else [scrapes])]
+            child = _Child(f"front-end-{index}", job, self._events, passed, environment)
             self._front_ends[child] = index
             self._engine.say(FRONT_END + str(index).encode(), [ours.fileno()])
 
@@ -238,7 +240,9 @@ class Supervisor:
     def _stop(self) -> None:
         self._num_stops += 1
         self._due.clear()
-        self._listener.close()  # else the system would take connections that nothing accepts
+        for listener in (self._listener, self._scrapes):
+            if listener is not None:
+                listener.close()  # else the system would take connections that nothing accepts
         for child in self._front_ends:
             child.say(STOP)
 
@@ -314,13 +318,13 @@ def supervise(
     model: str | None,
     options: StartOptions,
     settings: ServerSettings,
-    listener: socket.socket,
+    listeners: Listeners,
     count: int,
     on_ready: OnReady,
 ) -> None:
     """Serve with so many front ends until a signal comes. Raises as `Supervisor.run`."""
     with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics, _kept(metrics):
-        supervisor = Supervisor(model, options, settings, listener, count, Path(metrics))
+        supervisor = Supervisor(model, options, settings, listeners, count, Path(metrics))
 
         def begin(url: str, name: str) -> None:
             for one in (*_ENDS, signal.SIGHUP):

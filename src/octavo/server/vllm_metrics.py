@@ -1,12 +1,14 @@
 """What vLLM tells too, under vLLM's names, so that dashboards made for it work here: `--metrics-compat vllm`.
 
 A view: histograms and counts are those that Octavo's own names tell, with Octavo's buckets, read when
-scraped. What has no counterpart here (LoRA, KV connectors, tokens by iteration) is not told.
+scraped. What has no counterpart here (KV connectors, tokens by iteration) is not told. There are no adapters;
+their family is there all the same, without any, because llm-d counts a scrape without it as failed.
 Source of names and labels: vLLM's v1/metrics/loggers.py and its example dashboards.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,24 +19,17 @@ from octavo.engine.outputs import EngineStats
 
 _ENGINE = "0"  # vLLM numbers its engines; this is the only one
 _LABELS = ("model_name", "engine")
+_LORA = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 # How Octavo's reasons are called there; the others keep their names.
 _REASONS = {"cancelled": "abort", "timeout": "abort"}
 
 
 class VllmCollector(Collector):
-    """`sources` are the names of Octavo's families by vLLM's, without its prefix; `counted` tells them."""
+    """What the engine counts."""
 
-    def __init__(
-        self,
-        stats: Callable[[], EngineStats],
-        model_name: str,
-        sources: Mapping[str, str],
-        counted: Callable[[], Iterable[Metric]],
-    ) -> None:
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
         self._stats = stats
         self._model_name = model_name
-        self._sources = dict(sources)
-        self._counted = counted
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not call the engine."""
@@ -79,6 +74,25 @@ class VllmCollector(Collector):
         )
         cache.add_metric([str(stats.block_size), str(stats.blocks_total), _ENGINE], 1)
         yield cache
+        adapters = GaugeMetricFamily("vllm:lora_requests_info", "None: there are no adapters", labels=_LORA)
+        adapters.add_metric(["0", "", ""], time.time())  # its value is when it was told
+        yield adapters
+
+
+class VllmCountsCollector(Collector):
+    """What the edge counts. `sources` are the names of Octavo's families by vLLM's, without its prefix;
+    `counted` tells them."""
+
+    def __init__(self, sources: Mapping[str, str], counted: Callable[[], Iterable[Metric]]) -> None:
+        self._sources = dict(sources)
+        self._counted = counted
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, as of the engine's."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family that has a counterpart here."""
         by_name = {family.name: family for family in self._counted()}
         for name, source in self._sources.items():
             yield _renamed(by_name[source], f"vllm:{name}")
