@@ -31,7 +31,7 @@ from pydantic import BaseModel
 
 from octavo import errors
 from octavo.inspect.stats import EngineStats
-from octavo.inspect.views import TargetView
+from octavo.inspect.views import FirstTokenView, TargetView
 from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
 from octavo.server.field_list import Body, field_list
@@ -76,7 +76,11 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
     """Every family that a scrape can hold: what the registry of a server that has answered nothing knows."""
     yield "metric", "type", "labels", "what it says"
     made, rows = metrics.Metrics(), {}
-    made._stats = EngineStats(ranks=(RankState(0, 0, "", 0, 0.0),), target=TargetView(0.0, 0.0, 0.0, 0, 0, 0))
+    made._stats = EngineStats(
+        ranks=(RankState(0, 0, "", 0, 0.0),),
+        target=TargetView(0.0, 0.0, 0.0, 0, 0, 0),
+        first_tokens=FirstTokenView(0.0, 0.0, 0, 0, 0),
+    )
     own = {metric.name for collector in made._registry._collector_to_names for metric in collector.collect()}
     told = [collector for registry in made.registries for collector in registry._collector_to_names]
     for collector in [*told, *made._registry._collector_to_names]:
@@ -84,8 +88,8 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
             if collector in told and metric.name in own:
                 continue  # told again, of all processes
             suffix = "_total" if metric.type == "counter" else ""
-            told = [float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels]
-            bounds = (getattr(collector, "_upper_bounds", ()) or sorted(set(told)))[:-1]
+            edges = {float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels}
+            bounds = (getattr(collector, "_upper_bounds", ()) or sorted(edges))[:-1]
             text = metric.documentation + (f"; buckets {bounds[0]:g} to {bounds[-1]:,g}" if bounds else "")
             labels = ", ".join(_labels_of(collector, metric))
             rows[metric.name] = f"`{metric.name}{suffix}`", metric.type, labels, text
@@ -183,7 +187,7 @@ def _labels_of(collector: Collector, metric: Metric) -> Iterator[str]:
     """Names of labels, with their values where they are few and known."""
     known = getattr(metric, "_labelnames", None) or getattr(collector, "_labelnames", None)
     for name in known or sorted({name for sample in metric.samples for name in sample.labels}):
-        values = sorted({sample.labels[name] for sample in metric.samples} - {""})
+        values = sorted({sample.labels.get(name, "") for sample in metric.samples} - {""})
         shown = f" ({', '.join(values)})" if 1 < len(values) <= _VALUES_SHOWN else ""
         if name not in (_ALWAYS, "le"):
             yield f"`{name}`{shown}"
