@@ -221,7 +221,8 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             listener, channel = self._listener.fileno(), theirs.fileno()
-            scrapes = None if self._scrapes is None else self._scrapes.fileno()
+            # One alone answers scrapes: what others keep for a second would make counters go back.
+            scrapes = None if self._scrapes is None or index else self._scrapes.fileno()
             pid, metrics = self._engine.pid, self._metrics
             job = FrontEndJob(index, self._options, self._settings, listener, channel, pid, metrics, scrapes)
             environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
