@@ -180,7 +180,7 @@ class Metrics:
         """The scrape, with the engine's numbers of now. Those of the edge, nine tenths of the work, may be
         `edge_age_s` old."""
         self._stats = stats
-        now = time.monotonic()
+        now = time.perf_counter()
         if now - self._edge_time >= edge_age_s:
             self._edge_text, self._edge_time = generate_latest(self._of_edge), now
         return generate_latest(self._of_engine) + self._edge_text
