@@ -79,7 +79,14 @@ class TurnWatch:
         self._num_free_rows = (
             0  # once sequences were admitted: what a preemption frees later is the next plan's
         )
+        self._offered = 0  # positions, to those that wait: what a preemption frees later is the next plan's
+        self._admit, scheduler.admission.admit = scheduler.admission.admit, self.admit  # type: ignore[method-assign]
         self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
+
+    def admit(self, prompts: list[Sequence], budget: int, most: int | None = None) -> None:
+        """The admission's, which is listened to."""
+        self._offered = budget
+        self._admit(prompts, budget, most)
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
         """The planner's, which is listened to."""
@@ -93,7 +100,7 @@ class TurnWatch:
 
     def before(self) -> None:
         """Call it before each plan."""
-        service = self._scheduler.live.service
+        service, self._offered = self._scheduler.live.service, 0
         self._served = {
             request.tenant: service.of(request.tenant) for request in self._scheduler.live.requests()
         }
@@ -124,7 +131,8 @@ class TurnWatch:
         fits = self._scheduler.limits.fits(own[0], 0) and 1 + own[0].forks_left <= self._num_free_rows
         # Room is kept for one that many have passed.
         is_closed = any(s.queue.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)
-        return own[0].queue.wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
+        is_offered = self._offered > 1
+        return own[0].queue.wait.reason is WaitReason.STEP_TOKENS and fits and is_offered and not is_closed
 
 
 class GuaranteeWatch:
