@@ -28,6 +28,7 @@ def calibration_of(setup: SchedulerSetup, noise: float = 0.0, drift: float = 0.0
         version=VERSION,
         setup=setup,
         tier=None,
+        depth=0,
         terms=[POSITION_S, BASE_S, ROW_S, 0.0, 0.0],
         corrections={},
         noise={kind: [-noise, noise] for kind in ("decode", "prompt")},
@@ -119,10 +120,27 @@ def test_the_highest_rate_is_where_targets_are_just_kept() -> None:
     def at(rate: float) -> Traffic:
         return Traffic(trace_of(*[TraceRequest(i / rate, 300, 20) for i in range(60)]))
 
-    highest = planner.highest(at, 0.1, 20.0)
+    found = planner.highest(at, 0.1, 20.0)
+    highest = found.number
+    assert found.bound == "targets"
     assert planner.served(at(highest)).good >= 0.95
     assert planner.served(at(1.1 * highest)).good < 0.95
     assert 1.0 < highest < 1 / (BASE_S + 300 * POSITION_S), "more than the machine computes"
+
+
+def test_a_search_says_where_it_ended() -> None:
+    planner = planner_of(setup_of())
+
+    def few(rate: float) -> Traffic:
+        return Traffic(trace_of(*[TraceRequest(i / rate, 8, 2) for i in range(4)]))
+
+    assert planner.highest(few, 0.5, 4.0).in_words() == "4 or more"
+
+    def many(number: float) -> Traffic:
+        return Traffic(trace_of(*[TraceRequest(0.0, 8, 60)] * round(number)))
+
+    wide = planner_of(setup_of(rows=512))
+    assert wide.highest(many, 10, 400).bound == "calibration"
 
 
 def test_a_request_that_never_fits_is_told() -> None:

@@ -16,7 +16,7 @@ from octavo.bench.workloads import Planned, WorkloadTargets
 from octavo.cli.bench_serve import predicted
 from octavo.cli.plan import changed, path_of, run_plan
 from octavo.config import StartOptions
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, RequestFailed
 
 OPTIONS = StartOptions(pace=True, speculate="off")
 
@@ -65,7 +65,17 @@ def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "guessed tokens are left out" in out
 
 
-@pytest.mark.parametrize("text", ["kv_memory=0x", "max_seqs=many", "host_cache=1GiB", "x", "kv_memory=1"])
+WRONG = [
+    "kv_memory=0x",
+    "kv_memory=90000x",
+    "max_seqs=many",
+    "max_seqs=0.5",
+    "step_tokens=1e5",
+    "host_cache=1GiB",
+]
+
+
+@pytest.mark.parametrize("text", [*WRONG, "x", "kv_memory=1"])
 def test_what_if_says_what_is_allowed(text: str) -> None:
     setup = setup_of()
     config = dataclasses.replace(setup.config, bytes_per_block=1000)
@@ -78,6 +88,16 @@ def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
     report = predicted(path_of("some/model", OPTIONS), trace, WorkloadTargets())
     assert report.arrival == "predicted"
     assert report.completed == 2
+
+
+def test_traffic_that_never_fits_fails_in_words() -> None:
+    with pytest.raises(RequestFailed, match="no request could be served"):
+        run_plan("some/model", OPTIONS, Planned(inp=50_000, seconds=3), WorkloadTargets(), as_json=True)
+
+
+def test_a_trace_and_users_are_not_both_taken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="allowed: one of them"):
+        Planned(trace=tmp_path / "trace", users=2)
 
 
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:

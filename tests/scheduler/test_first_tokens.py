@@ -32,11 +32,13 @@ class Server:
         self.arrived: dict[int, float] = {}
         self._next = 0
 
-    def submit(self, prompt: int, output: int = 20, priority: int = 0) -> int:
+    def submit(self, prompt: int, output: int = 20, priority: int = 0, tenant: str = "") -> int:
         self._next += 1
         tokens = tuple(range(1000 * self._next, 1000 * self._next + prompt))
         params = SamplerParams(ignore_eos=True)
-        request = Request(self._next, tokens, params, output, 0, priority=priority, arrival=self.now)
+        request = Request(
+            self._next, tokens, params, output, 0, tenant=tenant, priority=priority, arrival=self.now
+        )
         self.scheduler.submit(request)
         self.arrived[self._next] = self.now
         return self._next
@@ -120,6 +122,42 @@ def test_the_lowest_priority_is_refused_first() -> None:
     with pytest.raises(QueueFull):
         server.submit(400, priority=0)
     server.submit(400, priority=5)
+
+
+def test_a_tenant_that_floods_is_refused_and_not_another() -> None:
+    server = Server(1.0, shed=True)
+    warm(server)
+
+    def flood() -> None:
+        while True:
+            server.submit(400, tenant="flood")
+
+    with pytest.raises(QueueFull) as refused:
+        flood()
+    assert "about" not in str(refused.value), "a tenant is told how long others' prompts take"
+    server.submit(100, tenant="quiet")
+
+
+def test_a_pause_is_no_time_between_ends() -> None:
+    server = Server(3.0, shed=True, rows=2)
+    warm(server)
+    server.now += 600.0
+    for _ in range(6):
+        server.submit(60, 10)
+    server.drain()
+    for _ in range(6):
+        server.submit(60, 10)
+    assert server.scheduler.first_tokens.last_predicted_s < 3.0
+
+
+def test_a_pause_is_not_between_two_steps() -> None:
+    server = Server(3.0)
+    warm(server)
+    before = server.scheduler.context.times.between_s
+    server.now += 600.0
+    server.submit(1, 10)  # a prompt of one token counts as decoding
+    server.drain()
+    assert server.scheduler.context.times.between_s < 2 * before + 0.001
 
 
 def test_an_idle_server_refuses_nobody() -> None:

@@ -26,7 +26,16 @@ from typing import cast
 import msgspec
 
 from octavo.engine.port import Command
-from octavo.engine.recording import Applied, Began, Committed, Expired, Planned, result_of_rows
+from octavo.engine.recording import (
+    Applied,
+    Began,
+    Committed,
+    Expired,
+    Planned,
+    Recovered,
+    result_of_rows,
+    rows_of_plan,
+)
 from octavo.engine.replay import Replayed, entries_of
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.engine.virtual_loop import VirtualLoop
@@ -64,6 +73,7 @@ class Calibration(msgspec.Struct, frozen=True):
     version: int
     setup: SchedulerSetup
     tier: TierSetup | None
+    depth: int  # plans that are made before the oldest is committed
     terms: list[float]  # of `Fit`
     corrections: dict[str, float]  # of sizes
     noise: dict[str, list[float]]  # by `kind_of` a step: logarithms of measured over predicted
@@ -88,7 +98,7 @@ class Calibration(msgspec.Struct, frozen=True):
         return self.between_s + self.between_row_s * shape.decoding
 
 
-VERSION = 2
+VERSION = 3
 _NOISE_MAX = 2000  # of each kind
 
 
@@ -115,6 +125,7 @@ class _Run:
     steps: list[MeasuredStep] = field(default_factory=list)
     gaps: list[tuple[int, float]] = field(default_factory=list)  # sequences that decode, seconds
     first_s: list[float] = field(default_factory=list)  # of requests: to the first token, in the engine
+    depth: int = 0  # plans that were made before the oldest was committed
     began: Began | None = None
     loop: VirtualLoop | None = None
     _now: float = 0.0
@@ -123,7 +134,11 @@ class _Run:
 
     def take(self, entry: object) -> None:
         if isinstance(entry, Began):
-            self.began, self.loop = entry, VirtualLoop(entry.setup, entry.tier)
+            self.began, self._had_work = entry, False
+            if self.loop is None:
+                self.loop = VirtualLoop(entry.setup, entry.tier)
+            else:
+                self.loop.begin_again(entry.setup, entry.tier)
         elif self.loop is not None:
             self._take(entry, self.loop)
 
@@ -135,8 +150,14 @@ class _Run:
             case Expired(now):
                 self._now = now
                 loop.scheduler.expire(now)
-            case Planned():
-                loop.schedule(self._now)
+            case Planned(recorded):
+                plan = loop.schedule(self._now)
+                if (None if plan is None else rows_of_plan(plan)) != recorded:
+                    raise ConfigError(
+                        "this version does not make the recording's plans again (octavo replay says where); "
+                        "allowed: a recording of this version"
+                    )
+                self.depth = max(self.depth, len(loop.in_flight) - 1)
             case Committed(now, rows):
                 self._commit(now, rows.seconds, loop)
                 for update in loop.commit(result_of_rows(rows), now):
@@ -144,6 +165,8 @@ class _Run:
                     if update.finish is not None and phases is not None and phases.first_token is not None:
                         self.first_s.append(phases.first_token - phases.arrived)
                 self._committed, self._had_work = now, loop.scheduler.has_work
+            case Recovered():
+                loop.in_flight.clear()
             case _:
                 pass
 
@@ -164,9 +187,12 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
     """What a recording tells. `first_token_s`: what clients measured of its requests. Raises ConfigError for
     what is no recording, or has too few measured steps."""
     run = _Run()
-    with recording.open("rb") as file:
-        for entry in entries_of(file, recording, Replayed()):
-            run.take(entry)
+    try:
+        with recording.open("rb") as file:
+            for entry in entries_of(file, recording, Replayed()):
+                run.take(entry)
+    except OSError as error:
+        raise ConfigError(f"{recording} cannot be read: {error.strerror}") from None
     if run.began is None or run.loop is None or len(run.steps) < STEPS_MIN:
         raise ConfigError(
             f"{recording} has {len(run.steps):,} measured steps; allowed: {STEPS_MIN:,} or more, with "
@@ -190,6 +216,7 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
         VERSION,
         run.began.setup,
         run.began.tier,
+        run.depth,
         model.terms,
         model.corrections,
         _noise_of(model, steps, [drift_of[window] for window in windows]),

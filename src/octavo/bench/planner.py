@@ -38,6 +38,7 @@ from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Tran
 VOCAB_SIZE = 32_000
 COVERED = 1.25  # times what the calibration measured
 _TOKEN = (SampledToken(3),)
+JUDGES, GOOD = 3, 0.95  # draws, and the part of their answers that must keep the targets
 _MOVED_S = 0.001  # of a block, where no transfer was measured
 
 
@@ -292,6 +293,23 @@ class Forecast:
     limit: str  # what keeps requests waiting most; "" nothing does
     seconds: float  # of traffic
     refused: dict[str, int]
+    why_refused: str  # the first one
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """A number of requests or users that is served well, and what a higher one meets: "targets", the end of
+    the "search", or of what the "calibration" covers."""
+
+    number: float
+    bound: str
+
+    def in_words(self) -> str:
+        """ "7.65", "64 or more" or "12 (above: not measured)"."""
+        number = f"{self.number:.3g}"
+        return {"search": f"{number} or more", "calibration": f"{number} (above: not measured)"}.get(
+            self.bound, number
+        )
 
 
 @dataclass(slots=True)
@@ -302,13 +320,12 @@ class Planner:
     targets: WorkloadTargets
     setup: SchedulerSetup
     tier: TierSetup | None
-    depth: int = 0
     draws: int = 5
     tell: Callable[[str], None] = field(default=lambda text: None)
 
     def served(self, traffic: Traffic, draw: int = 0) -> Served:
         """One draw."""
-        server = Server(self.calibration, self.setup, self.tier, self.depth, draw)
+        server = Server(self.calibration, self.setup, self.tier, self.calibration.depth, draw)
         return server.serve(traffic, self.targets, seed=draw)
 
     def forecast(self, traffic: Traffic) -> Forecast:
@@ -341,22 +358,33 @@ class Planner:
             reason if count > 0.05 * steps else "",
             last.seconds,
             dict(reports[0].errors),
+            next(iter(reports[0].error_details.values()), ""),
         )
 
-    def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> float:
-        """The largest number between these, within 2 %, with which 95 % of the answers keep the targets; 0:
-        none. It tries one draw each."""
+    def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> Highest:
+        """The largest number between these, within 2 %, with which in most of three draws 95 % of the answers
+        keep the targets. What is above it may keep them by chance: times are drawn."""
+        beyond = False  # what the calibration covers
 
         def keeps(number: float) -> bool:
+            nonlocal beyond
             self.tell(f"trying {number:.3g}")
             try:
-                return self.served(scaled(number)).good >= 0.95
+                goods = sorted(self.served(scaled(number), draw).good for draw in range(JUDGES))
             except ConfigError:
-                return False  # more than the calibration covers
+                beyond = True
+                return False
+            return goods[JUDGES // 2] >= GOOD
 
         if not keeps(low):
-            return 0.0
+            return Highest(0.0, "calibration" if beyond else "targets")
+        if keeps(high):
+            return Highest(high, "search")
+        is_beyond = beyond
         while high / low > 1.02:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if keeps(middle) else (low, middle)
-        return low
+            middle, beyond = math.sqrt(low * high), False
+            if keeps(middle):
+                low = middle
+            else:
+                high, is_beyond = middle, beyond
+        return Highest(low, "calibration" if is_beyond else "targets")

@@ -215,6 +215,8 @@ class Planned:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.trace is not None and self.users:
+            raise ConfigError("--trace and --users are both given; allowed: one of them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import platform
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,14 +15,15 @@ from octavo import __version__
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
-from octavo.bench.planner import Forecast, Planner, Range, Traffic
+from octavo.bench.planner import Forecast, Highest, Planner, Range, Traffic
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
 from octavo.bench.workloads import Planned, WorkloadTargets
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases, running_engine
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import SchedulerSetup
-from octavo.errors import ConfigError, shown
+from octavo.errors import ConfigError, RequestFailed, shown
+from octavo.kernels.probe import probe
 from octavo.model.hub.paths import cache_folder
 from octavo.server.logs import configure_logging
 from octavo.server.run import listening
@@ -33,7 +33,10 @@ from octavo.units import parse_bytes
 
 FOLDER = "calibrations"
 WHAT_IFS = ("kv_memory", "max_seqs", "step_tokens")
-RATE_MIN, USERS_MIN = 0.05, 1
+RATE_MIN = 0.05
+BLOCKS_MAX, ROWS_MAX, STEP_TOKENS_MAX = 10_000_000, 4096, 65_536
+
+Column = tuple[str, Forecast, Highest]
 
 
 def run_calibrate(
@@ -86,7 +89,9 @@ def make(
 
 def path_of(model: str | None, options: StartOptions) -> Path:
     """Where the calibration of these settings on this machine is kept."""
-    what = (model or "", repr(dataclasses.replace(options, record=None)), platform.processor(), __version__)
+    machine = probe()
+    own = repr(dataclasses.replace(options, record=None))
+    what = (model or "", own, machine.cpu, machine.cores, machine.chosen, __version__)
     name = hashlib.blake2b(repr(what).encode(), digest_size=12).hexdigest()
     return cache_folder() / FOLDER / f"{name}.json"
 
@@ -106,7 +111,7 @@ def run_plan(
         calibrations.write(calibration, path_of(model, options))
     columns = [("as it is", calibration.setup)]
     columns += [(text, changed(calibration.setup, text)) for text in asked.what_if]
-    forecasts: list[tuple[str, Forecast, float]] = []
+    forecasts: list[Column] = []
     with phases() as tell:
         traffic = traffic_of(asked, calibration.setup)
         for name, setup in columns:
@@ -115,10 +120,14 @@ def run_plan(
             )
             forecast = planner.forecast(traffic)
             forecasts.append((name, forecast, _highest(planner, asked, traffic)))
+    first = forecasts[0][1]
+    if sum(first.refused.values()) == len(traffic.trace.requests):
+        raise RequestFailed(f"no request could be served ({', '.join(first.refused)}): {first.why_refused}")
     if as_json:
         for name, forecast, highest in forecasts:
             figures = msgspec.to_builtins(forecast)
-            print_json({"what_if": name, **figures, "highest": highest, "of": unit_of(asked)})
+            found = {"highest": highest.number, "highest_bound": highest.bound, "of": unit_of(asked)}
+            print_json({"what_if": name, **figures, **found})
         return
     print_all(_table(forecasts, asked, targets), *_notes(forecasts, calibration))
 
@@ -158,21 +167,23 @@ def unit_of(asked: Planned) -> str:
     return "times the trace's speed" if asked.trace else "users" if asked.users else "requests/s"
 
 
-def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> float:
+def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
     """The highest rate, number of users or speed that keeps the targets."""
     if asked.trace is not None:
 
         def faster(speed: float) -> Traffic:
             return Traffic(scaled(traffic.trace, rate=speed))
 
-        return planner.highest(faster, 0.125, 8.0)
+        found = planner.highest(faster, 0.125, 8.0)
+        return Highest(found.number * asked.speed, found.bound)
     if asked.users:
 
         def more(users: float) -> Traffic:
             own = dataclasses.replace(asked, users=max(1, round(users)))
             return traffic_of(own, planner.setup)
 
-        return float(round(planner.highest(more, 1.0, 256.0)))
+        found = planner.highest(more, 1.0, 256.0)
+        return Highest(float(round(found.number)), found.bound)
 
     def oftener(rate: float) -> Traffic:
         return Traffic(_alike(asked, _arrivals(asked, rate)))
@@ -189,18 +200,21 @@ def changed(setup: SchedulerSetup, text: str) -> SchedulerSetup:
             blocks = round(setup.num_blocks * _number(text, value[:-1]))
         else:
             blocks = parse_bytes(value, f"--what-if {name}") // max(1, config.bytes_per_block)
-        if blocks < 1:
+        if not 1 <= blocks <= BLOCKS_MAX:
             raise ConfigError(
-                f"--what-if {text} has no block; allowed: {config.bytes_per_block:,} bytes or more"
+                f"--what-if {text} comes to {blocks:,} blocks; allowed: 1 to {BLOCKS_MAX:,}, of "
+                f"{config.bytes_per_block:,} bytes each"
             )
         return msgspec.structs.replace(setup, num_blocks=blocks, capacity=blocks)
     if name in ("max_seqs", "step_tokens"):
-        count = int(_number(text, value))
-        is_rows = name == "max_seqs"
+        count, is_rows = _number(text, value), name == "max_seqs"
+        most = ROWS_MAX if is_rows else STEP_TOKENS_MAX
+        if count != int(count) or not 1 <= count <= most:
+            raise ConfigError(f"--what-if is {shown(text)}; allowed: a whole number from 1 to {most:,}")
         config = dataclasses.replace(
             config,
-            max_rows=count if is_rows else config.max_rows,
-            step_tokens=config.step_tokens if is_rows else count,
+            max_rows=int(count) if is_rows else config.max_rows,
+            step_tokens=config.step_tokens if is_rows else int(count),
         )
         return msgspec.structs.replace(setup, config=config)
     raise ConfigError(
@@ -219,9 +233,7 @@ def _number(text: str, value: str) -> float:
     return number
 
 
-def _table(
-    forecasts: Sequence[tuple[str, Forecast, float]], asked: Planned, targets: WorkloadTargets
-) -> Table:
+def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets) -> Table:
     def row(name: str, value: Callable[[Forecast], str]) -> tuple[str, ...]:
         return (name, *(value(forecast) for _, forecast, _ in forecasts))
 
@@ -238,7 +250,7 @@ def _table(
         row("sequences, peak", lambda f: f"{f.running_peak:,}"),
         row("preemptions", lambda f: f"{f.preemptions:,}"),
         row("waits are for", lambda f: f.limit or "nothing"),
-        (f"highest, {unit_of(asked)}", *(f"{highest:.3g}" for _, _, highest in forecasts)),
+        (f"highest, {unit_of(asked)}", *(highest.in_words() for _, _, highest in forecasts)),
     ]
     title = (
         "octavo plan; times in ms, the least to the most of several draws\n"
@@ -251,7 +263,7 @@ def _in_words(found: Range, digits: int = 0) -> str:
     return f"{found.low:,.{digits}f} to {found.high:,.{digits}f}"
 
 
-def _notes(forecasts: Sequence[tuple[str, Forecast, float]], calibration: Calibration) -> list[str]:
+def _notes(forecasts: Sequence[Column], calibration: Calibration) -> list[str]:
     notes = [
         f"- the calibration predicts half of its steps within {calibration.error_p50:.1%}, 95 % within "
         f"{calibration.error_p95:.1%}; guessed tokens are left out"

@@ -202,7 +202,8 @@ class LiveSequences:
         ledger.history.continue_from(lost.history, lost.pool.by_name)
         self.ended = old.ended
         for sequences in old.unfinished.values():
-            self.ended.add(sequences[0], old._context.now)
+            if sequences:  # else the state broke while it ended
+                self.ended.add(sequences[0], old._context.now)
 
     def new_seq_id(self) -> int:
         """One that no sequence had before."""

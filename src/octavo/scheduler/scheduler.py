@@ -405,7 +405,10 @@ class Scheduler:
         if plan.has_cold:
             self._charge_cold(plan, result, flights)
         self._observe(plan, result)
-        return updates + self._committer.commit(flights, result)
+        updates += self._committer.commit(flights, result)
+        if not self.live.running:
+            self.context.target.rest()
+        return updates
 
     def _charge_cold(self, plan: StepPlan, result: StepResult, flights: list[InFlightChunk]) -> None:
         """What a chunk's cold blocks took is its tenant's: as many positions as prompts would have had of

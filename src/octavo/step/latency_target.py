@@ -74,6 +74,10 @@ class LatencyTarget:
             self._count(shape, gap)
         self._times.observe_gap(max(0.0, gap - seconds))
 
+    def rest(self) -> None:
+        """Nothing runs: the next step's gap is a pause."""
+        self._decoded_at = None
+
     def _count(self, shape: StepShape, gap: float) -> None:
         step_s = self._times.predicted_s(shape)
         self.last_predicted_s = 0.0 if step_s is None else self._times.between_s + step_s

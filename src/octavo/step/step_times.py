@@ -26,6 +26,7 @@ from octavo.step.size_costs import SizeCosts
 from octavo.types import Chunk
 
 OUTLIER = 4.0
+GAP_MAX_S = 0.1
 _KEPT = 0.996  # of the weight of earlier steps, by each new one: half of it after 170
 _PACE_GAIN, _PACE_MAX = 0.2, 4.0
 _AVERAGE_GAIN = 0.1
@@ -149,8 +150,8 @@ class StepTimes:
             )
 
     def observe_gap(self, seconds: float) -> None:
-        """From one step's end to the next one's begin."""
-        self.between_s = smoothed(self.between_s, seconds, _PACE_GAIN)
+        """From one step's end to the next one's begin; a longer one than `GAP_MAX_S` counts as that."""
+        self.between_s = smoothed(self.between_s, min(GAP_MAX_S, seconds), _PACE_GAIN)
 
 
 @dataclass(slots=True)
