@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from octavo.memory.changes import Place
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.ledger import Ledger
-from octavo.memory.name_history import AGES_S, Cause, Departure, NameHistory, Place
+from octavo.memory.name_history import AGES_S, Cause, Departure, NameHistory
 from octavo.memory.tiers import OffloadTier
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
@@ -22,7 +23,7 @@ def test_a_name_that_comes_back_is_not_gone() -> None:
     history = NameHistory()
     history.leave(A, Cause.EVICTED, 7)
     assert history.find(A) == Departure(0.0, Cause.EVICTED, 7)
-    history.arrive(A)
+    history.arrive(A, Place.POOL)
     assert (history.find(A), len(history)) == (None, 0)
 
 

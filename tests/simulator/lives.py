@@ -40,6 +40,7 @@ from tests.simulator.tenants import (
 )
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
+from octavo.memory.changes import ChangeRecord
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import SHARED, TenantPolicy
@@ -113,6 +114,7 @@ class Simulation:
     def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
         """A new process: an empty pool over whatever is stored below."""
         self.memory = Ledger(self._num_blocks, self.block_size, self._capacity)
+        self.memory.history.changes = self.new_record()
         tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         roots_of = roots.__getitem__
@@ -128,6 +130,10 @@ class Simulation:
         self._watch, self._turns = GuaranteeWatch(), TurnWatch(self.scheduler)
         self._names = NameWatch(self.scheduler)
         try_policies(self.scheduler, self._policies)
+
+    def new_record(self) -> ChangeRecord | None:
+        """Of what comes to the pool and the tiers; None: nothing is recorded."""
+        return None
 
     @property
     def has_tier(self) -> bool:

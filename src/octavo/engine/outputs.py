@@ -20,8 +20,9 @@ from octavo.inspect.views import (
     TierView,
     Totals,
 )
+from octavo.memory.changes import Place
 from octavo.memory.ledger import BlockCounts
-from octavo.memory.name_history import AGES_S, AgeCounts, Place
+from octavo.memory.name_history import AGES_S, AgeCounts
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength

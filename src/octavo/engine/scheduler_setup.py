@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from octavo.memory.changes import ChangeRecord
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
@@ -50,9 +51,12 @@ class SchedulerSetup(msgspec.Struct, frozen=True):
     pressure: PressureConfig | None = None  # None: the pool keeps its memory
     pads_steps: bool = False  # a device computes steps as the next of few sizes
 
-    def new_scheduler(self, tier: TierSetup | None, speculator: Speculator | None) -> Scheduler:
-        """One that has served nothing."""
+    def new_scheduler(
+        self, tier: TierSetup | None, speculator: Speculator | None, changes: ChangeRecord | None = None
+    ) -> Scheduler:
+        """One that has served nothing. `changes`: where its ledger records what comes and goes."""
         ledger = Ledger(self.num_blocks, self.block_size, self.capacity)
+        ledger.history.changes = changes
         ledger.pool.backing.record_ready(self.num_ready)
         offload = None if tier is None else tier.new_tier()
         return Scheduler(ledger, self.config, self.root_of_tenant, offload, speculator)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.inspect.views import FirstTokenView, TargetView
-from octavo.memory.name_history import AgeCounts, Place
+from octavo.memory.changes import Place
+from octavo.memory.name_history import AgeCounts
 from octavo.types import RankState, StepResult, Update
 
 

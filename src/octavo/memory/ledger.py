@@ -14,13 +14,16 @@ Source: Kwon et al. 2023, sections 4.2 to 4.5.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo.memory.changes import Place
 from octavo.memory.holders import Holder, Without
 from octavo.memory.name_history import Cause, NameHistory
+from octavo.memory.names import NameChain
 from octavo.memory.pool import BlockPool
-from octavo.memory.quota import Quotas
+from octavo.memory.quota import SHARED, Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import OffloadTier
 from octavo.types import COLD_FIRST, BlockCopy
@@ -71,6 +74,17 @@ class Ledger:
         if tier is not None:
             tier.history = self.history
             self.history.places.append(tier)
+            if self.history.changes is not None:
+                for name in tier.names():
+                    self.history.changes.add(name, tier.place_of(name))
+
+    def describe(
+        self, chain: NameChain, tokens: array[int], tenant: str, salt: str, start: int, stop: int
+    ) -> None:
+        """Where changes are recorded, say what the names [start, stop) of the chain stand for, which a
+        sequence of the tenant is about to publish, or has found. O(stop - start)."""
+        if (changes := self.history.changes) is not None:
+            changes.describe(chain, tokens, None if tenant == SHARED else tenant, salt, start, stop)
 
     @property
     def num_unheld(self) -> int:
@@ -310,7 +324,7 @@ class Ledger:
         for name in names:
             if name in self.pool.by_name:
                 self.pool.forget(name)
-                self.history.leave(name, Cause.POISONED)
+                self.history.leave(name, Cause.POISONED, place=Place.POOL)
 
     def close(self, table: BlockTable) -> None:
         """Hold nothing any more. Tail first, so that the tail is evicted before the head."""

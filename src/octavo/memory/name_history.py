@@ -19,18 +19,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from octavo.memory.changes import ChangeRecord, Place
+
 GONE_MAX = 65_536  # names: about 16 MiB
 AGES_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0)
-
-
-class Place(enum.StrEnum):
-    """Where a named block can be found."""
-
-    POOL = "pool"
-    HOST = "host"
-    DISK = "disk"
-
-    __hash__ = str.__hash__  # an enumeration's own is slow, and ages are counted for each block
 
 
 class Cause(enum.StrEnum):
@@ -91,6 +83,7 @@ class NameHistory:
     def __init__(self, gone_max: int = GONE_MAX) -> None:
         self.clock: Callable[[], float] = lambda: 0.0  # the engine's, in seconds
         self.places: list[Container[bytes]] = []  # that a name may be found in
+        self.changes: ChangeRecord | None = None  # if set: what comes to a tier, and leaves it
         self._ages_at_hit = _ages_by_place()
         self._ages_at_eviction = _ages_by_place()
         self._gone_max = gone_max
@@ -117,13 +110,20 @@ class NameHistory:
         """Those that are gone, the one that left first before others: for checks."""
         return self._gone
 
-    def arrive(self, name: bytes) -> float:
-        """It can be found in a tier from now on; returns the time."""
+    def arrive(self, name: bytes, place: Place) -> float:
+        """It can be found in that tier from now on; returns the time."""
         self._gone.pop(name, None)
+        if self.changes is not None:
+            self.changes.add(name, place)
         return self.clock()
 
-    def leave(self, name: bytes, cause: Cause, request_id: int | None = None) -> None:
-        """It was taken out of one tier. Where no other has it, it is gone."""
+    def leave(
+        self, name: bytes, cause: Cause, request_id: int | None = None, place: Place | None = None
+    ) -> None:
+        """It was taken out of one tier, or (`place` is None) could not be stored in it. Where no other has
+        it, it is gone."""
+        if self.changes is not None and place is not None:
+            self.changes.remove(name, place)
         self._leave(name, cause, request_id, self.clock())
 
     def note_hits(self, place: Place, since: Iterable[float | None]) -> None:
@@ -137,12 +137,20 @@ class NameHistory:
         """The pool had it since that time, and it was taken out."""
         now = self.clock()
         self._ages_at_eviction[Place.POOL].add(now - since)
+        if self.changes is not None:
+            self.changes.remove(name, Place.POOL)
         self._leave(name, cause, request_id, now)
 
     def note_eviction(self, place: Place, since: float | None) -> None:
         """A tier evicts a block that came there at that time; None: not known, and not counted."""
         if since is not None:
             self._ages_at_eviction[place].add(self.clock() - since)
+
+    def move(self, name: bytes, source: Place, target: Place) -> None:
+        """It is found in another tier from now on, and not in that one."""
+        if self.changes is not None:
+            self.changes.add(name, target)
+            self.changes.remove(name, source)
 
     def _leave(self, name: bytes, cause: Cause, request_id: int | None, now: float) -> None:
         for place in self.places:

@@ -26,6 +26,7 @@ from array import array
 from collections import Counter, deque
 
 from octavo.memory.backing import Backing
+from octavo.memory.changes import Place
 from octavo.memory.name_history import Cause, NameHistory
 
 
@@ -159,7 +160,7 @@ class BlockPool:
         canonical = self.by_name.setdefault(name, block)
         if canonical == block:
             self.name_of[block] = name
-            self.named_at[block] = self.history.arrive(name)
+            self.named_at[block] = self.history.arrive(name, Place.POOL)
         return canonical
 
     def forget(self, name: bytes) -> None:

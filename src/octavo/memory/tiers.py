@@ -29,7 +29,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.memory.name_history import Cause, NameHistory, Place
+from octavo.memory.changes import Place
+from octavo.memory.name_history import Cause, NameHistory
 
 _HOST, _DISK = 0, 1
 
@@ -269,6 +270,8 @@ class OffloadTier:
             slot = self._take(_DISK)
         if slot is not None:
             self._storing[name] = slot
+            if self.history.changes is not None:
+                self.history.changes.begin_store(name)
             self._owner_of[name] = owner
             self._own(name)
         return slot
@@ -281,13 +284,15 @@ class OffloadTier:
         if ok and is_in_place and name not in self._doomed:
             self._verified.add(name)
             self._put(name, slot, self._now)
-            self._since[name] = self.history.arrive(name)
+            self._since[name] = self.history.arrive(name, self.place_of(name))
         else:
             self._drop(slot)
             self._disown(name)
             if not ok:
                 self.history.leave(name, Cause.UNREADABLE)
         self._doomed.discard(name)
+        if self.history.changes is not None:
+            self.history.changes.end_store(name)
 
     def end_move(self, moved: Moved, ok: bool) -> None:
         """The bytes are at their target, or could not be written there: then the name is forgotten."""
@@ -326,7 +331,7 @@ class OffloadTier:
         self._forget(name, cause)
 
     def _forget(self, name: bytes, cause: Cause) -> None:
-        was_found = name in self
+        place = self.place_of(name) if name in self else None
         if name in self._storing:
             self._doomed.add(name)
         elif self._is_in_use(name):
@@ -336,8 +341,8 @@ class OffloadTier:
             if name in self._slot_of:
                 self._drop(self._remove(name))
                 self._disown(name)
-        if was_found:
-            self.history.leave(name, cause)
+        if place is not None:
+            self.history.leave(name, cause, place=place)
 
     def expire(self, now: float, at_most: int = 16) -> None:
         """Forget up to so many names on disk that were not used for `max_age_s`. O(names forgotten).
@@ -368,15 +373,17 @@ class OffloadTier:
         if oldest is None:
             return None
         used_at, is_verified = self._used[tier][oldest], oldest in self._verified
-        self.history.note_eviction(self.place_of(oldest), self._since.get(oldest))
+        place = self.place_of(oldest)
+        self.history.note_eviction(place, self._since.get(oldest))
         slot = self._remove(oldest)
         target = self._take(_DISK) if tier == _HOST else None
         if target is None:
             self.num_evictions += 1
             self._disown(oldest)
-            self.history.leave(oldest, Cause.EVICTED)
+            self.history.leave(oldest, Cause.EVICTED, place=place)
         else:
             self._put(oldest, target, used_at)
+            self.history.move(oldest, place, self.place_of(oldest))
             self._since[oldest] = self.history.clock()
             if is_verified:
                 self._verified.add(oldest)

@@ -17,8 +17,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Self
 
+from octavo.memory.changes import Place
 from octavo.memory.holders import Holder, HolderKind
-from octavo.memory.name_history import Cause, Place
+from octavo.memory.name_history import Cause
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED
 from octavo.memory.tiers import Moved, OffloadTier

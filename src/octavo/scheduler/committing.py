@@ -109,6 +109,7 @@ class Committer:
             or num_computed // self._context.ledger.block_size == before
         ):
             return
+        sequence.describe(self._context.ledger, before, num_computed // self._context.ledger.block_size)
         for index in self._context.ledger.publish(sequence.table, sequence.chain.names, num_computed):
             self._context.plan.write_table(sequence.row, index, [sequence.table.block_at(index)])
         if self._live.names.computing:

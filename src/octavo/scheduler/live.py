@@ -91,6 +91,7 @@ class LiveSequences:
         hot_names = sequence.chain.names[sequence.queue.num_cold : num_hits]
         adopted = self._context.ledger.adopt(sequence.table, hot_names)
         assert sequence.queue.num_cold + adopted == num_hits
+        sequence.describe(self._context.ledger, 0, num_hits)
         sequence.table.num_stored = sequence.queue.num_cold
         sequence.queue.num_cold = 0
         self._transfers.let_go(sequence.seq_id)

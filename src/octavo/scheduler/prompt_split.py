@@ -11,8 +11,9 @@ token counts once: the parts add up to the prompt. O(blocks of the prompt), once
 
 from __future__ import annotations
 
+from octavo.memory.changes import Place
 from octavo.memory.ledger import Ledger
-from octavo.memory.name_history import Departure, Place
+from octavo.memory.name_history import Departure
 from octavo.memory.names import hits_max
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.sequence import Sequence

@@ -17,6 +17,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 
 from octavo.memory.holders import Holder, HolderKind
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
 from octavo.params import Pooling
@@ -311,6 +312,11 @@ class Sequence:
         if self.drafts is not None and num_blocks:
             num_blocks -= self.drafts.blocks_guessed
         self.block_use.count(num_blocks, now)
+
+    def describe(self, ledger: Ledger, start: int, stop: int) -> None:
+        """Where changes of names are recorded, say what its blocks [start, stop) hold. O(stop - start)."""
+        request = self.request
+        ledger.describe(self.chain, self.tokens, request.tenant, request.cache_salt, start, stop)
 
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
