@@ -224,6 +224,41 @@ class StartOptions:
         "`FILE.1`",
     )
     record_tenants: bool = setting(False, "Let a recording hold the prompts and answers of all tenants.")
+    kv_events: str | None = setting(
+        None,
+        "Publish which blocks come and go, for routers, at this ZeroMQ endpoint, such as "
+        "tcp://127.0.0.1:5557. Events carry prompts and answers as token ids, in clear.",
+        more=" ([operating](operating.md#routers-and-kv-events)); wants `octavo[events]`",
+        metavar="ENDPOINT",
+        unset="none",
+        allowed="tcp://ADDRESS:PORT or ipc://PATH",
+        group="Routers",
+    )
+    kv_events_replay: str | None = setting(
+        None,
+        "Answer routers that ask for events again at this endpoint, such as tcp://127.0.0.1:5558.",
+        metavar="ENDPOINT",
+        unset="none",
+        allowed="tcp://ADDRESS:PORT or ipc://PATH",
+    )
+    kv_events_form: str = setting(
+        "map",
+        "How events are written: map, as vLLM 0.33 does; array, for AIBrix.",
+        more="; with array a removal is published when no tier has the block any more",
+        choices=("map", "array"),
+    )
+    kv_events_remote: bool = setting(
+        False, "Let the endpoints of KV events be addresses that other machines can reach."
+    )
+    kv_events_key_file: Path | None = setting(
+        None,
+        "File with a key of at least 32 bytes, the same on all replicas, that enters hashes and tags of KV "
+        "events; needed with tenants.",
+        allowed="a file",
+    )
+    kv_events_tenants: tuple[str, ...] = setting(
+        (), "Publish blocks of these tenants alone; may be repeated.", metavar="NAME", unset="of all"
+    )
 
     # Bytes of the KV memory that are taken from the system at start, before a prompt has to wait for them.
     kv_ready_bytes: int = setting(

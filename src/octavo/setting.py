@@ -118,7 +118,7 @@ class Setting:
         Raises ConfigError that names the `source`. What `read` reads is text still. `on_or_off` is how these
         are written there.
         """
-        if self.is_many and isinstance(given, list):
+        if self.is_many and isinstance(given, list | tuple):
             return tuple(self.take(each, f"{source} number {place}") for place, each in enumerate(given, 1))
         if self.is_size and isinstance(given, str):
             return parse_bytes(given, source)

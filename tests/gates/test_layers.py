@@ -63,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | LEDGER,
+    # The one room that knows ZeroMQ, which one module of it imports, and only on demand.
+    "octavo.kv_events": VALUES | {"octavo.config", "octavo.memory"},
     "octavo.conversations": VALUES
     | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
     | {"octavo.retention"},
@@ -76,13 +78,20 @@ ALLOWED: dict[str, set[str]] = {
     | LEDGER
     | BYTES
     | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.database", "octavo.files"}
-    | {"octavo.tenants", "octavo._native"},
+    | {"octavo.kv_events", "octavo.tenants", "octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
     | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}
     | {"octavo.text", "octavo.tools"},
     "octavo.server": VALUES
-    | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}
+    | {
+        "octavo.kv_events",
+        "octavo.engine",
+        "octavo.conversations",
+        "octavo.serving",
+        "octavo.config",
+        "octavo.setting",
+    }
     | {"octavo.tenants", "octavo.tools", "octavo.files"}
     | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
     "octavo.bench": VALUES

@@ -117,6 +117,12 @@ class OwnSettings(TypedDict, total=False):
     disk_cache: str | None
     disk_size_bytes: int | None
     disk_max_age_days: int | None
+    kv_events: str | None
+    kv_events_replay: str | None
+    kv_events_form: str | None
+    kv_events_remote: bool | None
+    kv_events_key_file: Path | None
+    kv_events_tenants: tuple[str, ...] | None
 
 
 class Settings(OwnSettings, total=False):

@@ -21,6 +21,7 @@ from octavo.engine.recording import Recorder
 from octavo.errors import DeviceLost, OctavoError, RequestFailed
 from octavo.executor.executor import Executor, PendingResult
 from octavo.inspect.stats import EngineCounters, EngineStats
+from octavo.memory.changes import ChangeRecord
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types import RankState, StepPlan, Update
 
@@ -40,6 +41,19 @@ class Device(Protocol):
         """The devices that compute the model together."""
 
 
+class ChangeReceiver(Protocol):
+    """What learns which blocks come and go. The engine's thread calls, and must not wait: a `Publisher`."""
+
+    def begin(self, record: ChangeRecord) -> None:
+        """A ledger is new; all that it has is in its record."""
+
+    def hand_over(self, record: ChangeRecord) -> None:
+        """A step has ended: take the changes of the record."""
+
+    def close(self) -> None:
+        """Again does nothing."""
+
+
 class Engine:
     """Scheduler and executor, turned by `step`. `new_scheduler` makes the ledger again after a broken
     invariant."""
@@ -55,6 +69,7 @@ class Engine:
         watch: MemoryWatch | None = None,
         recorder: Recorder | None = None,
         device: Device | None = None,
+        changes: ChangeReceiver | None = None,
     ) -> None:
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
@@ -66,6 +81,7 @@ class Engine:
         self._watch = watch
         self._recorder = recorder
         self._device = device
+        self._changes = changes
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
@@ -79,6 +95,8 @@ class Engine:
         policy = None if self._watch is None else self._watch.policy
         ranks = None if self._device is None else self._device.ranks
         self._port = Port(scheduler, self._counters, policy, ranks)
+        if self._changes is not None and (record := scheduler.ledger.history.changes) is not None:
+            self._changes.begin(record)
 
     @property
     def num_tenants(self) -> int:
@@ -121,6 +139,8 @@ class Engine:
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             updates += self._commit(planned - started)
         self._port.record(updates)
+        if self._changes is not None and (record := self.scheduler.ledger.history.changes) is not None:
+            self._changes.hand_over(record)
         return updates
 
     def _commit(self, planning_seconds: float) -> list[Update]:
@@ -205,8 +225,10 @@ class Engine:
             self._recorder.flush()
 
     def close(self) -> None:
-        """Let go of what the executor has, and of the recording. Idempotent."""
+        """Let go of what the executor has, of the recording and of what learns of changes. Idempotent."""
         self.executor.close()
+        if self._changes is not None:
+            self._changes.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -34,6 +34,7 @@ from octavo.executor.backend import Backend, PoolSize
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
+from octavo.kv_events.publishing import publishing_of
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
@@ -181,6 +182,7 @@ def build_engine(
             f"record is {options.record}, and there are tenants, whose prompts and answers a recording has "
             "as token ids; allowed: with record_tenants too (--record-tenants)"
         )
+    publishing_of(options, has_tenants=policies_of is not None)  # what is wrong is known before a model loads
     if options.chat_template is not None:
         load_template(options.chat_template)  # what is wrong with it is known before a model is loaded
     _native.set_num_threads(options.threads or available_cores())
@@ -282,19 +284,21 @@ def _engine_over(
         grammars,
     )
     undo.callback(runner.close)
-    where = f"{backend.name} on {backend.device}"
-    config = _scheduler_config(options, budget, of_runner, runner.cold_reach.num_parts, where)
+    config = _scheduler_config(options, budget, of_runner, runner.cold_reach.num_parts, backend)
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
     setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config, backend.pads_steps)
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
+    publishing = publishing_of(options, has_tenants=policies_of is not None)
+    publisher = None if publishing is None else undo.enter_context(contextlib.closing(publishing.open(name)))
 
     def new_scheduler() -> Scheduler:
         tier = None if below is None else below.setup(runner.cold_reach.num_slots)
         if recorder is not None:
             recorder.begin(setup, tier)
-        return setup.new_scheduler(tier, speculator)
+        changes = None if publishing is None else publishing.new_record()
+        return setup.new_scheduler(tier, speculator, changes)
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
@@ -304,7 +308,9 @@ def _engine_over(
     recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
-    engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner)
+    engine = Engine(
+        new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner, publisher
+    )
     runner.forward.wake_when_lost(inbox.wake)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
@@ -350,7 +356,7 @@ def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCar
 
 
 def _scheduler_config(
-    options: StartOptions, budget: Budget, runner: RunnerConfig, parts_max: int, device: str
+    options: StartOptions, budget: Budget, runner: RunnerConfig, parts_max: int, backend: Backend
 ) -> SchedulerConfig:
     """The scheduler's bounds. Raises ConfigError."""
     if options.shed and options.target_ttft_s is None:
@@ -365,7 +371,7 @@ def _scheduler_config(
         pace=options.pace is not False,
         pin_blocks=_pin_blocks(budget, options),
         bytes_per_block=budget.bytes_per_block,
-        device=device,
+        device=f"{backend.name} on {backend.device}",
         long_context=options.long_context,
         parts_max=parts_max,
         staging_blocks=budget.staging,
