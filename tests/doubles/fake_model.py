@@ -45,6 +45,7 @@ from octavo.errors import (
     ResizeRefused,
     UnknownPin,
 )
+from octavo.kv_events.identity import Identity
 from octavo.params import Pooling, SamplerParams, Timeouts
 from octavo.server.prompts import too_long
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Request, Usage
@@ -83,6 +84,7 @@ class FakeModel:
         self.answers = FakeAnswers()
         self.sessions = FakeSessions(self)
         self.card = FAKE_CARD
+        self.identity = Identity()
         self.gave_up: str | None = None
         self.generates = True
         self.drained = False

@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | LEDGER
     | BYTES
     | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
-    | {"octavo._native"},
+    | {"octavo.kv_events.identity", "octavo._native"},
     # Puts an engine together, and is what programs and the server call of it.
     "octavo.serving": VALUES
     | LEDGER
@@ -85,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.text", "octavo.tools"},
     "octavo.server": VALUES
     | {
-        "octavo.kv_events",
+        "octavo.kv_events.identity",
         "octavo.engine",
         "octavo.conversations",
         "octavo.serving",

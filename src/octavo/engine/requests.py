@@ -14,6 +14,7 @@ from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
+from octavo.kv_events.identity import Identity
 from octavo.params import CACHE_SALT_CHARS_MAX, SamplerParams
 from octavo.sampling.grammars import CompiledGrammar
 from octavo.sampling.guides import needs_guide
@@ -34,6 +35,7 @@ class ModelFacts:
         None  # None: the model's tokens are not known, so no output can follow one
     )
     card: ModelCard = field(default_factory=ModelCard)
+    identity: Identity = field(default_factory=Identity)  # how routers read names and tenants
 
 
 def render_chat(

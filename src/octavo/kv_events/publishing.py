@@ -92,6 +92,11 @@ def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | N
     return Publishing(endpoint, options.kv_events_replay, form, Identity(key), options.kv_events_tenants)
 
 
+def identity_of(publishing: Publishing | None) -> Identity:
+    """How routers read names and tenants, if there are to be any."""
+    return Identity() if publishing is None else publishing.identity
+
+
 def _check_endpoint(name: str, endpoint: str, *, is_remote: bool) -> None:
     given = f"{name} is {shown(endpoint)}"
     path = endpoint.removeprefix("ipc://")

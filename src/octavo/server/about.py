@@ -13,6 +13,7 @@ from octavo.errors import EngineStopped
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import Edge
 from octavo.server.metrics import CONTENT_TYPE
+from octavo.server.tenant import tag_of
 
 
 async def health(edge: Edge, request: Request) -> Response:
@@ -42,13 +43,13 @@ async def list_models(edge: Edge, request: Request) -> Response:
     """The served model, as a list: as OpenAI's clients read it, and as Anthropic's do."""
     name = edge.model.name
     page = {"has_more": False, "first_id": name, "last_id": name}
-    return json_response({"object": "list", "data": [_model_object(edge)], **page})
+    return json_response({"object": "list", "data": [_model_object(edge, request)], **page})
 
 
 async def show_model(edge: Edge, request: Request) -> Response:
     """The served model."""
     edge.check_model(request.path_params["model_id"])
-    return json_response(_model_object(edge))
+    return json_response(_model_object(edge, request))
 
 
 async def openapi(edge: Edge, request: Request) -> Response:
@@ -65,7 +66,8 @@ async def docs(edge: Edge, request: Request) -> Response:
     )
 
 
-def _model_object(edge: Edge) -> JsonObject:
+def _model_object(edge: Edge, request: Request) -> JsonObject:
+    tag = tag_of(request)
     return {
         "id": edge.model.name,
         "object": "model",
@@ -79,4 +81,6 @@ def _model_object(edge: Edge) -> JsonObject:
         "lifecycle": "active",
         "max_input_tokens": edge.model.context_length,
         "max_tokens": edge.model.context_length,
+        # By which routers that read KV events know the client's blocks: the begin of its `cache_salt`.
+        **({"kv_tag": tag} if tag else {}),
     }

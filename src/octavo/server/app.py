@@ -110,7 +110,7 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
     app.router.redirect_slashes = False  # a path with a slash more is another path
     app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes))
     # The last one added is the outermost.
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, identity=model.identity)
     app.add_middleware(
         Preflights,
         settings=settings,

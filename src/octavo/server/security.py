@@ -19,6 +19,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.kv_events.identity import Identity
 from octavo.server.dialects.error_shapes import error_response
 from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal
 from octavo.server.hosts import hostname, is_address
@@ -39,8 +40,9 @@ _log = logging.getLogger("octavo.server")
 class Guard:
     """ASGI middleware that lets a request through or answers 401 or 403 itself, on every route."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, identity: Identity) -> None:
         self._app = app
+        self._identity = identity
         self._roster = settings.roster
         self._digests = tuple(digest_of(key) for key in settings.keys)
         listed = {hostname(name) or "" for name in settings.allowed_hosts}
@@ -66,7 +68,7 @@ class Guard:
         if match_of(scope).access is Access.OPEN:
             return None
         if self._roster is not None:
-            return _let_tenant_in(scope, self._roster)
+            return _let_tenant_in(scope, self._roster, self._identity)
         return self.refusal(scope)
 
     def refusal(self, scope: Scope) -> HttpRefusal | None:
@@ -96,7 +98,7 @@ class Guard:
         return host in self._names or (self._any_address and is_address(host))
 
 
-def _let_tenant_in(scope: Scope, roster: TenantRegistry) -> HttpRefusal | None:
+def _let_tenant_in(scope: Scope, roster: TenantRegistry, identity: Identity) -> HttpRefusal | None:
     """Note in the scope whose key it is, and return None; or why the request is refused."""
     found = [roster.tenants.of_key(key) for key in _keys_of(Headers(scope=scope))]
     tenant = next((one for one in found if one is not None), None)
@@ -109,7 +111,7 @@ def _let_tenant_in(scope: Scope, roster: TenantRegistry) -> HttpRefusal | None:
             f"{', '.join(tenant_areas())}; all else wants an operator's key",
             code="operators_only",
         )
-    set_auth_context(scope, tenant)
+    set_auth_context(scope, tenant, identity.tenant_tag(tenant.name))
     return None
 
 

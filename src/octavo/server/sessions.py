@@ -21,7 +21,7 @@ from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Body
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
-from octavo.server.tenant import owner_of, tenant_of, visible_tenant
+from octavo.server.tenant import own_salt, owner_of, tenant_of, visible_tenant
 
 _LIMIT_MAX = 10_000
 _LIMIT_DIGITS_MAX = 9
@@ -62,7 +62,7 @@ def session_of(request: Request, body: ChatBody) -> str | None:
         raise InvalidRequest(
             "use_beam_search is true; allowed with a session: false", param="use_beam_search"
         )
-    if session and body.cache_salt is not None:
+    if session and own_salt(request, body):
         raise InvalidRequest(
             "cache_salt is given; allowed with a session: none (leave out one of the two)",
             param="cache_salt",

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequest
+from octavo.kv_events.identity import salt_without_tag
 from octavo.params import Timeouts
 from octavo.server.errors import HttpRefusal
 from octavo.server.openai_schema import TermsBody
@@ -20,10 +21,12 @@ from octavo.types import Request as EngineRequest
 
 SCOPE_KEY = "octavo.tenant"
 _ENTRY_KEY = "octavo.tenant.entry"
+_TAG_KEY = "octavo.tenant.tag"
 
 
-def set_auth_context(scope: Scope, tenant: Tenant) -> None:
-    """Note whose key it was; the guard alone calls this."""
+def set_auth_context(scope: Scope, tenant: Tenant, tag: str) -> None:
+    """Note whose key it was, and how routers read the tenant; the guard alone calls this."""
+    scope[_TAG_KEY] = tag
     scope[SCOPE_KEY] = tenant.name
     scope[_ENTRY_KEY] = tenant
 
@@ -31,6 +34,17 @@ def set_auth_context(scope: Scope, tenant: Tenant) -> None:
 def tenant_of(request: Request) -> str:
     """The authenticated tenant; "" where there are none."""
     return str(request.scope.get(SCOPE_KEY, ""))
+
+
+def tag_of(request: Request) -> str:
+    """How routers read the tenant; "" without tenants, or where no KV events are published."""
+    return str(request.scope.get(_TAG_KEY, ""))
+
+
+def own_salt(request: Request, body: TermsBody) -> str:
+    """`cache_salt`, "" for none. One that begins with the tenant's own tag, for routers, means the rest
+    alone. Raises InvalidRequest."""
+    return salt_without_tag(body.salt, tag_of(request))
 
 
 def is_operator(request: Request) -> bool:
@@ -66,7 +80,7 @@ def engine_request(request: Request, body: TermsBody) -> EngineRequest:
 
     Raises InvalidRequest for a priority earlier than the tenant may have: nobody outranks others by asking.
     """
-    tenant, asked, salt = entry_of(request), body.timeouts, body.salt
+    tenant, asked, salt = entry_of(request), body.timeouts, own_salt(request, body)
     if tenant is None:
         return EngineRequest(
             tenant=tenant_of(request), priority=body.engine_priority, timeouts=asked, cache_salt=salt

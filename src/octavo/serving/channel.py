@@ -153,6 +153,7 @@ class Welcome(Message, frozen=True, tag=True):
     max_open: int
     session_ttl_s: float
     has_disk: bool
+    identity_key: bytes | None  # of KV events, where there are tenants
     store_time: float  # the store's clock at `monotonic`
     monotonic: float
 

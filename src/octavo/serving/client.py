@@ -20,6 +20,7 @@ from octavo.engine.no_engine import NoEngine
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
 from octavo.engine.traffic import TrafficWriter
+from octavo.kv_events.identity import Identity
 from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
 
@@ -79,6 +80,9 @@ class EngineClient:
     def generates(self) -> bool:
         """Whether there is an engine; without one it renders prompts alone."""
         return not isinstance(self.submitter.host, NoEngine)
+    def identity(self) -> Identity:
+        """How routers read names and tenants."""
+        return self.facts.identity
 
     @property
     def context_length(self) -> int:

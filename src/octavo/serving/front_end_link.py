@@ -128,6 +128,7 @@ class FrontEnds:
             max_open=self._max_open,
             session_ttl_s=started.sessions.ttl_s,
             has_disk=started.sessions.sync is not None,
+            identity_key=facts.identity.key,
             store_time=store.now(),
             monotonic=time.monotonic(),
         )

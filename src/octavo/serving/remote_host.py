@@ -31,6 +31,7 @@ from octavo.engine.submitter import REPLY_TIMEOUT_S
 from octavo.errors import EngineStopped, OctavoError
 from octavo.grammar import Grammar
 from octavo.inspect.stats import EngineStats
+from octavo.kv_events.identity import Identity
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import open_files, read_tokenizer
 from octavo.sampling.grammar_trials import TrialStopped
@@ -318,7 +319,8 @@ def client_over(host: RemoteHost, tokenizer: Tokenizer) -> EngineClient:
     """The same over a tokenizer that is there."""
     welcome = host.welcome
     grammars = RemoteGrammars(host, lambda: words_of(tokenizer, welcome.vocab_size))
-    facts = ModelFacts(welcome.model_name, welcome.context_length, welcome.vocab_size, grammars, welcome.card)
+    known = (welcome.model_name, welcome.context_length, welcome.vocab_size, grammars, welcome.card)
+    facts = ModelFacts(*known, Identity(welcome.identity_key))
     store, sync = host.store, host.store.sync_blocks if welcome.has_disk else None
     # It has all that conversations use of a store.
     sessions = SessionSupport(cast(ConversationStore, store), welcome.session_ttl_s, sync)

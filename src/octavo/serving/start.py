@@ -34,7 +34,7 @@ from octavo.executor.backend import Backend, PoolSize
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
-from octavo.kv_events.publishing import publishing_of
+from octavo.kv_events.publishing import identity_of, publishing_of
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
@@ -266,7 +266,8 @@ def _engine_over(
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
     card = card_of(loaded, Pooling(options.pooling), is_host=backend.is_host)
     name = options.served_name or loaded.model.name
-    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card)
+    publishing = publishing_of(options, has_tenants=policies_of is not None)
+    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card, identity_of(publishing))
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     layout = f"{budget.block_size}{backend.layout_id}"
     fingerprint = root_name(b"disk", *identity, layout.encode())
@@ -290,7 +291,6 @@ def _engine_over(
     speculation = Speculation(options.speculate)
     setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config, backend.pads_steps)
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
-    publishing = publishing_of(options, has_tenants=policies_of is not None)
     publisher = None if publishing is None else undo.enter_context(contextlib.closing(publishing.open(name)))
 
     def new_scheduler() -> Scheduler:

@@ -33,7 +33,7 @@ from octavo.server.generation import Edge, refuse_session
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options, too_long
-from octavo.server.tenant import tenant_of
+from octavo.server.tenant import own_salt, tenant_of
 
 
 async def create_response(edge: Edge, request: Request) -> Response:
@@ -108,7 +108,7 @@ async def _begin(
     """Queue its turn."""
     previous, responses = parsed.body.previous_response_id, edge.model.sessions.responses
     tenant, response_id = tenant_of(request), str(response["id"])
-    if parsed.chat.cache_salt is not None and (parsed.is_stored or previous is not None):
+    if own_salt(request, parsed.chat) and (parsed.is_stored or previous is not None):
         raise InvalidRequest(
             "cache_salt is given; allowed with store false and without previous_response_id, for what is "
             "stored is gone on from under the tenant's own names",
