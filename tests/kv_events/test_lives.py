@@ -27,10 +27,18 @@ class PublishedLife(Simulation):
         self.others = random.Random(seed)
         self.channel = Channel(self.others, KEY)
         self.num_looked = self.num_found = 0
+        self.last_record: ChangeRecord | None = None
         super().__init__(random.Random(seed), overlap)
 
     def new_record(self) -> ChangeRecord:
-        return ChangeRecord()
+        """Of a process that may have found on disk what its blocks hold."""
+        record, old = ChangeRecord(), self.last_record
+        if old is not None and self.others.random() < 0.7:
+            for name in old._blocks:
+                if (found := old.find(name)) is not None:
+                    record.expect(name, *found)
+        self.last_record = record
+        return record
 
     @property
     def record(self) -> ChangeRecord:

@@ -15,8 +15,10 @@ from octavo.engine.steady_clock import CLOCK_FILE, SteadyClock
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import remove_unused, survey
+from octavo.executor.disk_index import ContentRow
 from octavo.executor.host import HostStore, TieredStore
 from octavo.executor.transfers import BlockStore
+from octavo.memory.changes import ChangeRecord, Content
 from octavo.units import format_age, format_bytes
 
 log = logging.getLogger("octavo.below")
@@ -39,6 +41,21 @@ class Below:
     max_age_s: float
     namespace: Path | None = None  # the disk's folder for this model and layout
     clock: SteadyClock | None = None  # by which things on disk are as old as they are
+    disk: DiskStore | None = None
+
+    def describe(self, record: ChangeRecord) -> None:
+        """The record of a new ledger learns what the blocks on disk hold, and the disk what comes to it."""
+        if self.disk is None:
+            return
+
+        def content_of(slot: int, name: bytes) -> ContentRow | None:
+            if (found := record.find(name)) is None:
+                return None
+            content, tenants = found
+            return ContentRow(slot, name, content.parent or b"", content.tokens, content.salt, tenants)
+
+        for row in self.disk.keep_contents(content_of):
+            record.expect(row.name, Content(row.parent or None, row.tokens, row.salt), row.tenants)
 
     def setup(self, num_readable: int = 0) -> TierSetup:
         """With what is there now; attention can read in the first `num_readable` slots."""
@@ -60,7 +77,7 @@ def open_below(
     clock = open_clock(options, fingerprint)
     disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s, piece_bytes)
     if not options.host_cache_bytes:
-        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock)
+        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock, disk)
     try:
         host = HostStore(options.host_cache_bytes, block_bytes)
     except ConfigError:
@@ -69,7 +86,7 @@ def open_below(
         raise
     if disk is None:
         return Below(host, host.num_slots, max_age_s)
-    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace, clock)
+    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace, clock, disk)
 
 
 def open_clock(options: StartOptions, fingerprint: bytes) -> SteadyClock:

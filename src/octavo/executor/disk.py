@@ -47,7 +47,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.executor.disk_folder import check_room, refusal
-from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, IndexRow
+from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, ContentRow, DiskIndex, IndexRow
 from octavo.executor.disk_layout import Extents, choose_lanes
 from octavo.files import Files, Whereabouts
 
@@ -158,6 +158,7 @@ class DiskStore:
         self._verified = bytearray()  # where blocks are read that are only verified
         self._digester = _Digester(len(os.sched_getaffinity(0)))
         self._resources = contextlib.ExitStack()
+        self._content_of: Callable[[int, bytes], ContentRow | None] = lambda slot, name: None
         self._is_open = True
         self._where = Whereabouts(files, [])
 
@@ -236,6 +237,17 @@ class DiskStore:
         record = self._records[slot]
         return record is not None and slot not in self._uncommitted and self._name(slot) == name
 
+    def keep_contents(self, content_of: Callable[[int, bytes], ContentRow | None]) -> list[ContentRow]:
+        """From now on the index has what blocks hold, as far as `content_of` (of slot and name, called by
+        `commit`) knows it; returns what it has of those that are there."""
+        try:
+            found = self._index.keep_contents()
+        except sqlite3.Error as error:
+            self._record(error)
+            return []
+        self._content_of = content_of
+        return found
+
     def find_vanished(self) -> Path | None:
         """A file of it that was removed, moved or replaced: no restart would find what is written now."""
         return self._where.find_vanished()
@@ -275,7 +287,9 @@ class DiskStore:
         used = [(self._used[slot], slot) for slot in sorted(self._touched - self._uncommitted)]
         try:
             # The order of use alone is not worth a wait.
-            self._index.change(self._stale, added, used, durable=bool(added or self._stale))
+            found = (self._content_of(row.slot, row.name) for row in added)
+            contents = [content for content in found if content is not None]
+            self._index.change(self._stale, added, used, contents, durable=bool(added or self._stale))
         except sqlite3.Error as error:
             self._record(error)
             # A COMMIT that failed may still have reached the log, so each of these may have a row.

@@ -2,6 +2,10 @@
 
     meta     one row: format, fingerprint, block_bytes, piece_bytes, lanes, num_slots
     blocks   slot | name | digest | used (microseconds since 1970)
+    contents slot | name | parent (empty: none) | tokens | salt | tenants (JSON)
+
+The last table is there where `keep_contents` was called once; a row of it counts if the block in its slot has
+its name.
 
 It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
 removed and begun afresh, and `opened_afresh` says why. An error that speaks of the disk and not of the file
@@ -13,6 +17,7 @@ How the file is opened and changed, `octavo.database` says. It does not know blo
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +36,7 @@ _SCHEMA = (
     "CREATE TABLE meta (format, fingerprint, block_bytes, piece_bytes, lanes, num_slots)",
     "CREATE TABLE blocks (slot INTEGER PRIMARY KEY, name, digest, used)",
 )
+_CONTENTS = "CREATE TABLE contents (slot INTEGER PRIMARY KEY, name, parent, tokens, salt, tenants)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,18 @@ class IndexRow:
     used: int
 
 
+@dataclass(frozen=True, slots=True)
+class ContentRow:
+    """What a stored block holds, for those who publish it. `tokens`: little-endian uint32."""
+
+    slot: int
+    name: bytes
+    parent: bytes  # the name before it; empty: it begins a prompt
+    tokens: bytes
+    salt: str
+    tenants: tuple[str, ...]
+
+
 class DiskIndex:
     """An open index. `rows` and `unsound` are what it held when it was opened."""
 
@@ -64,6 +82,7 @@ class DiskIndex:
         self.rows: list[IndexRow] = []
         self.unsound: list[int] = []  # slots whose rows make no sense
         self._database = database
+        self._has_contents = False
 
     @classmethod
     def open(cls, files: Files, path: Path, binding: Binding) -> DiskIndex:
@@ -99,11 +118,13 @@ class DiskIndex:
         removed: Iterable[int],
         added: Iterable[IndexRow],
         used: Iterable[tuple[int, int]],
+        contents: Iterable[ContentRow] = (),
         *,
         durable: bool,
     ) -> None:
-        """One transaction: rows away, rows in, and (use, slot) for rows that stay. Raises sqlite3.Error, and
-        then it is undone, except that a `durable` one may still be found after a crash.
+        """One transaction: rows away, rows in, (use, slot) for rows that stay, and what new blocks hold.
+        Raises sqlite3.Error, and then it is undone, except that a `durable` one may still be found after a
+        crash.
         """
         with transaction(self._database, durable=durable):
             self._remove(removed)
@@ -112,13 +133,34 @@ class DiskIndex:
                 [(row.slot, row.name, row.digest, row.used) for row in added],
             )
             self._database.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
+            if self._has_contents:
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO contents VALUES (?, ?, ?, ?, ?, ?)",
+                    [(c.slot, c.name, c.parent, c.tokens, c.salt, json.dumps(c.tenants)) for c in contents],
+                )
+
+    def keep_contents(self) -> list[ContentRow]:
+        """From now on `change` takes contents; returns those of blocks that are there. Raises
+        sqlite3.Error."""
+        if not self._has_contents:
+            with transaction(self._database, durable=False):
+                self._database.execute(_CONTENTS)
+            self._has_contents = True
+        found = self._database.execute(
+            "SELECT c.slot, c.name, parent, tokens, salt, tenants FROM contents c "
+            "JOIN blocks b ON b.slot = c.slot AND b.name = c.name"
+        )
+        return [row for row in (_content_of(*fields) for fields in found) if row is not None]
 
     def close(self) -> None:
         """Let go of the database."""
         self._database.close()
 
     def _remove(self, slots: Iterable[int]) -> None:
-        self._database.executemany("DELETE FROM blocks WHERE slot = ?", [(slot,) for slot in slots])
+        rows = [(slot,) for slot in slots]
+        self._database.executemany("DELETE FROM blocks WHERE slot = ?", rows)
+        if self._has_contents:
+            self._database.executemany("DELETE FROM contents WHERE slot = ?", rows)
 
 
 @contextlib.contextmanager
@@ -140,6 +182,8 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
                 database.close()
                 return lanes
             index = DiskIndex(database, "", lanes)
+            tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            index._has_contents = tables != (len(_SCHEMA),)
             _load(index, database)
             # Some damage shows only when something is written.
             with transaction(database, durable=False):
@@ -159,7 +203,7 @@ def _lanes_or_misfit(database: sqlite3.Connection, binding: Binding) -> int | st
     if verdict != ("ok",):
         return f"its index was damaged ({verdict[0]})"
     schema = database.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
-    if schema != [(table,) for table in _SCHEMA]:
+    if schema not in ([(table,) for table in _SCHEMA], [(table,) for table in (*_SCHEMA, _CONTENTS)]):
         return f"its index was unfinished, or had other tables than format {FORMAT}"
     meta = database.execute(
         "SELECT format, fingerprint, block_bytes, piece_bytes, lanes FROM meta"
@@ -192,3 +236,20 @@ def _load(index: DiskIndex, database: sqlite3.Connection) -> None:
             index.rows.append(IndexRow(slot, name, digest, used))
         else:
             index.unsound.append(slot)
+
+
+def _content_of(
+    slot: int, name: bytes, parent: object, tokens: object, salt: object, tenants: object
+) -> ContentRow | None:
+    """None: the row makes no sense, and what the block holds is not known."""
+    if not isinstance(parent, bytes) or len(parent) not in (0, NAME_BYTES) or not isinstance(salt, str):
+        return None
+    if not isinstance(tokens, bytes) or not tokens or len(tokens) % 4 or not isinstance(tenants, str):
+        return None
+    try:
+        found = json.loads(tenants)
+    except ValueError:
+        return None
+    if not isinstance(found, list) or not all(isinstance(tenant, str) for tenant in found):
+        return None
+    return ContentRow(slot, name, parent, tokens, salt, tuple(found))

@@ -129,6 +129,18 @@ class ChangeRecord:
                 block.users += users
             self._tell_all(name, block, users)
 
+    def expect(self, name: bytes, content: Content, tenants: tuple[str, ...]) -> None:
+        """Say what a name stands for that a tier has, and that is added next."""
+        users = tuple(one for one in tenants if self._tenants is None or one in self._tenants)
+        if users:
+            self._blocks[name] = _Block(0, content, users)
+            self._described.append(name)
+
+    def find(self, name: bytes) -> tuple[Content, tuple[str, ...]] | None:
+        """What is known of a name, and its tenants. Any thread may ask."""
+        block = self._blocks.get(name)
+        return None if block is None or block.content is None else (block.content, block.users)
+
     def take(self) -> list[Change]:
         """The changes since the last call, in their order."""
         for name in self._described:

@@ -298,6 +298,8 @@ def _engine_over(
         if recorder is not None:
             recorder.begin(setup, tier)
         changes = None if publishing is None else publishing.new_record()
+        if changes is not None and below is not None:
+            below.describe(changes)
         return setup.new_scheduler(tier, speculator, changes)
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
