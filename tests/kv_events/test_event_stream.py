@@ -6,7 +6,7 @@ import msgspec
 from tests.kv_events.readers import events_of, uint64s_of
 
 from octavo.kv_events.identity import Identity
-from octavo.kv_events.stream import Stream
+from octavo.kv_events.stream import CLEARINGS, Stream
 from octavo.kv_events.wire import AllBlocksCleared, Form, encode_batch
 from octavo.memory.changes import Change, Content, Place
 
@@ -72,11 +72,12 @@ def test_where_batch_0_would_leave_the_buffer_a_new_story_begins() -> None:
     for n in range(3):
         stream.apply([change(n)])
     batches = stream.apply([change(3)])
-    assert [batch.number for batch in batches] == [0, 1] == [batch.number for batch in stream.since(0)]
+    assert [batch.number for batch in batches] == [*range(CLEARINGS + 1)]
+    assert batches == stream.since(0)
     assert events_of(batches[0].payload, is_array=False) == [None]
-    hashes = {hash_ for event in events_of(batches[1].payload, is_array=False) for hash_ in event.hashes}  # type: ignore[union-attr]
+    hashes = {hash_ for event in events_of(batches[-1].payload, is_array=False) for hash_ in event.hashes}  # type: ignore[union-attr]
     assert hashes == {2**63 + n for n in range(4)}
-    assert [batch.number for batch in stream.apply([change(4)])] == [2]
+    assert [batch.number for batch in stream.apply([change(4)])] == [CLEARINGS + 1]
 
 
 def test_a_buffer_of_many_bytes_begins_a_new_story_too() -> None:
@@ -85,13 +86,12 @@ def test_a_buffer_of_many_bytes_begins_a_new_story_too() -> None:
     assert numbers.count(0) == 2
 
 
-def test_a_new_story_has_two_batches_also_where_nothing_is_there() -> None:
+def test_a_new_story_begins_with_clearings_also_where_nothing_is_there() -> None:
     stream = stream_of()
-    first, second = stream.begin([])
-    assert first.number == 0
-    assert second.number == 1
-    assert events_of(second.payload, is_array=False) == [None]
-    assert [batch.number for batch in stream.begin([change(1)])] == [0, 1]
+    batches = stream.begin([])
+    assert [batch.number for batch in batches] == [*range(CLEARINGS)]
+    assert all(events_of(batch.payload, is_array=False) == [None] for batch in batches)
+    assert [batch.number for batch in stream.begin([change(1)])] == [*range(CLEARINGS + 1)]
 
 
 def test_a_large_snapshot_is_cut_into_batches_and_is_never_too_large_for_the_buffer() -> None:
@@ -101,5 +101,5 @@ def test_a_large_snapshot_is_cut_into_batches_and_is_never_too_large_for_the_buf
         for n in range(1, 3001)
     ]
     batches = stream.begin(changes)
-    assert len(batches) == 4
-    assert stream.apply([change(0)])[0].number == 4
+    assert len(batches) == CLEARINGS + 3
+    assert stream.apply([change(0)])[0].number == CLEARINGS + 3

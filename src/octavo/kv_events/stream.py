@@ -1,12 +1,14 @@
 """Numbered batches, and those of them that can be asked for again.
 
-    0            1 ...        k            k + 1 ...
-    cleared      snapshot     snapshot     what changed since
+    0 ... 7      8 ... k      k + 1 ...
+    cleared      snapshot     what changed since
 
 Numbers begin at 0 again, with `AllBlocksCleared` and a snapshot of all that there is, where the batch 0 would
 leave the buffer: so the buffer always holds the whole story, and a router that comes late, or lost more than
-is kept, learns all of it from 0 on. Two batches are written at least, so that the first number of a new story
-is smaller than the last one of the old, which routers take for a restart. It knows no sockets.
+is kept, learns all of it from 0 on. Routers take a number that is smaller than their last one for a restart.
+So that one which lost the last messages of the old story, or the first ones of the new, sees such a number
+and a clearing, `CLEARINGS` batches begin it; one that loses as many in a row may keep what is stale until the
+next story. It knows no sockets.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from octavo.memory.changes import Change
 BATCHES_MAX = 10_000  # of the buffer, as vLLM's `buffer_steps`
 BYTES_MAX = 64 << 20
 SNAPSHOT_BLOCKS = 1024  # of a batch
+CLEARINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,10 @@ class Stream:
         """A new story: what to send of it. O(blocks)."""
         self._buffer, self._num_bytes = [], 0
         self.num_stories += 1
-        self._add([AllBlocksCleared()])
+        for _ in range(CLEARINGS):
+            self._add([AllBlocksCleared()])
         for events in self._picture.snapshot(SNAPSHOT_BLOCKS):
             self._add(events)
-        if len(self._buffer) == 1:
-            self._add([AllBlocksCleared()])
         self._batches_max = max(self._batches_min, 2 * len(self._buffer))
         self._bytes_max = max(self._bytes_min, 2 * self._num_bytes)
         return list(self._buffer)
