@@ -40,7 +40,7 @@ class MetricsAddress:
 
     def __init__(self, listener: socket.socket, edge: Edge, settings: ServerSettings) -> None:
         self._listener = listener
-        app = noting_requests(Guard(metrics_app(edge), _without_keys(settings)))
+        app = noting_requests(Guard(metrics_app(edge), _without_keys(settings), edge.model.identity))
         self._config = uvicorn.Config(
             app,
             http="h11",

@@ -80,6 +80,8 @@ class EngineClient:
     def generates(self) -> bool:
         """Whether there is an engine; without one it renders prompts alone."""
         return not isinstance(self.submitter.host, NoEngine)
+
+    @property
     def identity(self) -> Identity:
         """How routers read names and tenants."""
         return self.facts.identity

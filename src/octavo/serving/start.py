@@ -277,19 +277,14 @@ def _engine_over(
     worker = None if below is None else _worker_over(below, inbox, undo)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
-    runner = backend.new_runner(
-        loaded.model,
-        of_runner,
-        PoolSize(shape, budget.capacity + budget.staging, ready),
-        worker,
-        grammars,
-    )
+    size = PoolSize(shape, budget.capacity + budget.staging, ready)
+    runner = backend.new_runner(loaded.model, of_runner, size, worker, grammars)
     undo.callback(runner.close)
     config = _scheduler_config(options, budget, of_runner, runner.cold_reach.num_parts, backend)
     pressure_config = _pressure_of(options, budget) if backend.is_host else None
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
-    speculation = Speculation(options.speculate)
-    setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config, backend.pads_steps)
+    ways = (Speculation(options.speculate), pressure_config, backend.pads_steps)
+    setup = SchedulerSetup(config, *pool, identity, ready, *ways)
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
     publisher = None if publishing is None else undo.enter_context(contextlib.closing(publishing.open(name)))
 
