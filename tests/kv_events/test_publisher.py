@@ -223,3 +223,13 @@ def test_without_the_package_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
     with pytest.raises(ConfigError, match=r"octavo\[events\]"):
         publishing_of(StartOptions(kv_events=LOCAL), has_tenants=False)
+
+
+def test_where_events_are_read_is_told_in_vllms_words() -> None:
+    publishing = publishing_of(StartOptions(kv_events="tcp://127.0.0.1:5557"), has_tenants=False)
+    assert publishing is not None
+    source = publishing.source("model")
+    assert source["endpoint"] == "tcp://127.0.0.1:5557"
+    assert source["replay_endpoint"] is None
+    assert str(source["topic"]).startswith("kv@")
+    assert str(source["topic"]).endswith(":5557@model")

@@ -14,7 +14,7 @@ from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
-from octavo.kv_events.identity import Identity
+from octavo.kv_events.identity import EventSource, Identity
 from octavo.params import CACHE_SALT_CHARS_MAX, SamplerParams
 from octavo.sampling.grammars import CompiledGrammar
 from octavo.sampling.guides import needs_guide
@@ -36,6 +36,7 @@ class ModelFacts:
     )
     card: ModelCard = field(default_factory=ModelCard)
     identity: Identity = field(default_factory=Identity)  # how routers read names and tenants
+    event_source: EventSource | None = None  # where they read KV events
 
 
 def render_chat(

@@ -23,6 +23,9 @@ _BIT_63 = 1 << 63
 _TAG_BYTES = 8
 
 
+EventSource = dict[str, bool | int | str | None]  # one that routers can read, in vLLM's words
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """How names and tenants are written. `key`: None where there are no tenants."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
-from octavo.kv_events.identity import Identity, read_key
+from octavo.kv_events.identity import EventSource, Identity, read_key
 from octavo.kv_events.stream import Stream
 from octavo.kv_events.wire import Form
 from octavo.memory.changes import ChangeRecord
@@ -48,12 +48,24 @@ class Publishing:
                 f"the model is served as {shown(model)}, and kv_events is set, whose topic kv@ID@MODEL has "
                 "no room for a name with @; allowed: a name without (setting served_name)"
             )
+        stream = Stream(self.identity, self.form, time.time)
+        return Publisher(stream, self.topic_of(model), self.endpoint, self.replay_endpoint)
+
+    def topic_of(self, model: str) -> str:
+        """Of the model of that name on this machine."""
         port = self.endpoint.rpartition(":")[2]
         host = socket.gethostname().replace("@", "-") or "octavo"
-        topic = f"kv@{host}:{port}@{model}" if self.endpoint.startswith("tcp:") else f"kv@{host}@{model}"
-        return Publisher(
-            Stream(self.identity, self.form, time.time), topic, self.endpoint, self.replay_endpoint
-        )
+        return f"kv@{host}:{port}@{model}" if self.endpoint.startswith("tcp:") else f"kv@{host}@{model}"
+
+    def source(self, model: str) -> EventSource:
+        """What `GET /kv_event_sources` tells of it."""
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "topic": self.topic_of(model),
+        }
 
 
 def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | None:

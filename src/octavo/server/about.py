@@ -36,7 +36,8 @@ async def metrics(edge: Edge, request: Request) -> Response:
 
 async def kv_event_sources(edge: Edge, request: Request) -> Response:
     """Where KV events are sent, by rank, in vLLM's shape."""
-    return json_response(dict(edge.kv_event_sources))
+    source = edge.model.facts.event_source
+    return json_response({} if source is None else {"0": source})
 
 
 async def list_models(edge: Edge, request: Request) -> Response:

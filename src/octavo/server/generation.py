@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -64,8 +64,6 @@ class Edge:
     openapi: Callable[[], bytes] = lambda: b"{}"
     docs: Callable[[], bytes] = lambda: b""
     running: RunningAnswers = field(default_factory=RunningAnswers)
-    # Where KV events are sent, by data-parallel rank, in vLLM's words.
-    kv_event_sources: Mapping[str, JsonObject] = field(default_factory=dict)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""

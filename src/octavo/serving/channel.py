@@ -22,6 +22,7 @@ import msgspec
 
 from octavo.engine.model_card import ModelCard
 from octavo.errors import EngineStopped, InvalidRequest
+from octavo.kv_events.identity import EventSource
 from octavo.types import Update
 
 log = logging.getLogger("octavo.front_ends")
@@ -154,6 +155,7 @@ class Welcome(Message, frozen=True, tag=True):
     session_ttl_s: float
     has_disk: bool
     identity_key: bytes | None  # of KV events, where there are tenants
+    event_source: EventSource | None
     store_time: float  # the store's clock at `monotonic`
     monotonic: float
 

@@ -129,6 +129,7 @@ class FrontEnds:
             session_ttl_s=started.sessions.ttl_s,
             has_disk=started.sessions.sync is not None,
             identity_key=facts.identity.key,
+            event_source=facts.event_source,
             store_time=store.now(),
             monotonic=time.monotonic(),
         )

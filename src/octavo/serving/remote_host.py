@@ -320,7 +320,7 @@ def client_over(host: RemoteHost, tokenizer: Tokenizer) -> EngineClient:
     welcome = host.welcome
     grammars = RemoteGrammars(host, lambda: words_of(tokenizer, welcome.vocab_size))
     known = (welcome.model_name, welcome.context_length, welcome.vocab_size, grammars, welcome.card)
-    facts = ModelFacts(*known, Identity(welcome.identity_key))
+    facts = ModelFacts(*known, Identity(welcome.identity_key), welcome.event_source)
     store, sync = host.store, host.store.sync_blocks if welcome.has_disk else None
     # It has all that conversations use of a store.
     sessions = SessionSupport(cast(ConversationStore, store), welcome.session_ttl_s, sync)

@@ -267,7 +267,8 @@ def _engine_over(
     card = card_of(loaded, Pooling(options.pooling), is_host=backend.is_host)
     name = options.served_name or loaded.model.name
     publishing = publishing_of(options, has_tenants=policies_of is not None)
-    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card, identity_of(publishing))
+    of_routers = (identity_of(publishing), None if publishing is None else publishing.source(name))
+    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card, *of_routers)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     layout = f"{budget.block_size}{backend.layout_id}"
     fingerprint = root_name(b"disk", *identity, layout.encode())
