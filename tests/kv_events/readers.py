@@ -209,12 +209,20 @@ class LlmD(Reader):
 
 
 class Dynamo(Reader):
-    """Files under `cache_salt`, which a child inherits; drops a store with a hash twice; asks from a gap."""
+    """Files under `cache_salt`, which a child inherits; drops a store with a hash twice, and a message whose
+    number it had, or a larger one. A `ZmqSource`: it asks for nothing."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._replay = replay
-        self._next: int | None = None
+        self._next = 0
+
+    def clear(self) -> None:
+        super().clear()
+        self.num_lost = 0
+
+    def forget(self, hash_: int, key: Key, medium: str) -> None:
+        if self.index.get(key, Counter[str]())[TIERS[medium]] > 0:  # else the store was lost
+            super().forget(hash_, key, medium)
 
     def root_of(self, event: Stored) -> Key:
         return (event.cache_salt,) if event.cache_salt else ()
@@ -226,15 +234,10 @@ class Dynamo(Reader):
         super().store(event)
 
     def receive(self, topic: bytes, number: int, payload: bytes) -> None:
-        """A live message; the first of all, or one after a gap, is asked for with what is before it."""
-        expected = 0 if self._next is None else self._next
-        if number > expected:
-            self.num_replays += 1
-            for earlier, missed in self._replay(expected):
-                if earlier < number:
-                    self.apply(missed)
-        self._next = number + 1
-        self.apply(payload)
+        """A live message."""
+        if number >= self._next:
+            self._next = number + 1
+            self.apply(payload)
 
 
 class AIBrix(Reader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from tests.kv_events.readers import events_of, uint64s_of
 
 from octavo.kv_events.identity import Identity
@@ -16,8 +17,11 @@ def change(number: int, *, is_added: bool = True, salt: str = "") -> Change:
     return Change(bytes(31) + bytes([number]), "", Place.POOL, is_added, content)
 
 
-def stream_of(form: Form = Form.MAP, batches_max: int = 100, bytes_max: int = 1 << 20) -> Stream:
-    return Stream(Identity(), form, lambda: 1.5, batches_max=batches_max, bytes_max=bytes_max)
+def stream_of(
+    form: Form = Form.MAP, *, replays: bool = True, batches_max: int = 100, bytes_max: int = 1 << 20
+) -> Stream:
+    limits = {"batches_max": batches_max, "bytes_max": bytes_max}
+    return Stream(Identity(), form, lambda: 1.5, replays=replays, **limits)
 
 
 def test_a_batch_is_what_vllm_writes() -> None:
@@ -86,12 +90,24 @@ def test_a_buffer_of_many_bytes_begins_a_new_story_too() -> None:
     assert numbers.count(0) == 2
 
 
-def test_a_new_story_begins_with_clearings_also_where_nothing_is_there() -> None:
-    stream = stream_of()
-    batches = stream.begin([])
-    assert [batch.number for batch in batches] == [*range(CLEARINGS)]
-    assert all(events_of(batch.payload, is_array=False) == [None] for batch in batches)
-    assert [batch.number for batch in stream.begin([change(1)])] == [*range(CLEARINGS + 1)]
+def test_without_replay_numbers_never_go_back_and_all_is_told_again_now_and_then() -> None:
+    stream = stream_of(replays=False, batches_max=3)
+    told = [batch for n in range(20) for batch in stream.apply([change(n)])]
+    assert [batch.number for batch in told] == [*range(len(told))]
+    assert sum(b"AllBlocksCleared" in batch.payload for batch in told) >= 3
+    assert stream.since(0) == []
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_all_is_told_at_the_next_numbers(replays: bool) -> None:
+    stream = stream_of(replays=replays)
+    assert [batch.number for batch in stream.begin([])] == [0]
+    stream.apply([change(1)])
+    cleared, whole = stream.tell_all()
+    assert (cleared.number, whole.number) == (2, 3)
+    assert events_of(cleared.payload, is_array=False) == [None]
+    assert [batch.number for batch in stream.begin([])] == [4]
+    assert len(stream.since(0)) == (5 if replays else 0)
 
 
 def test_a_large_snapshot_is_cut_into_batches_and_is_never_too_large_for_the_buffer() -> None:
@@ -101,5 +117,5 @@ def test_a_large_snapshot_is_cut_into_batches_and_is_never_too_large_for_the_buf
         for n in range(1, 3001)
     ]
     batches = stream.begin(changes)
-    assert len(batches) == CLEARINGS + 3
-    assert stream.apply([change(0)])[0].number == CLEARINGS + 3
+    assert [batch.number for batch in batches] == [0, 1, 2, 3]
+    assert stream.apply([change(0)])[0].number == 4

@@ -71,9 +71,12 @@ class Tree:
     ("seed", "num_changes"),
     [(1, 3_000), (2, 3_000), pytest.param(3, 100_000, marks=pytest.mark.full)],
 )
-def test_readers_find_what_is_there_after_losses_late_joins_and_restarts(seed: int, num_changes: int) -> None:
+@pytest.mark.parametrize("replays", [True, False])
+def test_readers_find_what_is_there_after_losses_late_joins_and_restarts(
+    replays: bool, seed: int, num_changes: int
+) -> None:
     r = random.Random(seed)
-    tree, channel = Tree(r, 120, ["", "", "a"]), Channel(r, Identity())
+    tree, channel = Tree(r, 120, ["", "", "a"]), Channel(r, Identity(), replays=replays)
     left = num_changes
     while left > 0:
         count = r.randint(1, 20)
@@ -108,7 +111,7 @@ def _added(tree: Tree, number: int, place: Place) -> Change:
 def test_a_reader_that_drops_a_block_at_its_first_removal_finds_it_until_the_last(num_changes: int) -> None:
     r = random.Random(4)
     tree, reader = Tree(r, 60, [""]), AIBrix()
-    stream = Stream(Identity(), Form.ARRAY, lambda: 1.5)
+    stream = Stream(Identity(), Form.ARRAY, lambda: 1.5, replays=False)
     for _ in range(num_changes):
         for batch in stream.apply([tree.change()]):
             reader.receive(b"", batch.number, batch.payload)

@@ -4,9 +4,9 @@
                                                                                   <--> ROUTER  replay
 
 The engine's thread appends a list to the queue and, where the thread sleeps, wakes it; it never waits. Where
-the queue is full, what is in it is dropped and counted, and all that there is now takes its place: so a story
-begins again. A subscriber that does not read loses messages (`HWM` of them wait for it), and asks for them
-again. A new subscriber begins a new story, at most one in `JOIN_S` seconds.
+the queue is full, what is in it is dropped and counted, and all that there is now takes its place. A
+subscriber that does not read loses messages (`HWM` of them wait for it). Where a new one joins, all that
+there is is told, to all, at most once in `JOIN_S` seconds.
 
 Replay, as vLLM's: a DEALER sends `"" | number (8 bytes, big endian)` and gets, for each batch from that
 number on, `"" | topic | number | batch`, then `"" | "" | ff*8 | ""`.
@@ -115,7 +115,7 @@ class Publisher:
         self._replay: zmq.Socket[bytes] | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closing = False
-        self._joined_at: float | None = None  # of one that has not been told a story
+        self._joined_at: float | None = None  # of one that has not been told all
         self._told_at = -JOIN_S
         self._num_gaps_logged = 0
         try:
@@ -178,7 +178,7 @@ class Publisher:
             if self._events in ready:
                 self._note_subscribers()
             if self._joined_at is not None and time.monotonic() >= self._told_at + JOIN_S:
-                self._send(self._stream.begin_again())
+                self._send(self._stream.tell_all())
                 self._told_at, self._joined_at = time.monotonic(), None
             if self._replay is not None and self._replay in ready:
                 self._answer(self._replay)

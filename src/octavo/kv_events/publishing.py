@@ -48,7 +48,8 @@ class Publishing:
                 f"the model is served as {shown(model)}, and kv_events is set, whose topic kv@ID@MODEL has "
                 "no room for a name with @; allowed: a name without (setting served_name)"
             )
-        stream = Stream(self.identity, self.form, time.time)
+        replays = self.replay_endpoint is not None
+        stream = Stream(self.identity, self.form, time.time, replays=replays)
         return Publisher(stream, self.topic_of(model), self.endpoint, self.replay_endpoint)
 
     def topic_of(self, model: str) -> str:

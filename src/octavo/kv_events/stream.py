@@ -1,14 +1,16 @@
 """Numbered batches, and those of them that can be asked for again.
 
-    0 ... 7      8 ... k      k + 1 ...
-    cleared      snapshot     what changed since
+    0      1 ... k      k + 1 ...        m        m + 1 ...
+    clear  whole        what changed     clear    whole        what changed
 
-Numbers begin at 0 again, with `AllBlocksCleared` and a snapshot of all that there is, where the batch 0 would
-leave the buffer: so the buffer always holds the whole story, and a router that comes late, or lost more than
-is kept, learns all of it from 0 on. Routers take a number that is smaller than their last one for a restart.
-So that one which lost the last messages of the old story, or the first ones of the new, sees such a number
-and a clearing, `CLEARINGS` batches begin it; one that loses as many in a row may keep what is stale until the
-next story. It knows no sockets.
+`AllBlocksCleared` and all that there is go out at the next numbers where a subscriber joins, where changes
+were lost, and after `BATCHES_MAX` batches: so a router that comes late, or lost some, knows all from then on,
+also one that never asks. Numbers go back to 0 in one case alone, since routers differ there: Dynamo drops
+what has a number that it had before, llm-d takes a smaller one for a restart, and never reads a publisher
+that cannot replay from 0 on. So with replay, and with it alone, numbers begin at 0 again where the batch 0
+would leave the buffer: the buffer always has everything from 0 on. `CLEARINGS` batches begin such a story, so
+that a router which lost the last messages of the old one, or the first of the new, sees a smaller number and
+a clearing. It knows no sockets.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Batch:
 
 
 class Stream:
-    """What a publisher sends. `clock`: seconds since 1970."""
+    """What a publisher sends. `clock`: seconds since 1970; `replays`: batches can be asked for again."""
 
     def __init__(
         self,
@@ -44,49 +46,57 @@ class Stream:
         form: Form,
         clock: Callable[[], float],
         *,
+        replays: bool,
         batches_max: int = BATCHES_MAX,
         bytes_max: int = BYTES_MAX,
     ) -> None:
-        self.num_stories = 0  # how often numbers began at 0
         self._picture = Picture(identity, last_only=form is Form.ARRAY)
-        self._form, self._clock = form, clock
+        self._form, self._clock, self._replays = form, clock, replays
         self._batches_min, self._bytes_min = batches_max, bytes_max
         self._batches_max, self._bytes_max = batches_max, bytes_max
-        self._buffer: list[Batch] = []
-        self._num_bytes = 0
+        self._next = 0
+        self._buffer: list[Batch] = []  # from 0 on, with replay
+        self._num_batches = self._num_bytes = 0  # in the buffer; without replay, since all was told last
 
     def apply(self, changes: Iterable[Change]) -> list[Batch]:
-        """What to send of these changes: nothing, a batch, or a new story where the buffer is full."""
+        """What to send of these changes: nothing, a batch, or all that there is, when that is due."""
         events = self._picture.apply(changes)
         if not events:
             return []
-        if len(self._buffer) >= self._batches_max or self._num_bytes >= self._bytes_max:
-            return self.begin_again()
-        return [self._add(events)]
+        return self.tell_all() if self._is_full else [self._add(events)]
 
     def begin(self, changes: Iterable[Change]) -> list[Batch]:
         """These are all that there is now, whatever was told before."""
         self._picture.begin(changes)
-        return self.begin_again()
+        return self.tell_all()
 
-    def begin_again(self) -> list[Batch]:
-        """A new story: what to send of it. O(blocks)."""
-        self._buffer, self._num_bytes = [], 0
-        self.num_stories += 1
-        for _ in range(CLEARINGS):
-            self._add([AllBlocksCleared()])
-        for events in self._picture.snapshot(SNAPSHOT_BLOCKS):
-            self._add(events)
-        self._batches_max = max(self._batches_min, 2 * len(self._buffer))
-        self._bytes_max = max(self._bytes_min, 2 * self._num_bytes)
-        return list(self._buffer)
+    def tell_all(self) -> list[Batch]:
+        """A clearing and all that there is: what to send of it. O(blocks)."""
+        num_clearings, is_full = 1, self._is_full
+        if is_full and self._replays:
+            num_clearings, self._next = CLEARINGS, 0
+            self._buffer = []
+        if is_full or not self._replays:
+            self._num_batches = self._num_bytes = 0
+        batches = [self._add([AllBlocksCleared()]) for _ in range(num_clearings)]
+        batches += [self._add(events) for events in self._picture.snapshot(SNAPSHOT_BLOCKS)]
+        self._batches_max = max(self._batches_min, 2 * len(batches))
+        self._bytes_max = max(self._bytes_min, 2 * sum(len(batch.payload) for batch in batches))
+        return batches
 
     def since(self, number: int) -> list[Batch]:
-        """The batches from that number on."""
+        """The batches from that number on; none without replay."""
         return self._buffer[number:]
 
+    @property
+    def _is_full(self) -> bool:
+        return self._num_batches >= self._batches_max or self._num_bytes >= self._bytes_max
+
     def _add(self, events: list[Event]) -> Batch:
-        batch = Batch(len(self._buffer), encode_batch(self._clock(), events, self._form))
-        self._buffer.append(batch)
+        batch = Batch(self._next, encode_batch(self._clock(), events, self._form))
+        self._next += 1
+        self._num_batches += 1
         self._num_bytes += len(batch.payload)
+        if self._replays:
+            self._buffer.append(batch)
         return batch

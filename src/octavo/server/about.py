@@ -36,7 +36,7 @@ async def metrics(edge: Edge, request: Request) -> Response:
 
 async def kv_event_sources(edge: Edge, request: Request) -> Response:
     """Where KV events are sent, by rank, in vLLM's shape."""
-    source = edge.model.facts.event_source
+    source = edge.model.event_source
     return json_response({} if source is None else {"0": source})
 
 

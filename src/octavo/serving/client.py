@@ -20,7 +20,7 @@ from octavo.engine.no_engine import NoEngine
 from octavo.engine.requests import ModelFacts
 from octavo.engine.submitter import Submitter
 from octavo.engine.traffic import TrafficWriter
-from octavo.kv_events.identity import Identity
+from octavo.kv_events.identity import EventSource, Identity
 from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
 
@@ -85,6 +85,11 @@ class EngineClient:
     def identity(self) -> Identity:
         """How routers read names and tenants."""
         return self.facts.identity
+
+    @property
+    def event_source(self) -> EventSource | None:
+        """Where they read KV events."""
+        return self.facts.event_source
 
     @property
     def context_length(self) -> int:
