@@ -9,6 +9,7 @@ from types import MappingProxyType
 import pytest
 from tests.kv_events.channel import Channel
 from tests.kv_events.readers import Reader
+from tests.simulator.fingerprint import WitnessedLife
 from tests.simulator.lives import Simulation
 
 from octavo.kv_events.identity import Identity
@@ -109,6 +110,13 @@ class PublishedLife(Simulation):
         assert there <= self.record._blocks.keys() <= there | arriving
 
 
+class RecordedLife(WitnessedLife):
+    """A life with a record, that tells each plan and update."""
+
+    def new_record(self) -> ChangeRecord:
+        return ChangeRecord()
+
+
 def readers_agree(life: PublishedLife) -> None:
     """All of them, about every prompt, when nothing is lost any more."""
     life.publish()
@@ -131,6 +139,14 @@ def test_readers_find_what_the_ledger_finds(seed: int, overlap: int) -> None:
     readers_agree(life)
     life.check_record()
     assert life.num_looked > 20
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_plans_and_answers_are_the_same_with_a_record_and_without(seed: int) -> None:
+    told: list[list[tuple[str, object]]] = [[], []]
+    WitnessedLife(seed, 1, lambda kind, value: told[0].append((kind, value))).live(seed)
+    RecordedLife(seed, 1, lambda kind, value: told[1].append((kind, value))).live(seed)
+    assert told[0] == told[1]
 
 
 @pytest.mark.full

@@ -179,6 +179,13 @@ def test_an_endpoint_that_is_taken_is_refused_and_nothing_stays_open() -> None:
                 Publisher(Stream(Identity(), Form.MAP, lambda: 1.5, replays=True), TOPIC, *endpoints)
 
 
+def test_names_and_addresses_of_loopback_and_files_can_be_bound(tmp_path: Path) -> None:
+    for endpoint in ("tcp://localhost:*", "tcp://127.0.0.2:*", f"ipc://{tmp_path}/s"):
+        publisher = Publisher(Stream(Identity(), Form.MAP, lambda: 1.5, replays=False), TOPIC, endpoint)
+        publisher.close()
+        assert publisher.endpoint.startswith(endpoint[:6])
+
+
 LOCAL = "tcp://127.0.0.1:5557"
 
 

@@ -239,8 +239,9 @@ def _number(number: int) -> bytes:
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str, name: str) -> str:
     """Returns where: with the port, where it was left to the system. Raises ConfigError."""
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
-        socket.bind(endpoint)
+        socket.bind(endpoint.replace("//localhost:", "//127.0.0.1:"))  # ZeroMQ binds to no name
     except zmq.ZMQError as error:
         raise ConfigError(
             f"{name} is {endpoint}, which cannot be bound ({error}); allowed: an address of this machine "
