@@ -85,6 +85,7 @@ class FakeModel:
         self.sessions = FakeSessions(self)
         self.card = FAKE_CARD
         self.identity = Identity()
+        self.event_source = None
         self.gave_up: str | None = None
         self.generates = True
         self.drained = False

@@ -95,7 +95,7 @@ class Engine:
         policy = None if self._watch is None else self._watch.policy
         ranks = None if self._device is None else self._device.ranks
         self._port = Port(scheduler, self._counters, policy, ranks)
-        if self._changes is not None and (record := scheduler.ledger.history.changes) is not None:
+        if self._changes is not None and (record := self._port.changes) is not None:
             self._changes.begin(record)
 
     @property
@@ -139,7 +139,7 @@ class Engine:
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             updates += self._commit(planned - started)
         self._port.record(updates)
-        if self._changes is not None and (record := self.scheduler.ledger.history.changes) is not None:
+        if self._changes is not None and (record := self._port.changes) is not None:
             self._changes.hand_over(record)
         return updates
 

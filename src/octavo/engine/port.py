@@ -20,6 +20,7 @@ from octavo.inspect.inspector import Inspector
 from octavo.inspect.readers import view_pin
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks
+from octavo.memory.changes import ChangeRecord
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState, StoredSession
@@ -268,6 +269,11 @@ class Port:
         self._counters = counters
         self._pressure = pressure
         self._inspector = inspector_of(scheduler, ranks)
+
+    @property
+    def changes(self) -> ChangeRecord | None:
+        """Names that came and went, where they are published."""
+        return self._scheduler.ledger.history.changes
 
     def answer(self, command: Command[ReplyT], now: float) -> object:
         """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
