@@ -17,7 +17,9 @@ import typer
 from tests.server.test_metrics import samples_of
 
 import octavo.cli.main
+from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats
+from octavo.kv_events.publishing import publishing_of
 from octavo.server.metrics import Metrics
 from octavo.server.route import Access
 from octavo.server.routes import match_route
@@ -36,6 +38,7 @@ QUERIES += [note["expr"] for note in BOARD["annotations"]["list"]]
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes/octavo.yaml").read_text()))
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
 ON_GPU = yaml.safe_load((DEPLOY / "kubernetes/gpu.yaml").read_text())
+ROUTED = yaml.safe_load((DEPLOY / "llm-d/octavo.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 UNIT = (DEPLOY / "systemd/octavo.service").read_text()
 
@@ -162,6 +165,7 @@ def test_every_option_that_is_given_exists():
     for words in (
         pod["args"],
         on_gpu["args"],
+        ROUTED["spec"]["template"]["spec"]["containers"][0]["args"],
         COMPOSE["services"]["octavo"]["command"],
         json.loads(command),
         shlex.split(start)[1:],
@@ -187,6 +191,22 @@ def test_a_gpu_changes_the_deployment_and_nothing_that_probes_and_volumes_count_
     assert any(folder.startswith(mount["mountPath"]) for mount in pod["volumeMounts"])
     assert "ARG EXTRAS" in DOCKERFILE
     assert "TRITON_CACHE_DIR=/var/cache/octavo/" in DOCKERFILE
+
+
+def test_a_router_reads_what_the_patched_deployment_sends():
+    _, pod = container()
+    [routed] = ROUTED["spec"]["template"]["spec"]["containers"]
+    assert routed["name"] == pod["name"]
+    for name in ("--host", "--port", "--api-key-file", "--disk-cache", "--drain-timeout"):
+        assert option(routed["args"], name) == option(pod["args"], name)
+    told = [
+        option(routed["args"], name) for name in ("--kv-events", "--kv-events-replay", "--metrics-address")
+    ]
+    ports = [int(address.rpartition(":")[2]) for address in told]
+    assert ports == [port["containerPort"] for port in routed["ports"]]
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    options = StartOptions(kv_events=told[0], kv_events_replay=told[1], kv_events_remote=True)
+    assert publishing_of(options, has_tenants=False) is not None
 
 
 def test_a_probe_asks_an_open_route_at_the_port_that_is_served():
