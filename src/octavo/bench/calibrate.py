@@ -1,7 +1,7 @@
 """A server of one's own, loaded for two minutes with all that steps can be: what `calibration.fit` reads.
 
 The server is another process, as it would serve, and records what its scheduler does. Its clients come in
-phases of more and more requests at once, of random lengths.
+short phases of more and more requests at once, of random lengths, again and again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from octavo.errors import RequestFailed
 Serve = Callable[[StartOptions, int], None]  # with these settings on this port, until it is ended
 PROMPT_MIN, SHORT, LONGEST = 8, 64, 1024  # tokens of prompts
 OUTPUT_MIN, OUTPUT_MAX = 8, 256
+PHASE_S = 4.0  # short, and all of them again and again: what slows the machine down falls on all alike
 _READY_S = 600.0
 _END_S = 30.0
 
@@ -72,12 +73,13 @@ async def _load(
     first = list[float]()
     async with client:
         at_once = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count <= options.max_seqs]
+        rounds = max(1, int(seconds / (len(at_once) * PHASE_S)))
         ends = time.perf_counter()
-        for index, count in enumerate(at_once):
-            ends += seconds / len(at_once)
-            tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once)}")
+        for index, count in enumerate(at_once * rounds):
+            ends += seconds / (len(at_once) * rounds)
+            tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once) * rounds}")
             asking = _Asking(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
-            is_last = index + 1 == len(at_once)
+            is_last = count == at_once[-1]
             short = [is_last or number % 2 == 1 for number in range(count)]
             await asyncio.gather(
                 *(asking.ask(index, number, is_short=short[number]) for number in range(count))
