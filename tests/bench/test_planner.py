@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.bench.calibration import VERSION, Calibration
-from octavo.bench.planner import Planner, Server, Traffic
+from octavo.bench.planner import Planner, Served, Server, Traffic
 from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import WorkloadTargets
-from octavo.engine.scheduler_setup import SchedulerSetup
+from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
 from octavo.step.config import SchedulerConfig
-from octavo.step.step_times import StepShape
 
 POSITION_S, BASE_S, ROW_S = 0.001, 0.005, 0.0005
 BETWEEN_S, HTTP_S = 0.0005, 0.002
@@ -51,7 +51,7 @@ def trace_of(*requests: TraceRequest) -> RequestTrace:
 
 
 def planner_of(setup: SchedulerSetup, **fields: float) -> Planner:
-    return Planner(calibration_of(setup, **fields), TARGETS, setup, None, draws=3)
+    return Planner(calibration_of(setup, **fields), TARGETS, setup, draws=3)
 
 
 def test_one_request_takes_what_its_steps_are_said_to_take() -> None:
@@ -152,19 +152,24 @@ def test_plans_ahead_hide_what_is_between_steps() -> None:
     setup = setup_of()
 
     def end(depth: int) -> float:
-        server = Server(calibration_of(setup), setup, None, depth, 0)
+        calibration = msgspec.structs.replace(calibration_of(setup), depth=depth)
         traffic = Traffic(trace_of(TraceRequest(0.0, 16, 100)))
-        return server.serve(traffic, TARGETS, 0).seconds
+        return Server(calibration, setup, 0).serve(traffic, TARGETS, 0).seconds
 
     assert end(1) < end(0)
 
 
-def test_a_calibrations_steps_may_be_given_by_another_model() -> None:
-    setup = setup_of()
+def test_blocks_come_back_from_a_tier_in_the_time_that_was_measured() -> None:
+    setup = setup_of(blocks=60)
+    first, second = TraceRequest(0.0, 600, 2, (1, 2)), TraceRequest(30.0, 600, 2, (3, 4))
+    again = TraceRequest(60.0, 600, 2, (1, 2))
+    tier = TierSetup(num_slots=400, num_host=400, max_age_s=None, stored=[])
 
-    def constant(shape: StepShape) -> float:
-        return 0.1
+    def served(load_s: float) -> Served:
+        calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, load_s=load_s, store_s=0.0001)
+        return Server(calibration, setup, 0).serve(Traffic(trace_of(first, second, again)), TARGETS, 0)
 
-    server = Server(calibration_of(setup), setup, None, 0, 0, constant)
-    served = server.serve(Traffic(trace_of(TraceRequest(0.0, 16, 5))), TARGETS, 0)
-    assert served.report.e2e_ms.p50 == pytest.approx(1000 * (5 * 0.1 + 4 * BETWEEN_S + HTTP_S))
+    quick = served(0.0002)
+    assert quick.cached_tokens > 500, "nothing came back"
+    assert quick.report.ttft_ms.p50 > quick.report.ttft_ms.mean
+    assert served(1.0).report.e2e_ms.p99 > quick.report.e2e_ms.p99

@@ -27,7 +27,7 @@ from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
 from octavo.bench.traces import RequestTrace, prompts_of
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.port import FinishTransfer, Submit
-from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
+from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
 from octavo.params import SamplerParams
@@ -71,33 +71,23 @@ class Served:
 class Server:
     """One virtual server, which serves its traffic once."""
 
-    def __init__(
-        self,
-        calibration: Calibration,
-        setup: SchedulerSetup,
-        tier: TierSetup | None,
-        depth: int,
-        seed: int,
-        predicted_s: Callable[[StepShape], float] | None = None,
-    ) -> None:
-        """`depth`: plans that are made before the oldest is committed, as of the engine. `predicted_s`: in
-        place of the calibration's."""
-        self._calibration, self._depth = calibration, depth
+    def __init__(self, calibration: Calibration, setup: SchedulerSetup, seed: int) -> None:
+        """`setup`: the calibration's, or what it would be; `seed`: of noise and drift."""
+        self._calibration = calibration
         self._random = random.Random(seed)
-        self._predicted_s = predicted_s or calibration.predicted_s
-        self._loop = VirtualLoop(_plain(setup), tier)
+        self._loop = VirtualLoop(_plain(setup), calibration.tier)
         self._now = 0.0
         self._free_at = 0.0  # when the device has computed all that it was given
         self._ends: deque[float] = deque()  # of plans in flight
         self._seconds: deque[tuple[float, StepShape]] = deque()
-        self._moving: list[tuple[float, int]] = []  # a heap: when a transfer ends
+        self._moving: list[tuple[float, int, float]] = []  # a heap: when a transfer ends, which, its seconds
         self._moved_at = 0.0
         self._drift = self._drift_until = 0.0
         self._answers: dict[int, Answer] = {}
         self._done: list[Answer] = []
         self._served = Counter[str]()
         self._waits = Counter[str]()
-        self.on_end: Callable[[float], None] = lambda now: None
+        self._on_end: Callable[[float], None] = lambda now: None
 
     def serve(self, traffic: Traffic, targets: WorkloadTargets, seed: int) -> Served:
         """To the end of the last answer."""
@@ -112,7 +102,7 @@ class Server:
         if traffic.users:
             for _ in range(traffic.users):
                 next_of_user(0.0)
-            self.on_end = lambda now: next_of_user(now + traffic.think_s)
+            self._on_end = lambda now: next_of_user(now + traffic.think_s)
         else:
             first = next(requests)
             arrivals.append((first[0], 1, first[1]))
@@ -138,19 +128,19 @@ class Server:
 
     def _end(self, answer: Answer) -> None:
         self._done.append(answer)
-        self.on_end(answer.ended)
+        self._on_end(answer.ended)
 
     def _turn(self, next_arrival: float) -> None:
         """One turn of the engine's loop; where nothing can be done, the clock goes on to what comes next."""
         loop = self._loop
         while self._moving and self._moving[0][0] <= self._now:
-            at, transfer_id = heapq.heappop(self._moving)
-            loop.answer(FinishTransfer(TransferDone(transfer_id, ok=True, seconds=self._move_s)), at)
+            at, transfer_id, seconds = heapq.heappop(self._moving)
+            loop.answer(FinishTransfer(TransferDone(transfer_id, ok=True, seconds=seconds)), at)
         loop.scheduler.expire(self._now)
         plan = loop.schedule(self._now)
         if plan is not None:
             self._start(plan)
-        if loop.in_flight and (plan is None or len(loop.in_flight) > self._depth):
+        if loop.in_flight and (plan is None or len(loop.in_flight) > self._calibration.depth):
             self._commit()
         elif plan is None:
             soonest = self._moving[0][0] if self._moving else math.inf
@@ -158,10 +148,6 @@ class Server:
             upcoming = min(next_arrival, soonest, math.inf if event is None else event)
             assert upcoming < math.inf or not loop.scheduler.has_work, "work is left, and nothing will happen"
             self._now = self._now if math.isinf(upcoming) else max(self._now, upcoming)
-
-    @property
-    def _move_s(self) -> float:
-        return self._calibration.load_s or self._calibration.store_s or _MOVED_S
 
     def _start(self, plan: StepPlan) -> None:
         scheduler = self._loop.scheduler
@@ -172,13 +158,16 @@ class Server:
             self._waits[scheduler.live.why_waiting(scheduler.live.waiting.first).reason] += 1
         for transfer in plan.transfers:
             if transfer.move is not Move.FORGET:
-                self._moved_at = max(self._now, self._moved_at) + self._move_s
-                heapq.heappush(self._moving, (self._moved_at, transfer.transfer_id))
+                calibration = self._calibration
+                measured = calibration.load_s if transfer.move is Move.LOAD else calibration.store_s
+                seconds = measured or _MOVED_S
+                self._moved_at = max(self._now, self._moved_at) + seconds
+                heapq.heappush(self._moving, (self._moved_at, transfer.transfer_id, seconds))
         shape = shape_of(plan.chunks)
-        seconds = self._step_s(shape) if plan.chunks else 0.0
-        self._free_at = max(self._now, self._free_at) + seconds
+        step_s = self._step_s(shape) if plan.chunks else 0.0
+        self._free_at = max(self._now, self._free_at) + step_s
         self._ends.append(self._free_at)
-        self._seconds.append((seconds, shape))
+        self._seconds.append((step_s, shape))
 
     def _step_s(self, shape: StepShape) -> float:
         calibration = self._calibration
@@ -188,7 +177,7 @@ class Server:
             self._drift_until = self._now + 10.0
         of_kind = calibration.noise.get(kind_of(shape))
         noise = self._random.choice(of_kind) if of_kind else 0.0
-        return self._predicted_s(shape) * math.exp(noise + self._drift)
+        return calibration.predicted_s(shape) * math.exp(noise + self._drift)
 
     def _check_covered(self, shape: StepShape) -> None:
         calibration = self._calibration
@@ -319,14 +308,12 @@ class Planner:
     calibration: Calibration
     targets: WorkloadTargets
     setup: SchedulerSetup
-    tier: TierSetup | None
     draws: int = 5
     tell: Callable[[str], None] = field(default=lambda text: None)
 
     def served(self, traffic: Traffic, draw: int = 0) -> Served:
         """One draw."""
-        server = Server(self.calibration, self.setup, self.tier, self.calibration.depth, draw)
-        return server.serve(traffic, self.targets, seed=draw)
+        return Server(self.calibration, self.setup, draw).serve(traffic, self.targets, seed=draw)
 
     def forecast(self, traffic: Traffic) -> Forecast:
         """All draws."""

@@ -86,7 +86,7 @@ def predicted(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> Load
         raise ConfigError(
             f"--plan {path} is no calibration of this version; allowed: what `octavo bench calibrate` wrote"
         )
-    planner = Planner(calibration, targets, calibration.setup, calibration.tier)
+    planner = Planner(calibration, targets, calibration.setup)
     return dataclasses.replace(planner.served(Traffic(trace)).report, arrival="predicted")
 
 

@@ -115,9 +115,7 @@ def run_plan(
     with phases() as tell:
         traffic = traffic_of(asked, calibration.setup)
         for name, setup in columns:
-            planner = Planner(
-                calibration, targets, setup, calibration.tier, draws=asked.draws, tell=_telling(tell, name)
-            )
+            planner = Planner(calibration, targets, setup, draws=asked.draws, tell=_telling(tell, name))
             forecast = planner.forecast(traffic)
             forecasts.append((name, forecast, _highest(planner, asked, traffic)))
     first = forecasts[0][1]

@@ -79,7 +79,6 @@ class StepTimes:
         self.step_s: float | None = None  # of a step, on average
         self.between_s = 0.0  # from one step's end to the next one's begin, on average
         self.residuals: deque[float] = deque(maxlen=_RESIDUALS)
-        self.num_steps = 0
         self._fit = Fit()
         self._pace = 1.0
         self._read_each = 0.0  # positions that a decoding sequence's attention reads, on average
@@ -93,11 +92,6 @@ class StepTimes:
             return None
         seconds = fit.terms[_POSITION] + fit.terms[_PROMPT_READ] * self._prompt_read_each / _READS
         return self._pace * seconds or None
-
-    @property
-    def knows_decoding(self) -> bool:
-        """Whether a step without prompts was measured."""
-        return self.sizes.is_measured
 
     def decode_s(self, num_decoding: int) -> float | None:
         """A step that only decodes, with contexts as of late; None: none was measured. Of no sequence 0."""
@@ -135,7 +129,6 @@ class StepTimes:
                 share = 1.0 if not shape.decoding else min(1.0, shape.prompt / shape.positions)
                 self._pace = min(_PACE_MAX, max(1 / _PACE_MAX, self._pace * ratio ** (_PACE_GAIN * share)))
             seconds = ratio * predicted
-        self.num_steps += 1
         num_rows = shape.decoding + shape.guesses
         if shape.decoding:
             self._read_each += _AVERAGE_GAIN * (shape.read / shape.decoding - self._read_each)
