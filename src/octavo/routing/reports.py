@@ -1,0 +1,154 @@
+"""What a replica reports of itself, as frames of a stream.
+
+    Hello                        once, first: what the replica is
+    Changes, Changes, ...        the whole picture, then names as they come and go
+    Load                         its queue and what its steps take, ten times a second while it works
+
+    frame    [ length, 4 bytes, little endian | msgpack ]
+
+A name is written as its last 8 bytes. No report has a token or a text. Every field is bounded, and decoding
+checks it: bytes that are no report raise InvalidRequest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from octavo.errors import InvalidRequest
+from octavo.memory.changes import Place
+
+VERSION = 1
+NAME_BYTES = 8
+NAMES_MAX = 8192  # added, and removed, in one report
+FRAME_BYTES_MAX = 1 << 18
+_HEADER_BYTES = 4
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+Names = Annotated[bytes, msgspec.Meta(max_length=NAMES_MAX * NAME_BYTES)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """What the replica is. Replicas with one `fingerprint` name equal prefixes of a tenant alike; names
+    begin at `root_name(tenant's key, *root_parts)`."""
+
+    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
+    slot: Count
+    name: _Text
+    model: _Text
+    fingerprint: Annotated[str, msgspec.Meta(max_length=128)]
+    root_parts: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=64)
+    ]
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    context_length: Count
+    max_queue: Count
+    max_seqs: Count
+    step_tokens: Count
+    http_url: _Text = ""  # filled by the reader
+
+
+class Changes(msgspec.Struct, frozen=True, tag="changes"):
+    """Names that left a place, then names that came to it; of the same name the last one counts. `cleared`:
+    all that was reported before, of every place, is forgotten first."""
+
+    place: Place
+    added: Names = b""
+    removed: Names = b""
+    cleared: bool = False
+
+    def __post_init__(self) -> None:
+        for what, data in (("added", self.added), ("removed", self.removed)):
+            if len(data) % NAME_BYTES:
+                raise ValueError(f"{what} has {len(data):,} bytes; allowed: a multiple of {NAME_BYTES}")
+
+
+class StepModel(msgspec.Struct, frozen=True):
+    """What steps take, in seconds, as `step/step_times.py` has learned it."""
+
+    position_s: Seconds  # a position of a prompt
+    read_s: Seconds  # an earlier position that a prompt's position reads
+    decode_s: Seconds  # a step of the sequences that decode now; 0: none does
+    stretch: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0  # prompts' time beside those, over alone
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Its work. `prefill_left`: positions of prompts, of running and waiting requests, that are not computed
+    yet; `prefill_read`: the earlier positions that those read, as `prefill_reads` counts them."""
+
+    num_running: Count
+    num_waiting: Count
+    prefill_left: Count
+    prefill_read: Count
+    decode_left: Count  # tokens that running and waiting requests may still generate
+    free_blocks: Count  # that no request holds
+    num_blocks: Count
+    is_full: bool = False  # the queue takes no more
+    is_draining: bool = False
+    step_model: StepModel | None = None  # None: too few steps were measured
+    tenants_full: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=4096)] = ()
+
+
+Report = Hello | Changes | Load
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def prefill_reads(start: int, stop: int) -> int:
+    """How many positions the positions [start, stop) of a prompt read, each those before it and itself."""
+    length = stop - start
+    return length * start + length * (length + 1) // 2
+
+
+def packed(names: Iterable[bytes]) -> bytes:
+    """The last 8 bytes of each name, one after another."""
+    return b"".join([name[-NAME_BYTES:] for name in names])
+
+
+def unpacked(data: bytes) -> array[int]:
+    """What `packed` wrote, as integers of 64 bits. Little endian, as all of Octavo."""
+    return array("Q", data)
+
+
+def encode_frame(report: Report) -> bytes:
+    """A whole frame. A value beyond its bound is found where it is decoded."""
+    data = _encoder.encode(report)
+    return len(data).to_bytes(_HEADER_BYTES, "little") + data
+
+
+class FrameReader:
+    """Cuts a stream's bytes into reports. It keeps at most one frame's bytes between two calls."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Report]:
+        """The reports that these bytes complete. Raises InvalidRequest for what is no report; the stream is
+        of no use then."""
+        buffer, reports, start = self._data, list[Report](), 0
+        buffer += data
+        while len(buffer) - start >= _HEADER_BYTES:
+            body = start + _HEADER_BYTES
+            length = int.from_bytes(buffer[start:body], "little")
+            if length > FRAME_BYTES_MAX:
+                raise InvalidRequest(f"a frame of {length:,} bytes; allowed: {FRAME_BYTES_MAX:,}")
+            if len(buffer) < body + length:
+                break
+            reports.append(_decode(bytes(buffer[body : body + length])))
+            start = body + length
+        del buffer[:start]
+        return reports
+
+
+def _decode(data: bytes) -> Report:
+    try:
+        report: Report = _decoder.decode(data)
+        return report
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"these bytes are no report: {error}") from None
