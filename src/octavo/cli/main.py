@@ -142,6 +142,7 @@ def root(
 @app.command()
 @with_settings
 def serve(
+    given: typer.Context,
     model: opt.Model = None,
     file: opt.File = None,
     *,
@@ -152,7 +153,7 @@ def serve(
     """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
 
-    run(opt.named(model or resolved.model, file), engine, server)
+    run(opt.named(model or resolved.model, file), engine, server, given.obj)
 
 
 @app.command()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Callable
+from typing import Protocol
 
 from rich.console import Console
 
@@ -11,8 +14,9 @@ from octavo.config import StartOptions
 from octavo.engine.available import available_cores
 from octavo.engine.backends import expects_device
 from octavo.engine.traffic import TrafficWriter
-from octavo.errors import EngineStopped
+from octavo.errors import ConfigError, EngineStopped
 from octavo.server.logs import configure_logging
+from octavo.server.replica import Replica
 from octavo.server.run import (
     Listeners,
     ignore_signals,
@@ -23,22 +27,62 @@ from octavo.server.run import (
 )
 from octavo.server.settings import ServerSettings
 
+OnReady = Callable[[str, str], None]  # base URL, and the model's name
 FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
 
 
-def run(model: str | None, options: StartOptions, settings: ServerSettings) -> None:
+class Parent(Protocol):
+    """What started this server as a replica of a cluster."""
+
+    replica: Replica
+
+    def tell_progress(self, text: str) -> None:
+        """A phase of the start."""
+
+    def tell_ready(self, port: int) -> None:
+        """It serves there."""
+
+
+def run(
+    model: str | None, options: StartOptions, settings: ServerSettings, parent: Parent | None = None
+) -> None:
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
-    wrong with them is known at once."""
-    configure_logging(settings.log_level, settings.log_format)
+    wrong with them is known at once. `parent`: it is a replica, and shows nothing in a terminal."""
+    if parent is not None:
+        options, settings = replica_settings(parent.replica, options, settings)
+    name = None if settings.replica is None else settings.replica.name
+    configure_logging(settings.log_level, settings.log_format, name)
     ignore_signals()
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
     with listening(settings) as listener, listening_for_scrapes(settings) as scrapes:
+
+        def on_ready(url: str, name: str) -> None:
+            if parent is None:
+                show_ready(url, name, settings)
+            else:
+                parent.tell_ready(listener.getsockname()[1])
+
         if count := num_front_ends(options, settings):
-            run_supervised(model, options, settings, Listeners(listener, scrapes), count)
+            run_supervised(model, options, settings, Listeners(listener, scrapes), count, on_ready)
             return
         traffic = traffic_of(settings)
-        with running_engine(model, options, policies_of, traffic) as llm:
-            serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings), scrapes)
+        progress = None if parent is None else parent.tell_progress
+        with running_engine(model, options, policies_of, traffic, progress) as llm:
+            serve(llm, listener, settings, lambda url: on_ready(url, llm.name), scrapes)
+
+
+def replica_settings(
+    replica: Replica, options: StartOptions, settings: ServerSettings
+) -> tuple[StartOptions, ServerSettings]:
+    """Of a server that is this replica. Raises ConfigError."""
+    if settings.http_processes:
+        raise ConfigError(
+            f"http_processes is {settings.http_processes}, and this is a replica of a cluster; allowed: 0, "
+            "or without it"
+        )
+    if replica.disk is not None:
+        options = dataclasses.replace(options, disk_cache=str(replica.disk))
+    return options, dataclasses.replace(settings, replica=replica, http_processes=0)
 
 
 def traffic_of(settings: ServerSettings) -> TrafficWriter | None:
@@ -55,13 +99,15 @@ def num_front_ends(options: StartOptions, settings: ServerSettings) -> int:
 
 
 def run_supervised(
-    model: str | None, options: StartOptions, settings: ServerSettings, listeners: Listeners, count: int
+    model: str | None,
+    options: StartOptions,
+    settings: ServerSettings,
+    listeners: Listeners,
+    count: int,
+    on_ready: OnReady,
 ) -> None:
     """Serve with so many front ends. The status of an engine that could not begin is the command's."""
     from octavo.server.supervisor import ChildEnded, supervise
-
-    def on_ready(url: str, name: str) -> None:
-        show_ready(url, name, settings)
 
     try:
         supervise(model, options, settings, listeners, count, on_ready)

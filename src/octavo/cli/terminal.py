@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -29,13 +29,14 @@ def running_engine(
     options: StartOptions,
     policies_of: PoliciesOf | None = None,
     traffic: TrafficWriter | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Iterator[EngineClient]:
     """A started engine, with tenants' bounds and a file of its traffic if there are any; phases of the start
-    are shown on standard error while they last."""
+    go to `progress`, else they are shown on standard error while they last."""
     from octavo.serving.start import start_engine
 
     look_at_machine()
-    with phases() as report:
+    with phases() if progress is None else nullcontext(progress) as report:
         llm = start_engine(model, options, report, policies_of, traffic)
     try:
         yield llm

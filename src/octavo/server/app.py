@@ -38,7 +38,7 @@ from octavo.server.preflights import Preflights
 from octavo.server.route import Handler, Route
 from octavo.server.routes import RENDER_ROUTES, ROUTES, match_of
 from octavo.server.running import RunningAnswers
-from octavo.server.security import Guard
+from octavo.server.security import ClusterGuard, Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
 from octavo.server.targets import Targets
@@ -125,6 +125,8 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
             TRACE_HEADER,
         ],
     )
+    if settings.replica is not None:
+        app.add_middleware(ClusterGuard, key=settings.replica.key)
     app.add_middleware(AccessLog, metrics=metrics)
     app.add_middleware(Targets)
     return app

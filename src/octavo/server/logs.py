@@ -28,14 +28,16 @@ ACCESS = "octavo.access"
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def configure_logging(level: str, form: str) -> None:
-    """Let the process log on standard error. Raises ConfigError for an unknown level or format."""
+def configure_logging(level: str, form: str, replica: str | None = None) -> None:
+    """Let the process log on standard error; each line names the replica, if it is one.
+
+    Raises ConfigError for an unknown level or format."""
     if level not in LEVELS:
         raise ConfigError(f"--log-level is {level[:40]!r}; allowed: {', '.join(LEVELS)}")
     if form not in FORMATS:
         raise ConfigError(f"--log-format is {form[:40]!r}; allowed: {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter(JsonLines(replica) if form == "json" else TextLines(replica))
     handler.addFilter(FloodFilter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("octavo").setLevel(level.upper())
@@ -45,8 +47,9 @@ def configure_logging(level: str, form: str) -> None:
 class TextLines(logging.Formatter):
     """ "2026-01-31 12:00:00 INFO octavo.server: ..."."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+    def __init__(self, replica: str | None = None) -> None:
+        own = "" if replica is None else f"{replica} "
+        super().__init__(f"%(asctime)s {own}%(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, but for tracebacks: what a client sent cannot begin one, or move a terminal's cursor."""
@@ -58,6 +61,10 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """An object a line; what `extra={"fields": {...}}` holds lies beside time, level, logger and message."""
 
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self._own: dict[str, object] = {} if replica is None else {"replica": replica}
+
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -66,7 +73,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-        }
+        } | self._own
         fields = getattr(record, "fields", None)
         if isinstance(fields, dict):
             line |= fields

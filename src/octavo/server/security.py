@@ -24,6 +24,7 @@ from octavo.server.dialects.error_shapes import error_response
 from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal
 from octavo.server.hosts import hostname, is_address
 from octavo.server.pages import CONTAINERS_HOST, Pages
+from octavo.server.replica import KEY_HEADER
 from octavo.server.route import Access
 from octavo.server.routes import match_of, tenant_areas
 from octavo.server.settings import ServerSettings
@@ -49,6 +50,7 @@ class Guard:
         self._names = (_LOOPBACK | {settings.host.lower()} | listed) - _WILDCARDS
         self._pages = Pages(settings)
         self._any_address = settings.host in _WILDCARDS
+        self._is_replica = settings.replica is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,6 +78,8 @@ class Guard:
         headers = Headers(scope=scope)
         if self._digests:
             return None if self._has_key(headers) else _bad_key()
+        if self._is_replica:
+            return None  # no page has the cluster's key
         host = hostname(headers.get("host", ""))
         is_container = host == CONTAINERS_HOST and self._pages.lets_local_in(scope["method"], scope["path"])
         if not is_container and not self._is_ours(host):
@@ -96,6 +100,29 @@ class Guard:
         if host is None:
             return False
         return host in self._names or (self._any_address and is_address(host))
+
+
+class ClusterGuard:
+    """ASGI middleware: whatever comes without the cluster's key gets a 403, probes too."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            f"this is one replica of a cluster, and the header {KEY_HEADER} has not the cluster's key; "
+            "allowed: requests to the cluster's own address",
+            code="cluster_key",
+        )
+        await error_response(refusal, scope)(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = Headers(scope=scope).get(KEY_HEADER, "")
+        return hmac.compare_digest(given.encode(errors="replace"), self._key)
 
 
 def _let_tenant_in(scope: Scope, roster: TenantRegistry, identity: Identity) -> HttpRefusal | None:

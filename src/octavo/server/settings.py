@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.server.hosts import LOOPBACK, hostname, is_loopback, origin_host, split_address
 from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
 from octavo.server.logs import FORMATS, LEVELS
+from octavo.server.replica import Replica
 from octavo.server.traces import traces_url
 from octavo.setting import check, setting
 
@@ -142,6 +143,7 @@ class ServerSettings:
         more=" ([operating](operating.md#a-trace-of-the-traffic)). A file that is there becomes `FILE.1`",
     )
 
+    replica: Replica | None = None  # it is one of a cluster; `octavo.cli.replica` says so
     body_bytes_max: int = 8 * 2**20
     headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
@@ -180,6 +182,8 @@ class ServerSettings:
             traces_url(self.otel_endpoint)
 
     def _check_listener(self) -> None:
+        if self.replica is not None:
+            self._check_replica()
         if self.unix_socket is None:
             return
         if self.host != DEFAULT_HOST:
@@ -193,6 +197,19 @@ class ServerSettings:
                 f"--unix-socket is a path of {size} bytes; allowed: up to {SOCKET_PATH_BYTES_MAX}, counted "
                 "from the root"
             )
+
+    def _check_replica(self) -> None:
+        """What serves the cluster's clients has the certificate; a port without the cluster's key is none."""
+        given = {
+            "--tls-cert": self.tls_cert,
+            "--unix-socket": self.unix_socket,
+            "--metrics-address": self.metrics_address,
+        }
+        for flag, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{flag} is {value}, and this is a replica of a cluster; allowed: without it"
+                )
 
     def _check_origin(self, origin: str) -> None:
         if origin == "*":

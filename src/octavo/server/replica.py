@@ -1,0 +1,64 @@
+"""What a server knows that is one replica of a cluster, and the key that its requests must bring.
+
+The key comes over a socket that the process inherits, and is in no argument, variable, file or log. Behind it
+lies everything: Host, Origin and TLS are the business of what passes requests on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from octavo.errors import ConfigError
+from octavo.routing.slots import SLOT_MAX
+
+KEY_HEADER = "x-octavo-cluster"
+LINE_BYTES_MAX = 16_384
+_KEY = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Raises ConfigError. `slot`: ids name it; `disk`: the folder that its slot has, which no other process
+    may use."""
+
+    key: str = field(repr=False)
+    slot: int
+    name: str
+    disk: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.key):
+            raise ConfigError("the cluster's key is no key; allowed: 64 hex digits in lower case")
+        if not 0 <= self.slot <= SLOT_MAX:
+            raise ConfigError(f"a replica's slot is {self.slot}; allowed: 0 to {SLOT_MAX:,}")
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"a replica's name is {self.name[:80]!r}; allowed: 1 to 64 letters, digits, dots, dashes and "
+                "underscores"
+            )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """That every request to it needs."""
+        return {KEY_HEADER: self.key}
+
+    def to_line(self) -> bytes:
+        """As `of_line` reads it."""
+        disk = None if self.disk is None else str(self.disk)
+        fields = {"key": self.key, "slot": self.slot, "name": self.name, "disk": disk}
+        return msgspec.json.encode(fields) + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> Replica:
+        """Raises ConfigError, whose text has nothing of the line."""
+        try:
+            return msgspec.convert(msgspec.json.decode(line), cls, dec_hook=lambda kind, value: kind(value))
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+            raise ConfigError(
+                "the line that a replica begins with is wrong; allowed: key, slot, name and disk as JSON"
+            ) from None

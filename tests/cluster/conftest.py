@@ -1,0 +1,41 @@
+"""Real replicas of the tiny model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.cluster.tiny_folder import write_tiny_folder
+
+from octavo.cluster.child import ReplicaChild
+from octavo.server.replica import Replica
+
+SMALL = ("--kv-memory", "4MiB", "--threads", "1")
+StartChild = Callable[..., ReplicaChild]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def new_replica(slot: int = 0, disk: Path | None = None, key: str | None = None) -> Replica:
+    """Of a cluster of its own, where no key is given."""
+    return Replica(key or secrets.token_hex(32), slot, f"replica-{slot}", disk)
+
+
+@pytest.fixture
+def start_child(tiny_folder: Path) -> Iterator[StartChild]:
+    """Starts one that ends with the test; flags come after the replica."""
+    with ExitStack() as ends:
+
+        def start(replica: Replica | None = None, *flags: str, **options: object) -> ReplicaChild:
+            arguments = [str(tiny_folder), *SMALL, *flags]
+            child = ReplicaChild(replica or new_replica(), arguments, **options)  # type: ignore[arg-type]
+            ends.callback(child.kill)
+            return child
+
+        yield start
