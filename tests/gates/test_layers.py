@@ -43,7 +43,14 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.speculation": {"octavo.averages", "octavo.step"},
     "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
     "octavo.inspect": VALUES
-    | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.speculation"},
+    | {
+        "octavo.routing.reports",
+        "octavo.memory",
+        "octavo.step",
+        "octavo.retention",
+        "octavo.scheduler",
+        "octavo.speculation",
+    },
     "octavo.kernels": VALUES | {"octavo._native"},
     # Rooms of a room stand before it: the first one that a module is in counts.
     "octavo.model.files": VALUES | {"octavo.fields", "octavo.kernels", "octavo._native"},

@@ -15,7 +15,9 @@ from octavo.routing import reports
 from octavo.routing.reports import Changes, FrameReader, Hello, Load, StepModel, encode_frame
 
 HELLO = Hello(1, 3, "replica-3", "tiny", "ab" * 16, (b"model", b"int8"), 16, 8192, 1024, 64, 512)
-LOAD = Load(3, 2, 900, 81_000, 4_000, 17, 64, True, False, StepModel(1e-4, 1e-9, 0.01, 1.7), ("ann",))
+LOAD = Load(
+    3, 2, 900, (0.0, 0.5), 4_000, 17, 64, True, False, StepModel(1e-4, 1e-9, 1.7, 0.001, 0.5), ("ann",)
+)
 CHANGES = Changes(Place.HOST, b"a" * 16, b"b" * 8, cleared=True)
 
 
@@ -30,7 +32,7 @@ def test_reports_survive_any_cut_of_the_stream(sent: list[reports.Report], cuts:
 def test_names_are_packed_as_their_last_eight_bytes() -> None:
     names = [bytes(range(i, i + 32)) for i in range(3)]
     assert list(reports.unpacked(reports.packed(names))) == [
-        int.from_bytes(name[-8:], "little") for name in names
+        int.from_bytes(name[-8:], "little") >> 4 for name in names
     ]
 
 
@@ -41,8 +43,9 @@ def test_names_are_packed_as_their_last_eight_bytes() -> None:
         msgspec.structs.replace(HELLO, version=2),
         msgspec.structs.replace(HELLO, block_size=0),
         msgspec.structs.replace(LOAD, num_running=-1),
-        msgspec.structs.replace(LOAD, step_model=StepModel(float("nan"), 0.0, 0.0)),
-        msgspec.structs.replace(LOAD, step_model=StepModel(0.0, float("inf"), 0.0)),
+        msgspec.structs.replace(LOAD, prefill_s=(0.0,) * 33),
+        msgspec.structs.replace(LOAD, step_model=StepModel(float("nan"), 0.0)),
+        msgspec.structs.replace(LOAD, step_model=StepModel(0.0, float("inf"))),
     ],
 )
 def test_values_beyond_their_bounds_are_refused(report: reports.Report) -> None:
@@ -73,4 +76,5 @@ def test_a_frame_too_long_is_refused_before_it_is_kept() -> None:
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_prompts_positions_read_those_before_them(start: int, length: int) -> None:
     stop = start + length
-    assert reports.prefill_reads(start, stop) == sum(range(start + 1, stop + 1))
+    assert StepModel(0.0, 1.0).prefill_s(start, stop) == sum(range(start + 1, stop + 1))
+    assert StepModel(2.0, 0.0).prefill_s(start, stop) == 2 * length

@@ -81,7 +81,7 @@ class TurnWatch:
         )
         self._offered = 0  # positions, to those that wait: what a preemption frees later is the next plan's
         self._admit, scheduler.admission.admit = scheduler.admission.admit, self.admit  # type: ignore[method-assign]
-        self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
+        self._share, scheduler.planner.share = scheduler.planner.share, self.share  # type: ignore[method-assign]
 
     def admit(self, prompts: list[Sequence], budget: int, most: int | None = None) -> None:
         """The admission's, which is listened to."""

@@ -133,13 +133,13 @@ class Scheduler:
         self.prefixes = PrefixLookup(context, live, self.transfers, self.long_contexts)
         self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
         self.admission = Admission(live, self.prefixes, self.limits, self.victims, self.reclaimer)
-        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
-        self.cold_chunks = ColdChunks(context, self._planner, self.long_contexts)
+        self.planner = Planner(context, live, self.prefill_budget, self.shares, self.reclaimer)
+        self.cold_chunks = ColdChunks(context, self.planner, self.long_contexts)
         self.speculator = speculator
         self._drafts: Drafts | None = None
         if speculator is not None:
             self._drafts = Drafts(context, live, self.budget, self.shares, speculator)
-        self.first_tokens = FirstTokens(context, live, self._planner)
+        self.first_tokens = FirstTokens(context, live, self.planner)
         self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
         self._shortage = StepShortage(context, live, self.prefill_budget, self._finisher)
         self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
@@ -335,15 +335,15 @@ class Scheduler:
         if self.prefixes.leaders:
             self.prefixes.give_back_priorities()
         self.long_contexts.make_room()
-        continuing, prompts, cold = self._planner.ready()
+        continuing, prompts, cold = self.planner.ready()
         if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
-            budget = self._planner.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
+            budget = self.planner.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if budget == 0 and self.live.waiting.first.rank < continuing[self.context.step_tokens - 1].rank:
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
             self.admission.admit(prompts, budget, context.target.more_rows(len(self.live.running)))
-            continuing, prompts, cold = self._planner.ready()
+            continuing, prompts, cold = self.planner.ready()
         flights: list[InFlightChunk] = []
-        self._plan_chunks(self._planner.share(continuing, prompts), cold, flights)
+        self._plan_chunks(self.planner.share(continuing, prompts), cold, flights)
         if self._drafts is not None:
             self._drafts.plan(flights)
         for hook in self._before_plan:
@@ -369,17 +369,17 @@ class Scheduler:
         if not cold:
             for sequence, grant in share:
                 if sequence.state is State.RUNNING:  # else it became a victim in this loop
-                    self._planner.plan_chunk(sequence, grant, flights)
+                    self.planner.plan_chunk(sequence, grant, flights)
             return
         is_alone, has_cold = not share, False
         turns = self.cold_chunks.turns(cold, share)
         share.append(turns[0])
-        self._planner.sort(share)
+        self.planner.sort(share)
         for sequence, grant in share + turns[1:]:
             if sequence.state is not State.RUNNING:
                 continue
             if not sequence.has_cold:
-                self._planner.plan_chunk(sequence, grant, flights)
+                self.planner.plan_chunk(sequence, grant, flights)
             elif not has_cold:
                 has_cold = self.cold_chunks.plan(sequence, grant, flights, is_alone=is_alone)
 
