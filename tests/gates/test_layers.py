@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     | LEDGER
     | BYTES
     | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
-    | {"octavo.kv_events.identity", "octavo._native"},
+    | {"octavo.kv_events.identity", "octavo.routing.reports", "octavo._native"},
     # Puts an engine together, and is what programs and the server call of it.
     "octavo.serving": VALUES
     | LEDGER

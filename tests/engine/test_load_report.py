@@ -6,7 +6,7 @@ import pytest
 from tests.scheduler.test_first_tokens import Server
 from tests.scheduler.test_latency_target import DECODE_S, PROMPT_S
 
-from octavo.inspect.load import LoadReporter
+from octavo.engine.load_report import LoadReporter
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
 from octavo.types import Request
