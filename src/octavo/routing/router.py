@@ -1,0 +1,351 @@
+"""Which replica gets a request: the one from which the first token is predicted first.
+
+    reports --> index of blocks, loads --> costs of a prompt (prompt_costs.py) --> the least, the ring
+
+What a replica holds is in the index; what was sent to it and is not reported yet is expected there for some
+seconds, so that the next request of a chat follows the first. Replicas that cost nearly the same are told
+apart by a ring of hashes: the first one behind the hash of the prompt's first block that no replica holds. So
+routers that do not know each other send a new prefix to one place, as long as they see it nearly as idle.
+
+Of many replicas few are looked at: those that hold most, those that are free first, those of the ring. It is
+pure: no clock, no socket; times are seconds of any clock that all calls share.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+from octavo.memory.changes import Place
+from octavo.routing.block_index import REPLICAS_MAX, BlockIndex, Run
+from octavo.routing.prompt_costs import CostSearch, KnownReplica, Prompt, PromptCost, SentPrompt
+from octavo.routing.reports import LENGTHS, Changes, Hello, Load, StepModel, unpacked
+
+MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less, and by less than that part, are alike
+SETTLE_S = 0.15  # what was sent earlier is in the next load
+EXPECTED_S, EXPECTED_MAX = 2.0, 200_000  # names that were sent: for how long at least, and how many
+RANKED_MAX = 16
+_HOLDERS, _IDLE, _RING, _POINTS = 16, 8, 64, 32
+_FIRST_MODEL = StepModel(1e-4, 0.0)  # until any replica has measured its steps
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How replicas of one fingerprint name blocks."""
+
+    root_parts: tuple[bytes, ...]
+    block_size: int
+
+
+class NoReplica(enum.Enum):
+    """Why a request goes nowhere."""
+
+    FULL = "full"  # no replica takes one more
+    NONE = "none"  # none is there
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica, and what is predicted there."""
+
+    replica_id: str
+    hit_tokens: Mapping[Place, int]
+    saved_ms: float  # prefill of what is cached, less what loads take
+    wait_ms: float
+    prefill_ms: float
+    ranked: tuple[str, ...]  # the others, the best one first
+    prompt: Prompt
+
+    @property
+    def num_hits(self) -> int:
+        """Tokens that are cached, in any place."""
+        return sum(self.hit_tokens.values())
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        found = [f"{count:,} in {place}" for place, count in self.hit_tokens.items() if count]
+        cached = f"{self.num_hits:,} of {self.prompt.num_tokens:,} prompt tokens are cached"
+        where = f" ({', '.join(found)}; saves {self.saved_ms:,.0f} ms)" if found else ""
+        return f"{cached}{where}; predicted wait {self.wait_ms:,.0f} ms, prefill {self.prefill_ms:,.0f} ms"
+
+
+@dataclass(slots=True)
+class RouterCounts:
+    """What only grows. Tokens are of prompts."""
+
+    chosen: int = 0
+    full: int = 0
+    none: int = 0
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0  # that were predicted to be cached
+    got_tokens: int = 0  # that were
+    moved: int = 0  # requests whose replica has fewer cached tokens than another one
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica, for people and metrics."""
+
+    replica_id: str
+    hello: Hello
+    load: Load
+    load_age_s: float
+    wait_ms: float  # for a long prompt
+    num_blocks: int  # in the index
+    num_sent: int  # requests of this router that have not ended
+
+
+class Router:
+    """Fed with replicas' reports; asked for each request. O(blocks of the prompt + log replicas) each."""
+
+    def __init__(self, max_blocks: int = 10_000_000) -> None:
+        self.index = BlockIndex(max_blocks)
+        self.counts = RouterCounts()
+        self._replicas: dict[str, KnownReplica] = {}
+        self._by_index: dict[int, KnownReplica] = {}
+        self._order: list[tuple[float, int]] = []  # (free_at, index) of those that take requests
+        self._ring: list[tuple[int, int]] = []  # (hash, index)
+        self._models: dict[str, StepModel] = {}  # by fingerprint, the last one
+        self._sent: dict[str, SentPrompt] = {}
+        self._expected: dict[int, int] = {}  # name -> index of the replica that it was sent to
+        self._expiry: deque[tuple[float, int, Sequence[int]]] = deque()  # when, index, names
+        self._num_expiring = 0
+
+    # -- reports
+
+    def on_hello(self, replica_id: str, hello: Hello) -> None:
+        """A replica is there, or begins again: nothing of it is known but this. More than `REPLICAS_MAX` are
+        ignored."""
+        self.on_gone(replica_id)
+        index = next(i for i in range(len(self._by_index) + 1) if i not in self._by_index)
+        if index >= REPLICAS_MAX:
+            return
+        model = self._models.get(hello.fingerprint, _FIRST_MODEL)
+        replica = KnownReplica(replica_id, index, hello, model)
+        self._replicas[replica_id] = self._by_index[index] = replica
+        insort(self._order, (replica.free_at, index))
+        for point in range(_POINTS):
+            insort(self._ring, (_hash(f"slot {hello.slot}, point {point}".encode()), index))
+
+    def on_changes(self, replica_id: str, changes: Changes) -> None:
+        """Names came and went. O(names)."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return
+        if changes.cleared:
+            self.index.drop(replica.index)
+        if changes.removed:
+            self.index.remove(replica.index, changes.place, unpacked(changes.removed))
+        if changes.added:
+            self.index.add(replica.index, changes.place, unpacked(changes.added))
+
+    def on_load(self, replica_id: str, load: Load, now: float) -> None:
+        """Its work as it is now."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return
+        self._unplace(replica)
+        replica.load, replica.loaded_at = load, now
+        sums = list(accumulate(load.prefill_s))
+        replica.sums = sums + [sums[-1] if sums else 0.0] * (LENGTHS - len(sums))
+        if load.step_model is not None:
+            self._models[replica.hello.fingerprint] = replica.model = load.step_model
+        for key in [key for key, sent in replica.sent.items() if sent.at <= now - SETTLE_S]:
+            del replica.sent[key]
+        replica.sum_sent()
+        self._place(replica)
+
+    def on_gone(self, replica_id: str) -> None:
+        """It is not there any more. O(its blocks)."""
+        replica = self._replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        index = replica.index
+        self._unplace(replica)
+        del self._by_index[index]
+        self.index.drop(index)
+        self._ring = [point for point in self._ring if point[1] != index]
+        self._expected = {name: at for name, at in self._expected.items() if at != index}
+
+    # -- requests
+
+    def fingerprints(self) -> dict[str, Naming]:
+        """All ways in which replicas name blocks: a prompt is to be named in each."""
+        return {
+            replica.hello.fingerprint: Naming(replica.hello.root_parts, replica.hello.block_size)
+            for replica in self._replicas.values()
+        }
+
+    def choose(
+        self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
+    ) -> Choice | NoReplica:
+        """The replica for a request, and those to try after it. `excluded`: not these."""
+        self._expire(now)
+        search = self._candidates(prompt, now, excluded)
+        counts = self.counts
+        if not search.costs:
+            is_there = any(not r.load.is_draining for r in self._replicas.values())
+            counts.full += is_there
+            counts.none += not is_there
+            return NoReplica.FULL if is_there else NoReplica.NONE
+        ranked = sorted(search.costs.values(), key=lambda cost: (cost.total_s, cost.replica.index))
+        most = max(ranked, key=lambda cost: cost.num_hits)
+        best = self._of_ring(search, ranked[0], most)
+        counts.chosen += 1
+        counts.moved += best.num_hits < most.num_hits
+        size = best.replica.hello.block_size
+        return Choice(
+            best.replica.replica_id,
+            {place: count * size for place, count in best.hits.items()},
+            1000 * best.saved_s,
+            1000 * best.wait_s,
+            1000 * (best.prefill_s + best.load_s),
+            tuple(cost.replica.replica_id for cost in ranked[: RANKED_MAX + 1] if cost is not best),
+            prompt,
+        )
+
+    def on_sent(self, replica_id: str, choice: Choice, request_key: str, now: float) -> None:
+        """The request goes to this replica, the chosen one or one of the ranked."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return
+        prompt, hello = choice.prompt, replica.hello
+        hits = choice.num_hits if replica_id == choice.replica_id else 0
+        left = max(1, prompt.num_tokens - hits)
+        seconds = replica.model.prefill_s(prompt.num_tokens - left, prompt.num_tokens)
+        sent = SentPrompt(replica, now, seconds, min(LENGTHS - 1, left.bit_length()))
+        self.on_ended(request_key)
+        self._sent[request_key] = replica.sent[request_key] = sent
+        replica.num_sent += 1
+        self.counts.prompt_tokens += prompt.num_tokens
+        self.counts.predicted_tokens += hits
+        self._unplace(replica)
+        replica.sum_sent()
+        self._place(replica)
+        names = prompt.names.get(hello.fingerprint, ())[hits // hello.block_size :]
+        if names and len(names) <= EXPECTED_MAX:
+            until = now + EXPECTED_S + (choice.wait_ms + choice.prefill_ms) / 500
+            self._expected.update(dict.fromkeys(names, replica.index))
+            self._expiry.append((until, replica.index, names))
+            self._num_expiring += len(names)
+
+    def on_first_token(self, request_key: str, now: float, cached_tokens: int) -> None:
+        """So many tokens of its prompt were cached."""
+        sent = self._sent.get(request_key)
+        if sent is not None:
+            self.counts.got_tokens += cached_tokens
+            self._settle(request_key, sent)
+
+    def on_ended(self, request_key: str) -> None:
+        """Its answer has ended, in whatever way. Again does nothing."""
+        sent = self._sent.pop(request_key, None)
+        if sent is not None:
+            sent.replica.num_sent -= 1
+            self._settle(request_key, sent)
+
+    def states(self, now: float) -> list[ReplicaState]:
+        """All replicas, by slot."""
+        return [
+            ReplicaState(
+                replica.replica_id,
+                replica.hello,
+                replica.load,
+                now - replica.loaded_at,
+                1000 * replica.wait_s(LENGTHS - 1, 0.0, 0, now),
+                self.index.held_by(replica.index),
+                replica.num_sent,
+            )
+            for replica in sorted(self._replicas.values(), key=lambda replica: replica.hello.slot)
+        ]
+
+    # -- how
+
+    def _settle(self, request_key: str, sent: SentPrompt) -> None:
+        """Its prefill is done, or is not to be done."""
+        replica = sent.replica
+        if replica.sent.pop(request_key, None) is not None and replica is self._by_index.get(replica.index):
+            self._unplace(replica)
+            replica.sum_sent()
+            self._place(replica)
+
+    def _place(self, replica: KnownReplica) -> None:
+        """Into the order of those that are free first, if it takes requests."""
+        replica.free_at = replica.loaded_at + replica.model.stretch * (
+            replica.sums[-1] + replica.sent_sums[-1]
+        )
+        if not (replica.load.is_full or replica.load.is_draining):
+            insort(self._order, (replica.free_at, replica.index))
+
+    def _unplace(self, replica: KnownReplica) -> None:
+        at = bisect_left(self._order, (replica.free_at, replica.index))
+        if at < len(self._order) and self._order[at] == (replica.free_at, replica.index):
+            del self._order[at]
+
+    def _candidates(self, prompt: Prompt, now: float, excluded: frozenset[str]) -> CostSearch:
+        """The costs of replicas that may be best."""
+        runs_of = {of: self.index.find(names) for of, names in prompt.names.items()}
+        search = CostSearch(self._by_index, self._expected, prompt, runs_of, now, excluded)
+        for of, runs in runs_of.items():
+            for index in self._holders(runs):
+                search.look_at(index)
+            if self._expected:
+                for index in self._expecting(prompt.names[of], runs):
+                    search.look_at(index)
+        enough = len(search.costs) + _IDLE
+        for _, index in self._order:
+            search.look_at(index)
+            if len(search.costs) >= enough:
+                break
+        return search
+
+    def _holders(self, runs: Sequence[Run]) -> Iterator[int]:
+        """Those that hold most of a prompt; of many that hold as much, those that are free first."""
+        left = _HOLDERS
+        for run in reversed(runs):
+            if run.holders.bit_count() <= _HOLDERS:
+                yield from run.replicas()
+                continue
+            for _, index in islice(self._order, 4 * _HOLDERS):
+                if run.has(index):
+                    yield index
+                    left -= 1
+                    if left == 0:
+                        return
+
+    def _expecting(self, names: Sequence[int], runs: Sequence[Run]) -> Iterator[int]:
+        """Those to which the blocks were sent that come after a run."""
+        for stop in (0, *(run.stop for run in runs)):
+            if stop < len(names) and (index := self._expected.get(names[stop])) is not None:
+                yield index
+
+    def _of_ring(self, search: CostSearch, best: PromptCost, most: PromptCost) -> PromptCost:
+        """Of those that cost nearly the least, the first one of the ring behind what is new of the prompt;
+        `best` where there is none."""
+        prompt, enough_s = search.prompt, best.total_s + max(MARGIN_S, MARGIN * best.total_s)
+        names = prompt.names.get(most.replica.hello.fingerprint, ())
+        key = names[min(most.num_hits, len(names) - 1)].to_bytes(8, "little") if names else prompt.key
+        start = bisect_left(self._ring, (_hash(key), 0))
+        for at in range(start, start + min(_RING, len(self._ring))):
+            cost = search.look_at(self._ring[at % len(self._ring)][1])
+            if cost is not None and cost.total_s <= enough_s:
+                return cost
+        return best
+
+    def _expire(self, now: float) -> None:
+        """Forget what was expected too long ago."""
+        while self._expiry and (self._expiry[0][0] <= now or self._num_expiring > EXPECTED_MAX):
+            _, index, names = self._expiry.popleft()
+            self._num_expiring -= len(names)
+            for name in names:
+                if self._expected.get(name) == index:
+                    del self._expected[name]
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
