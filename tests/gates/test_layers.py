@@ -72,8 +72,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.sim": VALUES | LEDGER,
     # The one room that knows ZeroMQ, which one module of it imports, and only on demand.
     "octavo.kv_events": VALUES | {"octavo.config", "octavo.memory"},
-    # Of memory the word for a place alone; of a replica it knows reports.
-    "octavo.routing": VALUES | {"octavo.memory.changes"},
+    # Of memory it knows places and names, of a replica its reports.
+    "octavo.routing": VALUES | {"octavo.memory.changes", "octavo.memory.names"},
     "octavo.conversations": VALUES
     | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
     | {"octavo.retention"},
