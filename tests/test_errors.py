@@ -10,7 +10,7 @@ from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
 from octavo.model.hub.paths import cache_folder
 from octavo.params import SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 
 HUGE = 10**5_000  # Python prints no integer of so many digits
 
@@ -25,7 +25,7 @@ HUGE = 10**5_000  # Python prints no integer of so many digits
         lambda: SamplerParams(top_p=HUGE),
         lambda: SamplerParams(logit_bias=((3, HUGE),)),
         lambda: Timeouts(total=HUGE),
-        lambda: PinOrder("a", (1,), HUGE),
+        lambda: PinRequest("a", (1,), HUGE),
     ],
 )
 def test_a_number_without_end_is_refused_like_any_other(make: Callable[[], object]) -> None:

@@ -49,7 +49,7 @@ def test_guesses_across_min_tokens_change_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "is_led", "on_device"),
+    ("params", "is_constrained", "on_device"),
     [
         (SamplerParams(), False, True),
         (SamplerParams(temperature=0.0, logprobs=5), False, True),
@@ -60,5 +60,7 @@ def test_guesses_across_min_tokens_change_nothing(seed: int) -> None:
         (SamplerParams(), True, False),
     ],
 )
-def test_which_one_depends_on_the_request_alone(params: SamplerParams, is_led: bool, on_device: bool) -> None:
-    assert is_drawn_on_device(params, is_led) == on_device
+def test_which_one_depends_on_the_request_alone(
+    params: SamplerParams, is_constrained: bool, on_device: bool
+) -> None:
+    assert is_drawn_on_device(params, is_constrained) == on_device

@@ -82,7 +82,7 @@ def test_what_the_device_draws_is_what_the_host_would_draw(monkeypatch: pytest.M
     drawn = [alone(own, one).essence for one in asked if is_drawn(one)]
     assert len(drawn) >= 12
     assert sum(not one.params.greedy for one in asked if is_drawn(one)) >= 6
-    monkeypatch.setattr(forward, "is_drawn_on_device", lambda params, is_led: False)
+    monkeypatch.setattr(forward, "is_drawn_on_device", lambda params, is_constrained: False)
     assert [alone(own, one).essence for one in asked if is_drawn(one)] == drawn
 
 

@@ -31,7 +31,7 @@ from octavo.engine.outputs import (
     EngineStats,
     Glimpse,
     MapView,
-    PinOrder,
+    PinRequest,
     PinView,
     PoolView,
     RequestView,
@@ -370,7 +370,7 @@ class FakeControl:
     def __init__(self, model: FakeModel) -> None:
         self._model = model
         self._pins: dict[tuple[str, str], PinView] = {}
-        self.orders: list[PinOrder] = []
+        self.orders: list[PinRequest] = []
         self.policies: tuple[TenantPolicy, ...] = ()
 
     async def kv(self, tenant: str | None = None) -> PoolView:
@@ -423,7 +423,7 @@ class FakeControl:
         """In order of creation."""
         return [pin for pin in self._pins.values() if tenant in (None, pin.tenant)]
 
-    async def pin(self, order: PinOrder) -> PinView:
+    async def pin(self, order: PinRequest) -> PinView:
         """Held at once."""
         if self._model.refusal is not None:
             raise self._model.refusal

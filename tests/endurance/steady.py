@@ -24,7 +24,7 @@ from tests.wanted import request_for
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.errors import OctavoError
 from octavo.params import SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.serving.client import EngineClient
 
 IN_FLIGHT = 24
@@ -181,7 +181,7 @@ async def _one(llm: EngineClient, generator: random.Random, shared: list[list[in
 async def _pin(llm: EngineClient, r: random.Random, prompt: list[int]) -> None:
     tenant, name = r.choice(_PIN_TENANTS), r.choice(_PIN_NAMES)
     with suppress(OctavoError):  # there may be one of that name, or too few blocks
-        await llm.control.pin(PinOrder(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
+        await llm.control.pin(PinRequest(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
     if r.random() < 0.7:
         with suppress(OctavoError):
             await llm.control.unpin(tenant, name)

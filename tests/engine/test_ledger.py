@@ -15,7 +15,7 @@ from tests.wanted import request_for
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
 from octavo.params import Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.types import FinishReason
 
 
@@ -30,7 +30,7 @@ def served() -> Iterator[Served]:
 def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
     async def scenario() -> None:
         prompt = prompt_of(1, 40)
-        pin = await served.llm.control.pin(PinOrder("one", tuple(prompt), 60.0))
+        pin = await served.llm.control.pin(PinRequest("one", tuple(prompt), 60.0))
         size = served.engine.scheduler.ledger.block_size
         assert (pin.num_blocks, pin.filling) == (40 // size, False)
         stream = await served.llm.submit(request_for([*prompt, 5, 6], greedy(3)))
@@ -51,9 +51,9 @@ def test_a_refused_pin_leaves_nothing(served: Served) -> None:
         budget = (await served.llm.control.kv()).totals.pin_budget
         size = served.engine.scheduler.ledger.block_size
         with pytest.raises((PinRefused, InvalidRequest)):
-            await served.llm.control.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
+            await served.llm.control.pin(PinRequest("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
         with pytest.raises(InvalidRequest, match="at least"):
-            await served.llm.control.pin(PinOrder("small", (1,), 60.0))
+            await served.llm.control.pin(PinRequest("small", (1,), 60.0))
         assert await served.llm.control.pins() == []
         assert await served.llm.control.requests() == []
 
@@ -63,7 +63,7 @@ def test_a_refused_pin_leaves_nothing(served: Served) -> None:
 def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        work = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 60.0)))
+        work = asyncio.create_task(served.llm.control.pin(PinRequest("one", tuple(prompt_of(1, 40)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         work.cancel()
         await asyncio.wait({work})
@@ -77,7 +77,9 @@ def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
 def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
-        filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
+        filling = asyncio.create_task(
+            served.llm.control.pin(PinRequest("one", tuple(prompt_of(1, 200)), 60.0))
+        )
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)  # the first of its steps
         deleting = asyncio.create_task(served.llm.control.unpin("", "one"))
         await until(lambda: served.engine.inbox.unread())
@@ -98,7 +100,7 @@ def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() ->
 
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
-        filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+        filling = asyncio.create_task(served.llm.control.pin(PinRequest("one", tuple(prompt_of(1, 40)), 1.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         clock[0] = 5.0
         for _ in range(10):
@@ -116,11 +118,11 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
     async def scenario() -> None:
         ledger = served.llm.control
         served.turnstile.permits = threading.Semaphore(0)
-        first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
+        first = asyncio.create_task(ledger.pin(PinRequest("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         deleting = asyncio.create_task(ledger.unpin("", "one"))
         await until(lambda: served.engine.inbox.unread())
-        second = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(2, 40)), 60.0)))
+        second = asyncio.create_task(ledger.pin(PinRequest("one", tuple(prompt_of(2, 40)), 60.0)))
         for _ in range(40):
             served.turnstile.permits.release()
         await deleting
@@ -133,7 +135,7 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
 
 
 def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:
-    asyncio.run(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+    asyncio.run(served.llm.control.pin(PinRequest("one", tuple(prompt_of(1, 40)), 1.0)))
     wait_until(lambda: stats_of(served.llm).events.get("pin_expired"))
     assert len(served.engine.scheduler.pins) == 0
     assert stats_of(served.llm).events["pin_expired"] == 1

@@ -12,8 +12,8 @@ from tests.engine import grammar_cases
 from tests.engine.test_drafts_exactness import subject_of
 from tests.exactness import Subject, in_random
 
-from octavo.executor.draws import Taken
-from octavo.executor.walks import Walker, _Walk
+from octavo.executor.draws import SamplingResult
+from octavo.executor.walks import TokenSampler, _VerifyState
 from octavo.kernels.native_ops import NativeOps
 from octavo.sampling.guides import Guide
 from octavo.sampling.sampler import SampleFailure, SampleRow
@@ -25,58 +25,62 @@ CASES = range(12)
 
 
 def sample_with_the_history_of_another_row(patch: pytest.MonkeyPatch) -> None:
-    sample_row = Walker._sample_row
+    sample_row = TokenSampler._sample_row
 
-    def mistaken(self: Walker, row: int) -> SampleRow:
+    def mistaken(self: TokenSampler, row: int) -> SampleRow:
         others = (i for i, entry in enumerate(self._rows._rows) if entry is not None and i != row)
         return replace(sample_row(self, row), history=self._rows.history(next(others, row)))
 
-    patch.setattr(Walker, "_sample_row", mistaken)
+    patch.setattr(TokenSampler, "_sample_row", mistaken)
 
 
 def sample_with_the_history_before_the_drafts(patch: pytest.MonkeyPatch) -> None:
-    sample = Walker.sample
+    sample = TokenSampler.sample
 
-    def remembering(self: Walker, draws: object, forward: object) -> Taken:
+    def remembering(self: TokenSampler, draws: object, forward: object) -> SamplingResult:
         began = [None if entry is None else entry.length for entry in self._rows._rows]
-        sample_row = Walker._sample_row
+        sample_row = TokenSampler._sample_row
 
-        def stale(walker: Walker, row: int) -> SampleRow:
+        def stale(walker: TokenSampler, row: int) -> SampleRow:
             own = sample_row(walker, row)
             return replace(own, history=own.history[: began[row]])
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Walker, "_sample_row", stale)
+            inner.setattr(TokenSampler, "_sample_row", stale)
             return sample(self, draws, forward)  # type: ignore[arg-type]
 
-    patch.setattr(Walker, "sample", remembering)
+    patch.setattr(TokenSampler, "sample", remembering)
 
 
 def go_on_behind_a_draft_that_is_wrong(patch: pytest.MonkeyPatch) -> None:
-    take = Walker._take
+    take = TokenSampler._take
 
-    def credulous(self: Walker, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+    def credulous(
+        self: TokenSampler, walk: _VerifyState, outcome: SampledToken | SampleFailure, taken: SamplingResult
+    ) -> None:
         take(self, walk, outcome, taken)
         if isinstance(outcome, SampledToken) and len(walk.taken) <= len(walk.draw.drafts):
             walk.is_over = False
 
-    patch.setattr(Walker, "_take", credulous)
+    patch.setattr(TokenSampler, "_take", credulous)
 
 
 def take_all_from_the_first_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Walk, "place", property(lambda self: self.draw.first))
+    patch.setattr(_VerifyState, "place", property(lambda self: self.draw.first))
 
 
 def forget_the_grammar_amid_a_draft(patch: pytest.MonkeyPatch) -> None:
     """A guide is told of the first token of a walk alone."""
-    take, accept = Walker._take, Guide.accept
+    take, accept = TokenSampler._take, Guide.accept
 
-    def told_once(self: Walker, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+    def told_once(
+        self: TokenSampler, walk: _VerifyState, outcome: SampledToken | SampleFailure, taken: SamplingResult
+    ) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Guide, "accept", accept if not walk.taken else lambda guide, token: "")
             take(self, walk, outcome, taken)
 
-    patch.setattr(Walker, "_take", told_once)
+    patch.setattr(TokenSampler, "_take", told_once)
 
 
 PLANTED = (

@@ -12,7 +12,7 @@ from tests.exactness import Subject, in_random
 
 from octavo.executor import rows
 from octavo.executor.runner import Runner
-from octavo.executor.walks import Walker
+from octavo.executor.walks import TokenSampler
 from octavo.kernels.native_ops import NativeOps
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
@@ -52,15 +52,15 @@ def publish_what_is_forced_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def mask_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
-    sample_row = Walker._sample_row
+    sample_row = TokenSampler._sample_row
 
-    def neighbours(self: Walker, row: int) -> SampleRow:
+    def neighbours(self: TokenSampler, row: int) -> SampleRow:
         own = sample_row(self, row)
         others = (entry.guide for entry in self._rows._rows if entry is not None and entry.is_led)
         guide = own.guide and next((one for one in others if one is not own.guide), own.guide)
         return replace(own, guide=guide)
 
-    patch.setattr(Walker, "_sample_row", neighbours)
+    patch.setattr(TokenSampler, "_sample_row", neighbours)
 
 
 def plan_ahead_of_a_grammar(patch: pytest.MonkeyPatch) -> None:

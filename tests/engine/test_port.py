@@ -47,7 +47,7 @@ from octavo.grammar import Thinking, of_schema
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, Pooling, SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import StoredSession
 from octavo.types import TransferDone
 
@@ -72,7 +72,7 @@ BEAMS = replace(SAID, params=SamplerParams(temperature=0.0, beams=BeamParams(3, 
 POOLED = replace(
     SAID, max_tokens=1, params=SamplerParams(max_tokens=1, temperature=0.0, pooling=Pooling.MEAN)
 )
-ORDER = PinOrder("greeting", tuple(range(2, 40)), 60.0)
+ORDER = PinRequest("greeting", tuple(range(2, 40)), 60.0)
 SESSION = StoredSession("s1", "", bytes(4 * 40), 60.0, 50.0)
 FORK = StoredSession("s2", "", bytes(4 * 40), 60.0, 60.0)
 # In an order in which an engine answers each of them.
@@ -118,7 +118,7 @@ EXAMPLES: tuple[Command[object], ...] = (
 
 def engine_with_a_pin() -> Engine:
     engine = tiny_engine(NativeOps(), depth=0)
-    kept = PinOrder("kept", tuple(range(2, 40)), 60.0)
+    kept = PinRequest("kept", tuple(range(2, 40)), 60.0)
     engine.apply(port.Submit(replace(SAID, request_id=90, max_tokens=1, fills_pin="kept"), kept))
     while engine.has_work:
         engine.step()

@@ -16,7 +16,7 @@ from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.memory.holders import Holder, HolderKind
-from octavo.retention.staging import Staging
+from octavo.retention.staging import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.types import Request
 
@@ -57,7 +57,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     is_kept = request.param == "kept"
     with (
         mock.patch.object(Transfers, "is_worth_it", return_value=is_kept),
-        mock.patch.object(Staging, "is_worth_it", return_value=is_kept),
+        mock.patch.object(OffloadStager, "is_worth_it", return_value=is_kept),
     ):
         yield request.param
 
@@ -102,8 +102,8 @@ def evict_everything(engine: Engine) -> None:
     """Whatever is cached in the pool is lost; what is below is not."""
     memory = engine.scheduler.ledger
     table = memory.open(Holder(HolderKind.SEQUENCE))
-    if memory.num_unheld:
-        memory.reserve(table, 0, memory.num_unheld * memory.block_size)
+    if memory.num_available:
+        memory.reserve(table, 0, memory.num_available * memory.block_size)
     memory.close(table)
 
 

@@ -32,7 +32,7 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.pressure import PressureConfig
 from octavo.serving.client import EngineClient
@@ -91,7 +91,7 @@ async def mixed_load(llm: EngineClient, count: int, seed: int) -> int:
         try:
             if kind == 0:
                 name = f"pin-{number}"
-                await llm.control.pin(PinOrder(name, tuple(prompt), 60.0))
+                await llm.control.pin(PinRequest(name, tuple(prompt), 60.0))
                 if number % 2:
                     await llm.control.unpin("", name)
                 return

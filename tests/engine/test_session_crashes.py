@@ -132,7 +132,7 @@ def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> No
     for path in tmp_path.glob("sessions.sqlite*"):  # as a process that dies now leaves them
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
     again = ConversationStore.open(tmp_path / "copy" / "sessions.sqlite")
-    assert (again.opened_afresh, again.all()) == ("", [])
+    assert (again.reset_reason, again.all()) == ("", [])
     again.close()
     store.close()
 

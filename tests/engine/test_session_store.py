@@ -146,7 +146,7 @@ def test_a_file_of_an_earlier_version_is_read_and_written_on(
     for wanted, ends in (((sum(numbers), 0), (2,)), ((2, 1), (2, 3))):
         store = ConversationStore.open(path)
         [found] = store.all()
-        assert (store.opened_afresh, list(found.tokens[:2])) == ("", [5, 6])
+        assert (store.reset_reason, list(found.tokens[:2])) == ("", [5, 6])
         assert (found.num_shared, found.num_suspended) == wanted
         assert found.turn_ends == TurnEnds(0, ends)  # all that an older version heard is one turn
         store.say("old", [5, 6, 7], 2)
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_begun_afresh(tmp_path: Path, damage: str) -> None:
     else:
         path.write_bytes(b"no database at all" * 100 if damage == "garbage" else b"")
     store = ConversationStore.open(path)
-    assert store.opened_afresh.startswith("its file was damaged")
+    assert store.reset_reason.startswith("its file was damaged")
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)
     store.close()
@@ -193,7 +193,7 @@ def test_a_file_that_another_process_has_is_left_as_it_is(tmp_path: Path) -> Non
         open_sessions(tmp_path)
     other.close()
     again = ConversationStore.open(path)
-    assert (again.opened_afresh, again.all()[0].session_id) == ("", record.session_id)
+    assert (again.reset_reason, again.all()[0].session_id) == ("", record.session_id)
     again.close()
 
 

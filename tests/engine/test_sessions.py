@@ -33,7 +33,7 @@ from octavo.files import Files
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
 from octavo.params import SamplerParams
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
 from octavo.text.continuation import compose
@@ -51,7 +51,7 @@ def clear_pool(chat: Chat) -> None:
 
     def clear(scheduler, now):  # type: ignore[no-untyped-def]
         table = scheduler.ledger.open(Holder(HolderKind.SEQUENCE))
-        scheduler.ledger.reserve(table, 0, scheduler.ledger.pool.num_unheld * 16)
+        scheduler.ledger.reserve(table, 0, scheduler.ledger.pool.num_available * 16)
         scheduler.ledger.close(table)
         scheduler.check()
 
@@ -106,7 +106,7 @@ def test_suspended_killed_and_started_again_a_turn_is_equal_and_computes_a_block
         chat = open_chat(tmp_path)
         if is_shared:  # by an operator, until the process ends
             shared = await chat.llm.encode_chat([ChatMessage("user", HELLO)])
-            await chat.llm.control.pin(PinOrder("rules", tuple(shared[:32]), 60.0, tenant=SHARED))
+            await chat.llm.control.pin(PinRequest("rules", tuple(shared[:32]), 60.0, tenant=SHARED))
         await chat.say(HELLO)
         await chat.say("and then")
         view = await chat.llm.sessions.suspend("", chat.session_id)

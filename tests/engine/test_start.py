@@ -23,7 +23,7 @@ from tests.wanted import request_for
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.available import available_memory
-from octavo.engine.offload import Below, open_below
+from octavo.engine.offload import OffloadStores, open_below
 from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
 from octavo.executor.runner import Runner
@@ -113,7 +113,7 @@ def test_sessions_are_found_again_within_their_tenants_bounds(
 def test_a_block_lies_on_disk_in_a_piece_for_each_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Below | None] = []
+    opened: list[OffloadStores | None] = []
     monkeypatch.setattr(
         start_module, "open_below", lambda *given: opened.append(open_below(*given)) or opened[-1]
     )

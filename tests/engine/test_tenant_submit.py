@@ -27,7 +27,7 @@ from octavo.errors import (
 from octavo.inspect.inspector import Inspector
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import SessionState
 from octavo.types import ChatMessage, FinishReason
 
@@ -215,7 +215,7 @@ def test_a_tenant_that_is_gone_when_its_request_arrives_gets_nothing_in(served: 
             with pytest.raises(UnknownTenant):
                 await submit(served, 3, 4)
             with pytest.raises(UnknownTenant):
-                await llm.control.pin(PinOrder("a", tuple(prompt_of(3)), 60.0, tenant="alice"))
+                await llm.control.pin(PinRequest("a", tuple(prompt_of(3)), 60.0, tenant="alice"))
             assert await llm.control.pins() == []
         assert await llm.drain(5), "a refused request is still counted as open"
 

@@ -25,7 +25,7 @@ from octavo.engine.traffic import BLOCK_TOKENS, TrafficWriter
 from octavo.errors import ConfigError
 from octavo.kernels.native_ops import NativeOps
 from octavo.params import BeamParams, Pooling, SamplerParams
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
 from octavo.types import Request
@@ -84,7 +84,7 @@ def test_what_generates_nothing_for_a_client_has_no_line(tmp_path: Path) -> None
     llm = serve_traced(path)
 
     async def work() -> None:
-        await llm.control.pin(PinOrder("it", tuple([30] * 40), 60.0))
+        await llm.control.pin(PinRequest("it", tuple([30] * 40), 60.0))
         await read(await llm.submit(request_for([30] * 40, SamplerParams(pooling=Pooling.LAST))))
         gate = llm.engine.executor
         assert isinstance(gate, Turnstile)

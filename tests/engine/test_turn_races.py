@@ -22,7 +22,7 @@ from octavo.errors import (
     SessionBusy,
 )
 from octavo.params import SamplerParams
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -62,7 +62,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
                 monkeypatch.setattr(llm.submitter, "_open", opened)
                 await chat.say("again")  # not busy
             else:
-                view = await llm.control.pin(PinOrder("a", tuple(turn.prompt), 60.0))
+                view = await llm.control.pin(PinRequest("a", tuple(turn.prompt), 60.0))
                 assert view.num_blocks == len(turn.prompt) // 16
             assert await ask(llm, lambda s, now: s.live.live_requests()) == []
         finally:
@@ -89,7 +89,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
                     llm.sessions.turn(request_for((), params, session="new"), messages)
                 )
             else:
-                asked = asyncio.ensure_future(llm.control.pin(PinOrder("a", tuple(prompt), 60.0)))
+                asked = asyncio.ensure_future(llm.control.pin(PinRequest("a", tuple(prompt), 60.0)))
             unread = chat.engine.inbox.unread
             await until(lambda: any(isinstance(command, Submit) for command in unread()))
             gate.failures = 1

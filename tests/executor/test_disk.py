@@ -35,7 +35,7 @@ from octavo.files import Files
 
 def test_a_block_reads_back_before_and_after_commit_and_after_a_restart(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert (store.num_slots, store.slot_bytes, store.opened_afresh) == (4, SLOT, "")
+    assert (store.num_slots, store.slot_bytes, store.reset_reason) == (4, SLOT, "")
     assert store.entries() == []
     assert put(store, 2, 7)
     assert check_reads_back(store) == blocks_in((2, 7))
@@ -44,7 +44,7 @@ def test_a_block_reads_back_before_and_after_commit_and_after_a_restart(tmp_path
     store.close()
     store.close()
     again = open_store(tmp_path)
-    assert again.opened_afresh == ""
+    assert again.reset_reason == ""
     assert check_reads_back(again) == blocks_in((2, 7))
     assert (again.reads, again.writes, again.damaged, again.errors) == (1, 0, 0, 0)
     again.close()
@@ -115,7 +115,7 @@ def test_two_fingerprints_live_side_by_side(tmp_path: Path) -> None:
 def test_a_store_that_grows_or_shrinks_keeps_what_it_has_room_for(tmp_path: Path, num_slots: int) -> None:
     filled(tmp_path)
     store = open_store(tmp_path, num_slots=num_slots)
-    assert store.opened_afresh == ""
+    assert store.reset_reason == ""
     assert store.damaged == 0
     assert os.stat(tmp_path / NAMESPACE / "blocks").st_size == num_slots * SLOT
     assert check_reads_back(store) == blocks_in(*((slot, slot) for slot in range(min(num_slots, 4))))

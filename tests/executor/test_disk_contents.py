@@ -29,7 +29,7 @@ def kept(folder: Path, *slots: int) -> DiskStore:
 def test_a_restart_finds_what_blocks_hold(tmp_path: Path) -> None:
     kept(tmp_path, 0, 3).close()
     store = open_store(tmp_path)
-    assert store.opened_afresh == ""
+    assert store.reset_reason == ""
     assert store.keep_contents(row) == [row(0, name_of(0)), row(3, name_of(3))]
     store.close()
 
@@ -42,7 +42,7 @@ def test_a_cache_without_contents_stays_valid_and_gets_them(tmp_path: Path) -> N
     assert store.keep_contents(row) == []
     store.close()
     again = open_store(tmp_path)
-    assert again.opened_afresh == ""
+    assert again.reset_reason == ""
     assert check_reads_back(again) == before
     again.close()
 
@@ -101,7 +101,7 @@ def test_a_content_that_makes_no_sense_is_not_known(tmp_path: Path, assignment: 
     database.commit()
     database.close()
     store = open_store(tmp_path)
-    assert store.opened_afresh == ""
+    assert store.reset_reason == ""
     assert store.keep_contents(row) == []
     assert check_reads_back(store) == blocks_in((0, 0))
     store.close()

@@ -47,12 +47,12 @@ def test_an_index_that_is_bound_to_something_else_is_begun_afresh(
     filled(tmp_path)
     rewrite_meta(tmp_path, assignment)
     store = open_store(tmp_path)
-    assert words in store.opened_afresh
+    assert words in store.reset_reason
     assert store.entries() == []
     assert put(store, 0, 5)
     store.close()
     again = open_store(tmp_path)
-    assert again.opened_afresh == ""
+    assert again.reset_reason == ""
     assert check_reads_back(again) == blocks_in((0, 5))
     again.close()
 
@@ -76,7 +76,7 @@ def test_a_damaged_index_is_no_crash_and_no_wrong_answer(
     index = tmp_path / NAMESPACE / "index.sqlite"
     index.write_bytes(damage(index.read_bytes()))
     store = open_store(tmp_path)
-    assert store.opened_afresh or store.entries()
+    assert store.reset_reason or store.entries()
     check_never_wrong(store)
     assert put(store, 0, 5)
     store.close()
@@ -104,7 +104,7 @@ def test_a_flipped_byte_anywhere_in_the_index_is_no_crash_and_no_wrong_answer(tm
         index.write_bytes(damaged)
         blocks.write_bytes(data)
         store = open_store(tmp_path)
-        afresh += bool(store.opened_afresh)
+        afresh += bool(store.reset_reason)
         check_never_wrong(store)
         assert put(store, 0, 5), offset
         store.close()
@@ -124,7 +124,7 @@ def test_a_damaged_schema_is_begun_afresh(tmp_path: Path, sound: bytes, damaged:
     index = tmp_path / NAMESPACE / "index.sqlite"
     index.write_bytes(index.read_bytes().replace(sound, damaged))
     store = open_store(tmp_path)
-    assert "damaged" in store.opened_afresh
+    assert "damaged" in store.reset_reason
     assert store.entries() == []
     store.close()
 
@@ -150,7 +150,7 @@ def test_rows_that_make_no_sense_are_dropped_alone(tmp_path: Path) -> None:
     database.commit()
     database.close()
     store = open_store(tmp_path)
-    assert store.opened_afresh == ""
+    assert store.reset_reason == ""
     assert store.damaged == 5
     assert check_reads_back(store) == blocks_in((3, 3))
     store.close()
@@ -166,7 +166,7 @@ def test_blocks_that_a_truncated_file_lost_are_not_listed(tmp_path: Path, length
     store = open_store(tmp_path)
     assert check_reads_back(store) == blocks_in(*((slot, slot) for slot in range(kept)))
     assert store.damaged == 4 - kept
-    assert ("empty" in store.opened_afresh) == (length < SLOT)
+    assert ("empty" in store.reset_reason) == (length < SLOT)
     store.close()
 
 

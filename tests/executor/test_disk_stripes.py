@@ -101,7 +101,7 @@ def test_blocks_read_back_whatever_the_size_of_their_last_piece(tmp_path: Path, 
     assert put(store, 1, 11)
     store.close()
     again = open_striped(tmp_path, num_slots=6, piece_bytes=piece_bytes)
-    assert again.opened_afresh == ""
+    assert again.reset_reason == ""
     assert check_reads_back(again) == wanted | blocks_in((1, 11))
     assert (again.damaged, again.errors) == (0, 0)
     again.close()
@@ -131,14 +131,14 @@ def test_a_store_that_grows_or_shrinks_keeps_its_lanes_and_blocks(
     open_striped(tmp_path).close()  # with 4 lanes
     filled(tmp_path, 20)
     store = open_striped(tmp_path, num_slots=num_slots)
-    assert (store.opened_afresh, store.damaged) == ("", 0)
+    assert (store.reset_reason, store.damaged) == ("", 0)
     assert (store.extents.lanes, store.num_slots) == (4, num_slots // 4 * 4)
     assert blocks_file(tmp_path).stat().st_size == store.num_slots // 4 * STRIPE
     assert check_reads_back(store) == blocks_in(*((slot, slot) for slot in range(kept)))
     assert put(store, store.num_slots - 1, 77)
     store.close()
     back = open_striped(tmp_path, num_slots=20)
-    assert (back.opened_afresh, back.num_slots) == ("", 20)
+    assert (back.reset_reason, back.num_slots) == ("", 20)
     check_reads_back(back)
     assert set(range(kept - 1)) <= set(listed(back))
     back.close()
@@ -147,13 +147,13 @@ def test_a_store_that_grows_or_shrinks_keeps_its_lanes_and_blocks(
 def test_fewer_slots_than_lanes_begin_afresh(tmp_path: Path) -> None:
     filled(tmp_path)
     store = open_striped(tmp_path, num_slots=3)
-    assert store.opened_afresh == "its stripes had 4 slots, and there is room for 3"
+    assert store.reset_reason == "its stripes had 4 slots, and there is room for 3"
     assert (store.extents.lanes, store.num_slots, store.entries()) == (2, 2, [])
     assert blocks_file(tmp_path).stat().st_size == STRIPE // 2
     assert put(store, 1, 1)
     store.close()
     again = open_striped(tmp_path, num_slots=4)
-    assert (again.opened_afresh, again.extents.lanes, again.num_slots) == ("", 2, 4)
+    assert (again.reset_reason, again.extents.lanes, again.num_slots) == ("", 2, 4)
     assert check_reads_back(again) == blocks_in((1, 1))
     again.close()
 
@@ -162,12 +162,12 @@ def test_fewer_slots_than_lanes_begin_afresh(tmp_path: Path) -> None:
 def test_other_pieces_begin_afresh(tmp_path: Path, piece_bytes: int | None) -> None:
     filled(tmp_path)
     store = DiskStore.open(tmp_path, 4 * 8192, BLOCK, FINGERPRINT, piece_bytes=piece_bytes)
-    assert f"its pieces had {PIECE} bytes; these have {piece_bytes or 0}" in store.opened_afresh
+    assert f"its pieces had {PIECE} bytes; these have {piece_bytes or 0}" in store.reset_reason
     assert store.entries() == []
     assert put(store, 3, 3)
     store.close()
     store = open_striped(tmp_path)
-    assert f"its pieces had {piece_bytes or 0} bytes" in store.opened_afresh
+    assert f"its pieces had {piece_bytes or 0} bytes" in store.reset_reason
     assert store.entries() == []
     store.close()
 
@@ -177,7 +177,7 @@ def test_lanes_that_make_no_sense_begin_afresh(tmp_path: Path, lanes: str) -> No
     filled(tmp_path)
     rewrite_meta(tmp_path, f"lanes = {lanes}")
     store = open_striped(tmp_path, num_slots=600)
-    assert "no number of slots" in store.opened_afresh
+    assert "no number of slots" in store.reset_reason
     assert store.entries() == []
     store.close()
 
@@ -206,7 +206,7 @@ def test_an_index_of_the_format_before_begins_afresh(tmp_path: Path) -> None:
     database.commit()
     database.close()
     store = open_striped(tmp_path)
-    assert "other tables than format 4" in store.opened_afresh
+    assert "other tables than format 4" in store.reset_reason
     assert store.entries() == []
     store.close()
 
@@ -223,7 +223,7 @@ def test_a_truncated_file_loses_the_stripes_that_are_not_whole(
     store = open_striped(tmp_path, num_slots=12)
     assert check_reads_back(store) == blocks_in(*((slot, slot) for slot in range(kept)))
     assert store.damaged == 12 - kept
-    assert ("empty" in store.opened_afresh) == (kept == 0)
+    assert ("empty" in store.reset_reason) == (kept == 0)
     assert blocks_file(tmp_path).stat().st_size == 3 * STRIPE
     store.close()
 
@@ -443,7 +443,7 @@ def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_committed(tmp_pa
         lines = process.stdout.read().split()
     committed = int(lines[-1]) if lines else 9 * 4
     store = open_striped(tmp_path, num_slots=num_slots)
-    assert (store.opened_afresh, store.extents.lanes) == ("", 4)
+    assert (store.reset_reason, store.extents.lanes) == ("", 4)
     found = check_reads_back(store)
     kept = range(committed - num_slots + 4, committed)  # one batch more was under way
     assert blocks_in(*((block % num_slots, block) for block in kept)).items() <= found.items()

@@ -25,7 +25,7 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import TenantPolicy
 from octavo.params import Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 
 
 def look(served: Served, tenant: str | None = None, below_from: int = 0) -> Glimpse:
@@ -221,7 +221,7 @@ def test_a_session_whose_blocks_are_below_tells_them_as_kept() -> None:
 
 def test_a_pin_is_told_while_it_fills() -> None:
     served = Served()
-    served.scheduler.client_pins.open(PinOrder("greeting", PINNED, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("greeting", PINNED, 60.0), served.next_id, 0.0)
     filler = served.add(PINNED, 1, fills_pin="greeting")
     served.step()
     glimpse = look(served)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.executor.store import bytes_of, name_of, open_store
 
-from octavo.engine.offload import Below
+from octavo.engine.offload import OffloadStores
 from octavo.memory.changes import ChangeRecord, Place
 from octavo.memory.names import NameChain
 
@@ -16,7 +16,7 @@ def test_blocks_on_disk_are_told_with_their_tokens_after_a_restart(tmp_path: Pat
     tokens, chain = array("I", [1, 2, 3, 4]), NameChain(b"r" * 32, 2)
     chain.names = [name_of(0), name_of(1)]
     store, record = open_store(tmp_path), ChangeRecord()
-    Below(store, 0, 1.0, disk=store).describe(record)
+    OffloadStores(store, 0, 1.0, disk=store).describe(record)
     record.describe(chain, tokens, "t", "salt", 0, 2)
     for slot, name in enumerate(chain.names):
         record.begin_store(name)
@@ -24,7 +24,7 @@ def test_blocks_on_disk_are_told_with_their_tokens_after_a_restart(tmp_path: Pat
     assert store.commit()
     store.close()
     again, new = open_store(tmp_path), ChangeRecord()
-    Below(again, 0, 1.0, disk=again).describe(new)
+    OffloadStores(again, 0, 1.0, disk=again).describe(new)
     for name, _ in again.entries():
         new.add(name, Place.DISK)
     told = new.take()

@@ -44,7 +44,7 @@ def test_what_is_stored_becomes_cold_oldest_first_and_its_blocks_are_unheld() ->
     assert memory.make_cold(table, 2) == [0, 1]
     assert table.cold == NAMES[:2]
     assert len(table) == 6
-    assert memory.num_unheld == 8 - 4
+    assert memory.num_available == 8 - 4
     slots = [memory.tier.slot_of(name) for name in NAMES[:2]]
     assert memory.entries(table)[:2] == [COLD_FIRST + slot for slot in slots if slot is not None]
     assert memory.find_prefix(NAMES) == 5  # the pool finds them until it takes their place

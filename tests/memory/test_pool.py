@@ -40,9 +40,9 @@ def test_a_block_is_freed_by_its_last_holder_only() -> None:
     block = pool.take()
     pool.retain(block)
     pool.release(block)
-    assert pool.num_unheld == 0
+    assert pool.num_available == 0
     pool.release(block)
-    assert pool.num_unheld == 1
+    assert pool.num_available == 1
 
 
 def test_releasing_an_unheld_block_is_a_bug_that_is_noticed() -> None:

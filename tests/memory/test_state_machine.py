@@ -74,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_store(self, data: st.DataObject) -> None:
         pool = self.memory.pool
-        cached = [block for block in pool.line() if pool.name_of[block] is not None]
+        cached = [block for block in pool.eviction_order() if pool.name_of[block] is not None]
         if cached and len(self.stores) < 2:
             name = pool.name_of[data.draw(st.sampled_from(cached))]
             assert name is not None

@@ -19,7 +19,7 @@ from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
 from octavo.model.measuring import HeaderSource, MeasuredMatrix, MeasuredModel, measure_model
-from octavo.model.packed_cache import hollow
+from octavo.model.packed_cache import meta_tensor
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import take_rows, transpose
 from octavo.model.spec import LayerWeights, Mixture, ModelSpec, ModelWeights, Norm
@@ -99,10 +99,10 @@ def test_a_token_reads_all_layers_and_the_output_but_not_the_embedding(tmp_path)
     assert tied.bytes_read_for_a_token == tied.weights.num_bytes
 
 
-def test_a_hollow_tensor_is_turned_and_ordered_without_a_copy():
-    raw = hollow("w", "F16", (1 << 20, 1 << 20))  # two terabytes
+def test_a_meta_tensor_is_turned_and_ordered_without_a_copy():
+    raw = meta_tensor("w", "F16", (1 << 20, 1 << 20))  # two terabytes
     assert take_rows(raw, np.arange(1 << 20)[::-1]) is raw
-    turned = transpose(hollow("w", "F16", (1 << 20, 1 << 19)))
+    turned = transpose(meta_tensor("w", "F16", (1 << 20, 1 << 19)))
     assert turned.shape == (1 << 19, 1 << 20)
     assert turned.data.strides == (0,)
 

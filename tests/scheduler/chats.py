@@ -11,7 +11,7 @@ from tests.scheduler.test_transfers import finish, turn
 from octavo.engine.port import inspector_of
 from octavo.memory.holders import Holder, HolderKind
 from octavo.params import SamplerParams
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import Session, StoredSession
 from octavo.types import Request
@@ -64,11 +64,11 @@ class Chats(Served):
 
     def evict_all(self) -> None:
         table = self.memory.open(Holder(HolderKind.SEQUENCE))
-        self.memory.reserve(table, 0, self.memory.pool.num_unheld * self.memory.block_size)
+        self.memory.reserve(table, 0, self.memory.pool.num_available * self.memory.block_size)
         self.memory.close(table)
 
 
 def resume(chats: Chats, tokens: tuple[int, ...]) -> int:
-    order = PinOrder("a", tokens, 60.0, Strength.HOT, "", is_resumed_session=True)
+    order = PinRequest("a", tokens, 60.0, Strength.HOT, "", is_resumed_session=True)
     chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
     return chats.add(tokens, 1, fills_pin=order.pin_name)

@@ -8,7 +8,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.step.config import SchedulerConfig
@@ -124,7 +124,7 @@ class Served:
     def open_pin(self, name: str, num_tokens: int, tenant: str) -> int:
         """Queue the request that fills a pin of so many tokens; its id."""
         first = self.next_id * 10_000
-        order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
+        order = PinRequest(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
         self.scheduler.client_pins.open(order, self.next_id, 0.0)
         return self.add(order.tokens, 1, tenant=tenant, fills_pin=name)
 

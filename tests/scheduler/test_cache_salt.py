@@ -13,7 +13,7 @@ from octavo.engine.core import Engine
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.names import NameChain, root_name, salted_root
 from octavo.memory.quota import SHARED
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.types import Request
 
@@ -49,7 +49,7 @@ def test_nobody_waits_for_a_prefix_that_is_computed_under_another_salt() -> None
 def test_a_prefix_that_is_pinned_for_all_is_foreign_to_a_salt() -> None:
     engine = tiny_engine(NativeOps())
     pin = replace(salted(1, "", SHARED), fills_pin="p", max_tokens=1)
-    order = PinOrder("p", tuple(PROMPT), 1e6, Strength.HOT, SHARED)
+    order = PinRequest("p", tuple(PROMPT), 1e6, Strength.HOT, SHARED)
     engine.scheduler.client_pins.open(order, 1, 0.0)
     run(engine, [pin])
     assert answer(engine, salted(2, "", "alice")).cached == CACHED

@@ -69,7 +69,7 @@ def test_what_a_plan_takes_is_not_given_back_by_it() -> None:
     served = Served(blocks=40)
     serve_one(served, 79)
     served.memory.pool.drop_cached(100)
-    unused = set(served.memory.pool.line())
+    unused = set(served.memory.pool.eviction_order())
     served.scheduler.idle_memory.give_back()
     served.add(40, 5, n=2)
     plan = served.plan()

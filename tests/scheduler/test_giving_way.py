@@ -9,7 +9,7 @@ from tests.scheduler.test_transfers import finish, turn
 
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused
 from octavo.memory.quota import TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionState
 from octavo.step.events import EventKind
@@ -18,7 +18,7 @@ OTHER = tuple(range(300, 322))
 
 
 def pin(chats: Chats, name: str, tokens: tuple[int, ...], tenant: str = "") -> None:
-    chats.scheduler.client_pins.open(PinOrder(name, tokens, 60.0, tenant=tenant), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinRequest(name, tokens, 60.0, tenant=tenant), chats.next_id, 0.0)
     chats.add(tokens, 1, fills_pin=name, tenant=tenant)
     chats.drain()
 
@@ -226,7 +226,7 @@ def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_
         while chats.scheduler.session_table.find(tenant, session).turn is not None:
             chats.moving += turn(chats)
     chats.scheduler.session_holds.suspend("t", "a")  # it goes last of its tenant's
-    chats.scheduler.client_pins.open(PinOrder("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinRequest("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
     chats.add(OTHER[:20], 1, fills_pin="rules", tenant="t")
     assert [chats.blocks(session).held for session in "abc"] == [0, 5, 5]
 
@@ -254,7 +254,7 @@ def test_what_gives_way_at_once_is_counted_once(monkeypatch: pytest.MonkeyPatch)
     chats = Chats(blocks=90, pins=60)
     say_all(chats, "", *"abcdefghijkl")
     looks.clear()
-    chats.scheduler.client_pins.open(PinOrder("rules", tuple(range(240)), 60.0), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinRequest("rules", tuple(range(240)), 60.0), chats.next_id, 0.0)
     chats.add(tuple(range(240)), 1, fills_pin="rules")
     assert (gave_way(chats), len(looks) <= 3) == (12, True)
 

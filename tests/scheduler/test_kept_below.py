@@ -10,7 +10,7 @@ from tests.scheduler.test_transfers import turn
 
 from octavo.errors import SessionRefused
 from octavo.memory.quota import TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.step.events import EventKind
@@ -38,7 +38,7 @@ def kept(chats: Chats, *sessions: str) -> list[int]:
 
 
 def pin(chats: Chats, name: str, prompt: tuple[int, ...]) -> None:
-    chats.scheduler.client_pins.open(PinOrder(name, prompt, 60.0, Strength.WARM), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinRequest(name, prompt, 60.0, Strength.WARM), chats.next_id, 0.0)
     chats.add(prompt, 1, fills_pin=name)
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
@@ -140,5 +140,5 @@ def test_what_a_warm_pin_lets_go_is_evicted_tail_first() -> None:
     prompt = tuple(range(100, 120))
     pin(chats, "rules", prompt)
     chain = chats.scheduler.namer.chain("", array("I", prompt)).names
-    line = [chats.memory.pool.name_of[block] for block in chats.memory.pool.line()]
+    line = [chats.memory.pool.name_of[block] for block in chats.memory.pool.eviction_order()]
     assert [chain.index(name) for name in line if name is not None] == [4, 3, 2, 1, 0]

@@ -6,7 +6,7 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, UnknownPin
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.types import FinishReason
 
 PROMPT = tuple(range(100, 122))  # five blocks of 4, and two tokens
@@ -16,7 +16,7 @@ def pinned(
     served: Served, name: str = "greeting", prompt: tuple[int, ...] = PROMPT, ttl: float = 60.0
 ) -> int:
     """Open a pin and serve the request that fills it."""
-    served.scheduler.client_pins.open(PinOrder(name, prompt, ttl), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest(name, prompt, ttl), served.next_id, 0.0)
     request = served.add(prompt, 1, fills_pin=name)
     while served.state(request) is not State.FINISHED:
         served.step()
@@ -73,7 +73,7 @@ def test_pins_keep_within_their_budget_and_the_refusal_says_who_holds_what() -> 
     pinned(served)
     with pytest.raises(PinRefused, match=r"needs 5 blocks and 3 are missing.*held by pins greeting 5"):
         served.scheduler.client_pins.open(
-            PinOrder("second", tuple(range(900, 920)), 60.0), served.next_id, 0.0
+            PinRequest("second", tuple(range(900, 920)), 60.0), served.next_id, 0.0
         )
     served.scheduler.check()
 
@@ -82,7 +82,9 @@ def test_pins_leave_room_for_the_largest_request_that_was_taken() -> None:
     served = Served(blocks=20, pins=20)
     served.add(60, 5)  # 16 blocks at its longest
     with pytest.raises(PinRefused, match=r"1 are missing.*the largest request needs 16 of the pool's 20"):
-        served.scheduler.client_pins.open(PinOrder("big", tuple(range(900, 920)), 60.0), served.next_id, 0.0)
+        served.scheduler.client_pins.open(
+            PinRequest("big", tuple(range(900, 920)), 60.0), served.next_id, 0.0
+        )
     pinned(served, "small", tuple(range(900, 916)))
     served.add(60, 5)
     with pytest.raises(
@@ -96,7 +98,7 @@ def test_pins_leave_room_for_the_largest_request_that_was_taken() -> None:
 def test_a_pin_goes_with_the_request_that_was_to_fill_it() -> None:
     for end in ("cancel", "fail"):
         served = Served()
-        served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+        served.scheduler.client_pins.open(PinRequest("greeting", PROMPT, 60.0), served.next_id, 0.0)
         request = served.add(PROMPT, 1, fills_pin="greeting")
         if end == "cancel":
             served.scheduler.cancel(request)
@@ -110,7 +112,7 @@ def test_a_pin_goes_with_the_request_that_was_to_fill_it() -> None:
 
 def test_a_pin_that_is_deleted_while_it_is_filled_fails_its_request_with_a_reason() -> None:
     served = Served()
-    served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("greeting", PROMPT, 60.0), served.next_id, 0.0)
     request = served.add(PROMPT, 1, fills_pin="greeting")
     served.step()
     served.scheduler.client_pins.release("", "greeting")
@@ -132,24 +134,24 @@ def test_what_a_pin_must_be() -> None:
     served = Served()
     pinning = served.scheduler.client_pins
     with pytest.raises(InvalidRequest, match="name is 'a b'; allowed: 1 to 64 letters"):
-        PinOrder("a b", PROMPT, 60.0)
+        PinRequest("a b", PROMPT, 60.0)
     with pytest.raises(InvalidRequest, match=r"ttl is 0\.5; allowed: 1\.0 to"):
-        PinOrder("a", PROMPT, 0.5)
+        PinRequest("a", PROMPT, 0.5)
     with pytest.raises(InvalidRequest, match="the prompt has 3 tokens; allowed: at least 4"):
-        pinning.open(PinOrder("a", (1, 2, 3), 60.0), served.next_id, 0.0)
+        pinning.open(PinRequest("a", (1, 2, 3), 60.0), served.next_id, 0.0)
     pinned(served)
     with pytest.raises(InvalidRequest, match="there is a pin named 'greeting' already"):
-        pinning.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+        pinning.open(PinRequest("greeting", PROMPT, 60.0), served.next_id, 0.0)
 
 
 def test_a_pin_belongs_to_the_request_that_fills_it_and_to_no_other_of_its_name() -> None:
     served = Served()
-    served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("greeting", PROMPT, 60.0), served.next_id, 0.0)
     first = served.add(PROMPT, 1, fills_pin="greeting")
     served.step()
     served.scheduler.client_pins.release("", "greeting")
     other = tuple(range(700, 720))
-    served.scheduler.client_pins.open(PinOrder("greeting", other, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("greeting", other, 60.0), served.next_id, 0.0)
     second = served.add(other, 1, fills_pin="greeting")
     while served.scheduler.has_work:
         served.step()

@@ -356,7 +356,7 @@ def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> N
     while served.state(first) is not State.FINISHED or served.scheduler.transfers.could_store:
         finish(turn())
     table = served.memory.open(Holder(HolderKind.SEQUENCE))
-    served.memory.reserve(table, 0, served.memory.num_unheld * served.memory.block_size)
+    served.memory.reserve(table, 0, served.memory.num_available * served.memory.block_size)
     served.memory.close(table)  # all of it is below, and nothing in the pool
     served.add(prompt, 2)
     loads = turn()

@@ -6,7 +6,7 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.errors import ResizeRefused
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 
 
 def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
@@ -47,7 +47,7 @@ def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None
 
 def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
     served = Served(blocks=40)
-    served.scheduler.client_pins.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(20)), 1, fills_pin="greeting")
     served.add(40, 5)  # 11 blocks at its longest
     assert served.scheduler.resizer.floor() == 16

@@ -17,7 +17,7 @@ from octavo.errors import (
 )
 from octavo.inspect.block_map import draw_map
 from octavo.memory.quota import TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.step.events import EventKind
@@ -295,7 +295,7 @@ def test_a_warm_pin_moves_below_and_gives_its_budget_back() -> None:
     chats = Chats(blocks=30, slots=50, pins=5)
     for pin in ("one", "two"):
         prompt = tuple(range(len(pin) * 1000 + ord(pin[0]), len(pin) * 1000 + ord(pin[0]) + 20))
-        order = PinOrder(pin, prompt, 60.0, Strength.WARM)
+        order = PinRequest(pin, prompt, 60.0, Strength.WARM)
         chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
         chats.add(prompt, 1, fills_pin=pin)
         while chats.scheduler.has_work:

@@ -9,13 +9,13 @@ from tests.scheduler.test_transfers import finish, turn
 
 from octavo.errors import SessionRefused
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import SessionState
 
 
 def share(chats: Chats, tokens: tuple[int, ...]) -> None:
     """What an operator pins for all."""
-    order = PinOrder("rules", tokens, 60.0, tenant=SHARED)
+    order = PinRequest("rules", tokens, 60.0, tenant=SHARED)
     chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
     chats.add(tokens, 1, tenant=SHARED, fills_pin="rules")
     for _ in range(40):

@@ -32,7 +32,7 @@ def test_its_sequences_begin_again_in_steps_of_half_the_size() -> None:
     assert max(sizes) == 8
     ends = {u.request_id: u.usage.num_output for u in served.updates if u.finish is FinishReason.LENGTH}
     assert ends == {one: 3, two: 3}
-    assert served.memory.num_unheld == 100
+    assert served.memory.num_available == 100
 
 
 def test_what_was_planned_ahead_of_its_result_is_not_taken() -> None:

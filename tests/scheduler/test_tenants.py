@@ -12,7 +12,7 @@ from octavo.engine.port import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.params import Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.types import FinishReason, TransferDone
@@ -86,7 +86,7 @@ def test_guaranteed_blocks_are_obtained_at_once_from_a_borrower() -> None:
     flood = [served.add(tuple(range(i * 100, i * 100 + 60)), 30, tenant="b") for i in range(6)]
     for _ in range(4):
         served.step()
-    assert served.memory.num_unheld < 5, "b has borrowed what nobody wants"
+    assert served.memory.num_available < 5, "b has borrowed what nobody wants"
     wanted = served.add(tuple(range(5000, 5070)), 10, tenant="a")
     served.step()
     assert served.state(wanted) is State.RUNNING, "a does not wait for b"
@@ -138,7 +138,7 @@ def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
     other = served.add(tuple(range(64)), 2, tenant="b")
     served.drain()
     assert (served.usage(secret).num_cached, served.usage(other).num_cached) == (0, 0)
-    order = PinOrder("greeting", tuple(range(1000, 1064)), 60.0, tenant=SHARED)
+    order = PinRequest("greeting", tuple(range(1000, 1064)), 60.0, tenant=SHARED)
     served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant=SHARED, fills_pin="greeting")
     served.drain()
@@ -157,9 +157,9 @@ def test_pins_use_only_their_tenants_guarantee() -> None:
     served = Served(blocks=40, block=16, pins=20, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=4)])
     with pytest.raises(PinRefused, match="tenant b keep 0, and it is guaranteed 0"):
-        served.scheduler.client_pins.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
+        served.scheduler.client_pins.open(PinRequest("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
     with pytest.raises(PinRefused, match=r"needs 5 blocks.*it is guaranteed 4"):
-        served.scheduler.client_pins.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
+        served.scheduler.client_pins.open(PinRequest("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
 
 
 def test_a_tenant_is_told_no_number_that_others_move() -> None:
@@ -309,7 +309,7 @@ def test_what_the_operator_shares_needs_no_guarantee_and_leaves_others_theirs() 
     served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=20), TenantPolicy(SHARED)])
     with pytest.raises(PinRefused, match="more than are left to pins now"):
         served.open_pin("beyond-the-pool", 10 * 16, SHARED)
-    served.scheduler.client_pins.open(PinOrder("own", tuple(range(19 * 16)), 60.0, tenant="a"), 99, 0.0)
+    served.scheduler.client_pins.open(PinRequest("own", tuple(range(19 * 16)), 60.0, tenant="a"), 99, 0.0)
 
 
 def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
@@ -325,7 +325,7 @@ def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charg
 
 def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> None:
     served = Served(blocks=60, block=4, tokens=64, pins=20)
-    order = PinOrder("x", tuple(range(100, 128)), 60.0, tenant=SHARED)
+    order = PinRequest("x", tuple(range(100, 128)), 60.0, tenant=SHARED)
     served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant=SHARED, fills_pin="x")
     served.drain()
@@ -360,7 +360,7 @@ def test_a_tenant_that_is_gone_keeps_its_bounds_until_nothing_of_it_is_left() ->
 def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back_has_its_new_ones() -> None:
     served = Served(blocks=40, block=16, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
-    order = PinOrder("p", tuple(range(32)), 60.0, tenant="a")
+    order = PinRequest("p", tuple(range(32)), 60.0, tenant="a")
     served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant="a", fills_pin="p")
     served.drain()

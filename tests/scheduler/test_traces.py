@@ -40,7 +40,7 @@ class Replay:
         self.prompts: dict[str, list[int]] = {}
         self.ids: dict[str, int] = {}
         self.eos: set[int] = set()
-        self.flights: deque[StepPlan] = deque()
+        self.in_flight: deque[StepPlan] = deque()
         self.names: dict[int, str] = {}  # by seq_id
 
     def do(self, command: str) -> list[str]:
@@ -98,7 +98,7 @@ class Replay:
         self.scheduler.check()
         if plan is None:
             return ["idle"]
-        self.flights.append(plan)
+        self.in_flight.append(plan)
         owner: dict[int, str] = {}
         lines = [f"retire row {row}" for row in plan.retired]
         for admitted in plan.admitted:
@@ -121,7 +121,7 @@ class Replay:
         return lines
 
     def do_commit(self) -> list[str]:
-        plan = self.flights.popleft()
+        plan = self.in_flight.popleft()
         sampled = [c.seq_id for c in plan.chunks if c.num_samples] + [f.child_seq_id for f in plan.forks]
         request_of = {i: self.ids[self.names[i].split(".")[0]] for i in sampled}
         samples = {i: (SampledToken(EOS if request_of[i] in self.eos else 7),) for i in sampled}

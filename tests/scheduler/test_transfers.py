@@ -9,7 +9,7 @@ from tests.scheduler.served import Served, State
 from octavo.engine.port import inspector_of
 from octavo.inspect.block_map import draw_map
 from octavo.memory.holders import Holder, HolderKind
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.step.step_times import StepShape
 from octavo.types import Move, StepPlan, Transfer, TransferDone
 
@@ -42,7 +42,7 @@ def go_below(served: Served, *prompts: tuple[int, ...]) -> None:
         finish(served, turn(served))
     pool = served.memory.pool
     table = served.memory.open(Holder(HolderKind.SEQUENCE))
-    served.memory.reserve(table, 0, pool.num_unheld * served.memory.block_size)
+    served.memory.reserve(table, 0, pool.num_available * served.memory.block_size)
     served.memory.close(table)
 
 
@@ -82,7 +82,7 @@ def test_fetches_of_several_requests_and_a_pin_never_wedge() -> None:
     requests = [served.add((*prompt, *range(900, 913)), 3) for prompt in (first, second)]
     loads = turn(served) + turn(served)
     assert len(loads) == 8
-    served.scheduler.client_pins.open(PinOrder("pin", tuple(range(300, 324)), 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinRequest("pin", tuple(range(300, 324)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(300, 324)), 1, fills_pin="pin")
     for _ in range(5):
         turn(served)

@@ -122,7 +122,7 @@ def check_planned(plan: StepPlan, scheduler: Scheduler) -> int:
         promised = sum(
             s.blocks_promised(size) + s.forks_left for s in scheduler.live.running if s.table is not None
         )
-        assert ledger.num_unheld >= promised, "drafts took what was promised"
+        assert ledger.num_available >= promised, "drafts took what was promised"
     return sum(len(chunk.drafts) for chunk in plan.chunks)
 
 

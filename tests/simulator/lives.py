@@ -46,7 +46,7 @@ from octavo.memory.names import root_name
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import OffloadTier
 from octavo.params import SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
@@ -313,7 +313,7 @@ class Simulation:
             fills_pin=name,
         )
         try:
-            order = PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), r.choice([*Strength]), tenant)
+            order = PinRequest(name, prompt, r.choice([1.0, 20.0, 1000.0]), r.choice([*Strength]), tenant)
             pinning.open(order, request_id, self.clock)
         except (PinRefused, InvalidRequest):
             self.outcome.pins_refused += 1

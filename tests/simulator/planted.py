@@ -62,7 +62,7 @@ def _reserve_without_copies(self: Ledger, table: BlockTable, start: int, stop: i
 
 
 def _take_keeping_the_name(self: BlockPool, owner: int = 0) -> int:
-    block = self.line()[0]
+    block = self.eviction_order()[0]
     name = self.name_of[block]
     _TAKE(self, owner)
     if name is not None:

@@ -101,7 +101,7 @@ def _borrowed_for(self: Drafts, sequence: Sequence, table: BlockTable) -> int:
 
 
 def _beyond_the_maximum(self: Drafts, sequence: Sequence, table: BlockTable) -> int:
-    return self._context.ledger.num_unheld
+    return self._context.ledger.num_available
 
 
 def _promised_to_nobody(self: BlockBudget, running: Many[Sequence]) -> Counter[str]:

@@ -9,7 +9,7 @@ from tests.simulator.planting import PlantedBug
 
 from octavo.memory.holders import Holder
 from octavo.retention.arena import StagingArena
-from octavo.retention.staging import Loss, Staging
+from octavo.retention.staging import Loss, OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.victims import Victims
@@ -18,7 +18,7 @@ from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, TransferDone
 
 
-def _reused_before_it_is_stored(self: Staging, members: Many[Holder]) -> Loss:
+def _reused_before_it_is_stored(self: OffloadStager, members: Many[Holder]) -> Loss:
     loss = _KEEP(self, members)
     free = self._arena._free
     free += [block for block, _ in self._transfers.staged() if block not in free]
@@ -40,7 +40,7 @@ def _copied_the_wrong_way(self: PlanBuilder, copy: BlockCopy) -> None:
     self._copies.append(BlockCopy(copy.target, copy.source))
 
 
-def _stored_from_the_pool(self: Staging, members: Many[Holder]) -> Loss:
+def _stored_from_the_pool(self: OffloadStager, members: Many[Holder]) -> Loss:
     """The store reads the victim's own block, which the pool gives away at once."""
     loss, name_of = self.loss_of(members), self._context.ledger.pool.name_of
     for block in loss.stored:
@@ -61,17 +61,17 @@ def _headroom_changes_at_once(self: Headroom, seconds: float) -> None:
         self.each = min(16.0, self.each * math.exp(seconds / self._times.step_s))
 
 
-_KEEP, _STORE_STAGED = Staging.keep, Transfers.store_staged
+_KEEP, _STORE_STAGED = OffloadStager.keep, Transfers.store_staged
 
 PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
-    PlantedBug("staged block reused before it is stored", Staging, "keep", _reused_before_it_is_stored),
+    PlantedBug("staged block reused before it is stored", OffloadStager, "keep", _reused_before_it_is_stored),
     PlantedBug("staged block never free again", StagingArena, "finish", _never_free_again),
     PlantedBug(
         "kept block findable before it is stored", Transfers, "store_staged", _findable_while_it_is_staged
     ),
     PlantedBug("kept block is not copied", PlanBuilder, "copy", lambda self, copy: None),
     PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
-    PlantedBug("kept block is stored after its reuse", Staging, "keep", _stored_from_the_pool),
+    PlantedBug("kept block is stored after its reuse", OffloadStager, "keep", _stored_from_the_pool),
     PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
     PlantedBug("headroom changes while a plan is made", Headroom, "undone", _headroom_changes_at_once),
 )

@@ -20,7 +20,7 @@ from tests.simulator.tenants import unsalted_seed
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
 from octavo.params import SamplerParams, Timeouts
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import Session, SessionState, StoredSession
 from octavo.scheduler.scheduler import Scheduler
@@ -274,7 +274,7 @@ class SessionLives:
         prompt = tuple(life.tokens[: len(session.names) * simulation.block_size])
         request_id = len(simulation.books.requests)
         try:
-            order = PinOrder(session_id, prompt, 20.0, Strength.HOT, tenant, is_resumed_session=True)
+            order = PinRequest(session_id, prompt, 20.0, Strength.HOT, tenant, is_resumed_session=True)
             pinning.open(order, request_id, simulation.clock)
         except (SessionBusy, PinRefused, InvalidRequest):
             return

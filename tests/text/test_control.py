@@ -117,7 +117,7 @@ def test_encoding_by_parts_equals_the_ordinary_way_where_no_text_holds_a_control
     messages = [ChatMessage("user", text) for text in ["x", *texts]]
     text = tokenizer.chat_template.render(messages, ChatOptions(allow_control_tokens=True)).text
     own = [c for c in CONTROLS if c.encode() in map(tokenizer.token_bytes, range(3))]
-    parts = ControlTokens(own, always=True).told_apart(text, text).parts
+    parts = ControlTokens(own, always=True).split_control(text, text).parts
     assert tokenizer.encode_parts(parts) == tokenizer.encode(text, add_bos=False)
 
 
@@ -380,7 +380,7 @@ def test_what_was_a_control_token_is_not_taken_for_text_of_a_client():
 
 @given(st.lists(st.sampled_from(["a", "é", "世界", "<c>"]), max_size=6), st.integers(0, 30))
 def test_a_cut_rendering_is_the_rest_of_its_bytes(texts, cut):
-    rendered = ControlTokens(["<c>"], always=True).told_apart("".join(texts), "".join(texts))
+    rendered = ControlTokens(["<c>"], always=True).split_control("".join(texts), "".join(texts))
     data = rendered.text.encode()
     rest = rendered.after(cut)
     inside = any(place < cut < place + 3 for place, _ in rendered.controls(len(data)))

@@ -188,7 +188,7 @@ def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wan
         assert piece is not None
         contiguous.give(piece)
         memory.close(table)
-    assert contiguous.num_free == memory.num_unheld * block_size
+    assert contiguous.num_free == memory.num_available * block_size
     num_free, largest_hole = contiguous.num_free, contiguous.largest_hole
     next_table = memory.open(Holder(HolderKind.SEQUENCE))
     served = memory.reserve(next_table, 0, wanted) is not None

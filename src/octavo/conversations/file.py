@@ -43,8 +43,8 @@ _TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
 class RecordFile:
     """An open file. Any thread may call; what it submits runs on the writer's thread."""
 
-    def __init__(self, database: sqlite3.Connection, where: Whereabouts, opened_afresh: str = "") -> None:
-        self.opened_afresh = opened_afresh  # why what was in it was given up
+    def __init__(self, database: sqlite3.Connection, where: Whereabouts, reset_reason: str = "") -> None:
+        self.reset_reason = reset_reason  # why what was in it was given up
         self.errors = 0  # writes that failed
         self._database = database
         self._where = where
@@ -142,7 +142,7 @@ def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
     """The file, or a new one, and what is in it, oldest first; a damaged one is begun afresh. Raises
     sqlite3.Error or OSError for trouble with the disk itself, or where another process has the file; then it
     is left as it is."""
-    database, records, opened_afresh = None, list[Record](), ""
+    database, records, reset_reason = None, list[Record](), ""
     if path.exists():
         try:
             database = open_database(files.connect, path)
@@ -153,12 +153,12 @@ def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
                     database.close()
             if isinstance(error, sqlite3.Error) and is_trouble(error):
                 raise
-            database, opened_afresh = None, f"its file was damaged ({error})"
+            database, reset_reason = None, f"its file was damaged ({error})"
     if database is None:
         database = begin_anew(files.connect, files.remove, path)
         database.execute(_SCHEMAS[-1])
     where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
-    return RecordFile(database, where, opened_afresh), records
+    return RecordFile(database, where, reset_reason), records
 
 
 def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:

@@ -37,7 +37,7 @@ from octavo.engine.port import (
 from octavo.engine.submitter import Submitter
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.views import SessionBlocks
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
@@ -248,7 +248,7 @@ class Sessions:
         blocks, size = await self._blocks_of(session_id), self._submitter.host.block_size
         num_tokens = min(len(record.tokens), self._context_length - 1) // size * size
         if num_tokens and not blocks.is_resumed:
-            order = PinOrder(
+            order = PinRequest(
                 session_id,
                 tuple(record.tokens[:num_tokens]),
                 record.ttl_s,

@@ -79,9 +79,9 @@ class ConversationStore:
         return store
 
     @property
-    def opened_afresh(self) -> str:
+    def reset_reason(self) -> str:
         """Why what was in the file was given up; "" if it was not."""
-        return "" if self._file is None else self._file.opened_afresh
+        return "" if self._file is None else self._file.reset_reason
 
     @property
     def errors(self) -> int:
@@ -404,8 +404,8 @@ def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> C
         sessions = ConversationStore.open(path, clock=clock)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
-    if sessions.opened_afresh:
-        log.warning("the sessions in %s are lost: %s", path, sessions.opened_afresh)
+    if sessions.reset_reason:
+        log.warning("the sessions in %s are lost: %s", path, sessions.reset_reason)
     if sessions.num_graced:
         log.warning(
             "%s sessions or responses in %s seem to have expired meanwhile; they are kept for up to %s more",

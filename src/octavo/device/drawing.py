@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.device.arithmetic import Arithmetic
 from octavo.device.rows import to_device
 from octavo.device.sampler import has_filters
-from octavo.executor.draws import Draw, Taken
+from octavo.executor.draws import Draw, SamplingResult
 from octavo.params import SamplerParams
 from octavo.sampling.penalties import adjusts
 from octavo.sampling.sampler import NO_NUMBERS, SampleFailure
@@ -41,9 +41,9 @@ def begin_drawing(
     hidden: Tensor,
     arithmetic: Arithmetic,
     stop_ids: frozenset[int],
-) -> Callable[[Taken], None] | None:
+) -> Callable[[SamplingResult], None] | None:
     """Draw from the step's hidden rows (R, E) and start the tokens on their way to the host. Returns what
-    waits for them and adds them to a `Taken`; None where there are no draws."""
+    waits for them and adds them to a `SamplingResult`; None where there are no draws."""
     plain, others = list[Draw](), list[Draw]()
     for one in draws:
         (plain if _is_plain(one.params) else others).append(one)
@@ -55,7 +55,7 @@ def begin_drawing(
         event = torch.cuda.Event()
         event.record()
 
-    def collect(taken: Taken) -> None:
+    def collect(taken: SamplingResult) -> None:
         if event is not None:
             event.synchronize()
         for part in parts:
@@ -111,7 +111,9 @@ def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _Dr
     return _DrawnPart(draws, _to_host(tokens), found)
 
 
-def _take(one: Draw, sampled: Sequence[SampledToken], stop_ids: frozenset[int], taken: Taken) -> None:
+def _take(
+    one: Draw, sampled: Sequence[SampledToken], stop_ids: frozenset[int], taken: SamplingResult
+) -> None:
     """The draw's tokens, as far as they count."""
     kept: list[SampledToken] = []
     for place, token in enumerate(sampled):

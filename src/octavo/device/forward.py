@@ -27,7 +27,7 @@ from octavo.device.sampler import is_drawn_on_device
 from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
-from octavo.executor.draws import Draw, Drawn, Taken
+from octavo.executor.draws import Draw, Drawn, SamplingResult
 from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Floats, Ints, SlotMemory
@@ -152,7 +152,7 @@ class DeviceForward(Forward):
             (own if is_drawn_on_device(one.params, one.has_guide) else left).append(one)
         return Drawn(left, begin_drawing(own, self._hidden, self.arithmetic, self._stop_ids))
 
-    def append(self, draws: Sequence[Draw], taken: Taken) -> None:
+    def append(self, draws: Sequence[Draw], taken: SamplingResult) -> None:
         """What the host sampled stands in the device's rows, too; a later plan writes beams' tokens."""
         columns: list[tuple[int, int, int]] = []
         for one in draws:

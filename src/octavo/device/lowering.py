@@ -45,11 +45,11 @@ from octavo.kernels.recording import (
     Normed,
     Product,
     Record,
+    Rope,
     Scaled,
     Stored,
     Sum,
     Take,
-    Turned,
 )
 
 Values = dict[Node, Tensor]
@@ -110,7 +110,7 @@ class _Heads:
 
     product: Product
     norm: Normed | None
-    rope: Turned | None
+    rope: Rope | None
     nodes: tuple[Node, ...]
 
 
@@ -295,7 +295,7 @@ class _Lowering:
 def _heads_of(node: Node) -> _Heads:
     """What a rope, a norm of heads and a product make, or some of them."""
     nodes, rope, norm = [node], None, None
-    if isinstance(node, Turned):
+    if isinstance(node, Rope):
         rope, node = node, node.x
         nodes.append(node)
     if isinstance(node, Normed):

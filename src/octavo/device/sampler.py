@@ -100,11 +100,11 @@ def params_of(drawn: Tensor) -> DrawParams:
     )
 
 
-def is_drawn_on_device(params: SamplerParams, is_led: bool) -> bool:
+def is_drawn_on_device(params: SamplerParams, is_constrained: bool) -> bool:
     """Whether a row never needs anything of the host, from its first token on. It depends on the request
     alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
     is_search = params.beams is not None or params.pooling is not None
-    return not is_search and not is_led and is_adjusted_on_device(params)
+    return not is_search and not is_constrained and is_adjusted_on_device(params)
 
 
 def has_filters(params: SamplerParams) -> bool:

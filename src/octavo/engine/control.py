@@ -28,7 +28,7 @@ from octavo.inspect.block_map import draw_map
 from octavo.inspect.views import Glimpse, MapView, PinView, PoolView, RequestView
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
-from octavo.retention.client_pins import NOT_FILLED, PREEMPTED_LATE, PinOrder
+from octavo.retention.client_pins import NOT_FILLED, PREEMPTED_LATE, PinRequest
 from octavo.types import Request
 
 FILLING = SamplerParams(max_tokens=1, temperature=0.0)
@@ -97,7 +97,7 @@ class Control:
         """All pins that clients have named, or the tenant's of them, oldest first."""
         return await self._submitter.send(ViewPins(tenant))
 
-    async def pin(self, order: PinOrder) -> PinView:
+    async def pin(self, order: PinRequest) -> PinView:
         """Compute the prompt, where it is not cached, and keep its full blocks; returns when they are held.
 
         Raises InvalidRequest, PinRefused or QueueFull before anything is computed; PinRefused also when the

@@ -50,7 +50,7 @@ class LoadReporter:
             sum(stop - start for start, stop in prompts),
             tuple(by_length),
             sum(max(0, s.max_length - max(s.num_prompt, s.known)) for s in (*live.running, *live.waiting)),
-            pool.num_unheld,
+            pool.num_available,
             pool.num_blocks,
             num_waiting >= scheduler.config.max_waiting,
             is_draining,

@@ -33,7 +33,7 @@ def not_needed(namespace: Path, now: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class OffloadStores:
     """The bytes of what is below the pool, and what a ledger over them must know."""
 
     store: BlockStore
@@ -70,14 +70,14 @@ def open_below(
     fingerprint: bytes,
     needed_s: NeededSeconds = not_needed,
     piece_bytes: int | None = None,
-) -> Below | None:
+) -> OffloadStores | None:
     """Host memory, disk, both or nothing. On disk a block lies in pieces of `piece_bytes`, of one layer each,
     or in one. Raises ConfigError."""
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
     clock = open_clock(options, fingerprint)
     disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s, piece_bytes)
     if not options.host_cache_bytes:
-        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock, disk)
+        return None if disk is None else OffloadStores(disk, 0, max_age_s, disk.namespace, clock, disk)
     try:
         host = HostStore(options.host_cache_bytes, block_bytes)
     except ConfigError:
@@ -85,8 +85,8 @@ def open_below(
             disk.close()
         raise
     if disk is None:
-        return Below(host, host.num_slots, max_age_s)
-    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace, clock, disk)
+        return OffloadStores(host, host.num_slots, max_age_s)
+    return OffloadStores(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace, clock, disk)
 
 
 def open_clock(options: StartOptions, fingerprint: bytes) -> SteadyClock:
@@ -129,8 +129,8 @@ def open_disk(
         clock=clock,
     )
     clock.keep(store.namespace / CLOCK_FILE)
-    if store.opened_afresh:
-        log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
+    if store.reset_reason:
+        log.warning("the disk cache in %s begins afresh: %s", folder, store.reset_reason)
     if store.aged:
         log.warning("%s blocks in %s had not been used for too long and are gone", f"{store.aged:,}", folder)
     return store

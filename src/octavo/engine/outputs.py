@@ -24,7 +24,7 @@ from octavo.memory.changes import Place
 from octavo.memory.ledger import BlockCounts
 from octavo.memory.name_history import AGES_S, AgeCounts
 from octavo.memory.quota import TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
@@ -44,7 +44,7 @@ __all__ = [
     "Glimpse",
     "MapView",
     "ModelCard",
-    "PinOrder",
+    "PinRequest",
     "PinView",
     "Place",
     "PoolView",

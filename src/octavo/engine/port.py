@@ -22,7 +22,7 @@ from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks
 from octavo.memory.changes import ChangeRecord
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import SessionState, StoredSession
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
@@ -52,7 +52,7 @@ class Submit(Command[int], frozen=True, tag=True):
     """
 
     request: Request
-    pin: PinOrder | None = None
+    pin: PinRequest | None = None
     fallback: str = ""
 
 
@@ -117,14 +117,14 @@ class FinishTransfer(Command[None], frozen=True, tag=True):
 class FindPin(Command[PinView | None], frozen=True, tag=True):
     """The pin that the request `filler` has filled, unless it has expired."""
 
-    order: PinOrder
+    order: PinRequest
     filler: int
 
 
 class DropPin(Command[None], frozen=True, tag=True):
     """Remove the pin that the request `filler` fills or has filled, if there is one."""
 
-    order: PinOrder
+    order: PinRequest
     filler: int
 
 
@@ -368,7 +368,7 @@ class Port:
 
     # -- requests and pins
 
-    def _submit(self, request: Request, pin: PinOrder | None, fallback: str, now: float) -> int:
+    def _submit(self, request: Request, pin: PinRequest | None, fallback: str, now: float) -> int:
         s = self._scheduler
         if pin is not None:
             s.tenants.check_known(request.tenant)  # first: a pin takes blocks of idle sessions
@@ -384,7 +384,7 @@ class Port:
             s.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, request.tenant))
         return s.live.sequences_of(request.request_id)[0].chain.num_shared
 
-    def _find_pin(self, order: PinOrder, filler: int, now: float) -> PinView | None:
+    def _find_pin(self, order: PinRequest, filler: int, now: float) -> PinView | None:
         pin = self._scheduler.client_pins.of_order(order)
         if pin is None or pin.filler != filler or pin.expires <= now:
             return None

@@ -26,7 +26,7 @@ from octavo.engine.requests import ModelFacts, checked
 from octavo.engine.stream import DeltaStream, Follower, call_soon, end_all
 from octavo.errors import EngineStopped
 from octavo.inspect.stats import EngineStats
-from octavo.retention.client_pins import PinOrder
+from octavo.retention.client_pins import PinRequest
 from octavo.types import Request, Update
 
 REPLY_TIMEOUT_S = 60.0  # a step takes less
@@ -97,7 +97,7 @@ class Submitter:
         self,
         request: Request,
         *,
-        pin: PinOrder | None = None,
+        pin: PinRequest | None = None,
         fallback: str = "",
         follower: Follower | None = None,
     ) -> DeltaStream:

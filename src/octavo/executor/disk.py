@@ -136,7 +136,7 @@ class DiskStore:
         self.extents = extents  # where slots lie, for what reads pieces of blocks by itself
         self.slot_bytes = extents.pieces * extents.piece_bytes
         self.num_slots = extents.num_slots
-        self.opened_afresh = index.opened_afresh  # why the content was given up at open; "" when it was not
+        self.reset_reason = index.reset_reason  # why the content was given up at open; "" when it was not
         self.writes = 0  # blocks written, committed or not
         self.reads = 0  # blocks read and found sound
         self.damaged = 0  # blocks dropped because their bytes or rows were not what was written
@@ -328,7 +328,7 @@ class DiskStore:
         num_present = self.extents.num_present(length)
         num_cut = sum(num_present <= row.slot < self.num_slots for row in index.rows)
         if index.rows and num_present == 0:
-            self.opened_afresh = "its blocks file was empty"
+            self.reset_reason = "its blocks file was empty"
         self.damaged += num_cut + len(index.unsound)
         present = [row for row in index.rows if row.slot < min(num_present, self.num_slots)]
         kept = [row for row in present if self._clock() - row.used / 1e6 <= max_age_s]

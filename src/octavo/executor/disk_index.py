@@ -8,7 +8,7 @@ The last table is there where `keep_contents` was called once; a row of it count
 its name.
 
 It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
-removed and begun afresh, and `opened_afresh` says why. An error that speaks of the disk and not of the file
+removed and begun afresh, and `reset_reason` says why. An error that speaks of the disk and not of the file
 (no space, no permission, in use) removes nothing and is raised.
 
 How the file is opened and changed, `octavo.database` says. It does not know blocks' bytes.
@@ -76,8 +76,8 @@ class ContentRow:
 class DiskIndex:
     """An open index. `rows` and `unsound` are what it held when it was opened."""
 
-    def __init__(self, database: sqlite3.Connection, opened_afresh: str, lanes: int) -> None:
-        self.opened_afresh = opened_afresh
+    def __init__(self, database: sqlite3.Connection, reset_reason: str, lanes: int) -> None:
+        self.reset_reason = reset_reason
         self.lanes = lanes  # that the namespace has
         self.rows: list[IndexRow] = []
         self.unsound: list[int] = []  # slots whose rows make no sense

@@ -2,7 +2,7 @@
 
     positions   | last known | d0 | d1 | d2 |            without drafts a row takes one token
     samples          s0        s1   s2   s3
-    taken       s0 = d0: the next counts; s1 is not d1: the end. Taken: s0 s1
+    taken       s0 = d0: the next counts; s1 is not d1: the end. SamplingResult: s0 s1
 
 A row whose prompt is pooled (`pooling.py`) is not sampled.
 """
@@ -45,7 +45,7 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Taken:
+class SamplingResult:
     """What a step's draws came to, by sequence. One that failed has no samples."""
 
     samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Drawn:
     """What a device draws by itself, and what it leaves to the host."""
 
     left: Sequence[Draw]
-    collect: Callable[[Taken], None] | None = None  # waits for the device's tokens, and adds them
+    collect: Callable[[SamplingResult], None] | None = None  # waits for the device's tokens, and adds them
 
 
 def draws_of(plan: StepPlan, rows: Rows) -> list[Draw]:

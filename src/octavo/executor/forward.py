@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.executor.batch import host_batch
 from octavo.executor.cold_parts import ColdPart, ColdParts
-from octavo.executor.draws import Draw, Drawn, Taken
+from octavo.executor.draws import Draw, Drawn, SamplingResult
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops, SlotMemory
 from octavo.kernels.prefault import PagePrefaulter
@@ -124,7 +124,7 @@ class Forward(Protocol):
         """Start those that need nothing of the host's sampler; which they are depends on the request."""
         return Drawn(draws)
 
-    def append(self, draws: Sequence[Draw], taken: Taken) -> None:
+    def append(self, draws: Sequence[Draw], taken: SamplingResult) -> None:
         """What the host sampled for these stands in their rows now."""
         return
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.executor.draws import Taken
+from octavo.executor.draws import SamplingResult
 from octavo.executor.forward import Forward
 from octavo.executor.rows import Row, Rows
 from octavo.kernels.contract import Floats
@@ -25,7 +25,7 @@ NOT_FINITE = "its hidden rows hold numbers that are not finite"
 POOL_SLICE = 512  # hidden rows that are taken to the host at once
 
 
-def pool_prompts(plan: StepPlan, rows: Rows, forward: Forward, taken: Taken) -> dict[int, bytes]:
+def pool_prompts(plan: StepPlan, rows: Rows, forward: Forward, taken: SamplingResult) -> dict[int, bytes]:
     """The embeddings of prompts that end in this step, by sequence, each with its placeholder in `taken`;
     those that go on have their sums in their rows."""
     found: dict[int, bytes] = {}
@@ -62,7 +62,7 @@ def _pool(entry: Row, chunk: Chunk, forward: Forward, places: range) -> Floats |
     return (entry.hidden_sum / entry.num_prompt).astype(np.float32)
 
 
-def _end(entry: Row, pooled: Floats, taken: Taken, found: dict[int, bytes]) -> None:
+def _end(entry: Row, pooled: Floats, taken: SamplingResult, found: dict[int, bytes]) -> None:
     if not np.isfinite(pooled).all():
         taken.failed[entry.seq_id] = SampleFailure(NOT_FINITE, True)
         return

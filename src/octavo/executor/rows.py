@@ -39,7 +39,9 @@ class Row:
     length: int
     guide: Guide | None  # what leads its output, as far as it has come
     plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
-    is_told: bool = False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
+    host_knows_constraint: bool = (
+        False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
+    )
     hidden_sum: Doubles | None = None  # (E,): of the first `num_summed` hidden rows, for their mean
     num_summed: int = 0
     has_missed: bool = False  # a step failed that held positions of it: what comes stands on nothing
@@ -50,7 +52,7 @@ class Row:
         return self.length - self.num_prompt >= self.plain_from
 
     @property
-    def is_led(self) -> bool:
+    def is_constrained(self) -> bool:
         """True where its guide forbids tokens."""
         return self.guide is not None and not self.guide.is_free
 
@@ -105,7 +107,7 @@ class Rows:
             length,
             None if parent.guide is None else parent.guide.copy(),
             parent.plain_from,
-            parent.is_told,
+            parent.host_knows_constraint,
         )
 
     def append(self, row: int, token: int) -> None:

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from octavo.executor.cold_parts import ColdPart
-from octavo.executor.draws import Taken, draws_of
+from octavo.executor.draws import SamplingResult, draws_of
 from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
-from octavo.executor.walks import Walker
+from octavo.executor.walks import TokenSampler
 from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
@@ -60,8 +60,8 @@ class PendingStep:
     runner: Runner
     plan: StepPlan
     started: float
-    taken: Taken = field(default_factory=Taken)
-    collect: Callable[[Taken], None] | None = None  # adds what the device draws, when it is there
+    taken: SamplingResult = field(default_factory=SamplingResult)
+    collect: Callable[[SamplingResult], None] | None = None  # adds what the device draws, when it is there
     scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     batch_seconds: float = 0.0
@@ -106,7 +106,9 @@ class Runner:
             transfers.serve(forward.blocks)
             self.cold_reach = forward.read_below(memory)
         self._sampler = Sampler(config.vocab_size, config.stop_ids)
-        self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
+        self.walker = TokenSampler(
+            self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward
+        )
         self._finished = 0.0  # when the last result was there
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.executor.draws import Draw, Taken
+from octavo.executor.draws import Draw, SamplingResult
 from octavo.executor.forward import Forward
 from octavo.executor.rows import Row, Rows
 from octavo.kernels.contract import Floats
@@ -22,9 +22,9 @@ from octavo.types import SampledToken
 
 
 @dataclass(slots=True)
-class _Walk:
+class _VerifyState:
     draw: Draw
-    was_told: bool  # the host knew before that a grammar leads it
+    host_knew_constraint: bool  # the host knew before that a grammar leads it
     taken: list[SampledToken] = field(default_factory=list)
     is_over: bool = False
 
@@ -52,7 +52,7 @@ class _Logits:
     index: int
 
 
-class Walker:
+class TokenSampler:
     """Samples for rows, and appends to them."""
 
     def __init__(
@@ -68,9 +68,12 @@ class Walker:
         self._stop_ids = stop_ids
         self.fast_forward = fast_forward
 
-    def sample(self, draws: Sequence[Draw], forward: Forward) -> Taken:
+    def sample(self, draws: Sequence[Draw], forward: Forward) -> SamplingResult:
         """The tokens of these draws; `forward` has run their step."""
-        walks, taken = [_Walk(draw, self._rows[draw.row].is_told) for draw in draws], Taken()
+        walks, taken = (
+            [_VerifyState(draw, self._rows[draw.row].host_knows_constraint) for draw in draws],
+            SamplingResult(),
+        )
         likeliest = self._likeliest(forward, walks, taken)
         walks = self._gone_plainly(walks, likeliest, taken)
         logits = self._written(forward, walks)  # in one call: a result lives until the next
@@ -80,16 +83,22 @@ class Walker:
             for walk, outcome in zip(walks, outcomes, strict=True):
                 self._take(walk, outcome, taken)
             walks = self._gone_plainly(walks, likeliest, taken)
-        taken.in_grammar = frozenset(draw.seq_id for draw in draws if self._rows[draw.row].is_told)
+        taken.in_grammar = frozenset(
+            draw.seq_id for draw in draws if self._rows[draw.row].host_knows_constraint
+        )
         return taken
 
-    def _gone_plainly(self, walks: list[_Walk], likeliest: dict[int, int], taken: Taken) -> list[_Walk]:
+    def _gone_plainly(
+        self, walks: list[_VerifyState], likeliest: dict[int, int], taken: SamplingResult
+    ) -> list[_VerifyState]:
         """Those that are not over when all have gone as far as likeliest tokens lead."""
         for walk in walks:
             self._go_plainly(walk, likeliest, taken)
         return [walk for walk in walks if not walk.is_over]
 
-    def _likeliest(self, forward: Forward, walks: list[_Walk], taken: Taken) -> dict[int, int]:
+    def _likeliest(
+        self, forward: Forward, walks: list[_VerifyState], taken: SamplingResult
+    ) -> dict[int, int]:
         """By hidden row: its likeliest token, for walks that need no more. Where numbers are not finite there
         is none: the sampler says what is wrong. Of rows that a guide leads, those whose likeliest token was
         allowed the last time are tried so; first they take what must come whatever the logits are."""
@@ -98,7 +107,7 @@ class Walker:
             entry = self._rows[walk.row]
             if not entry.is_plain:
                 continue
-            if entry.is_led:
+            if entry.is_constrained:
                 assert entry.guide is not None
                 self._take_only(walk, entry, taken)
                 if walk.is_over or not entry.guide.was_allowed:
@@ -110,15 +119,15 @@ class Walker:
         tokens = forward.argmax(unique).tolist()
         return {place: token for place, token in zip(unique, tokens, strict=True) if token >= 0}
 
-    def _go_plainly(self, walk: _Walk, likeliest: dict[int, int], taken: Taken) -> None:
+    def _go_plainly(self, walk: _VerifyState, likeliest: dict[int, int], taken: SamplingResult) -> None:
         """As far as likeliest tokens, and what guides dictate, lead."""
         while not walk.is_over and (entry := self._rows[walk.row]).is_plain:
-            if entry.is_led and self._take_only(walk, entry, taken):
+            if entry.is_constrained and self._take_only(walk, entry, taken):
                 continue
             token = likeliest.get(walk.place)
             if token is None:
                 return
-            if entry.is_led:
+            if entry.is_constrained:
                 assert entry.guide is not None
                 with self._sampler.timed():
                     is_allowed = entry.guide.allows(token)
@@ -126,7 +135,7 @@ class Walker:
                     return
             self._take(walk, SampledToken(token), taken)
 
-    def _take_only(self, walk: _Walk, entry: Row, taken: Taken) -> bool:
+    def _take_only(self, walk: _VerifyState, entry: Row, taken: SamplingResult) -> bool:
         """Take the one token that may come next; False: several may."""
         assert entry.guide is not None
         with self._sampler.timed():
@@ -136,7 +145,7 @@ class Walker:
         self._take(walk, SampledToken(only), taken)
         return True
 
-    def _written(self, forward: Forward, walks: list[_Walk]) -> dict[int, _Logits]:
+    def _written(self, forward: Forward, walks: list[_VerifyState]) -> dict[int, _Logits]:
         """Logits of all that these walks may come to, by hidden row."""
         places = sorted({place for walk in walks for place in walk.rest})
         if not places:
@@ -144,7 +153,7 @@ class Walker:
         written = forward.logits(places)
         return {place: _Logits(written, index) for index, place in enumerate(places)}
 
-    def _take(self, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+    def _take(self, walk: _VerifyState, outcome: SampledToken | SampleFailure, taken: SamplingResult) -> None:
         """The row's next token; the walk goes on where a draft guessed it."""
         entry = self._rows[walk.row]
         if isinstance(outcome, SampleFailure):
@@ -156,7 +165,7 @@ class Walker:
             if why_not:
                 self._fail(walk, entry, SampleFailure(GRAMMAR_ENDED + why_not, False), taken)
                 return
-            entry.is_told = entry.is_told or entry.guide.is_constrained
+            entry.host_knows_constraint = entry.host_knows_constraint or entry.guide.is_constrained
         if not is_beam:
             self._rows.append(walk.row, outcome.token)
         place = len(walk.taken)
@@ -164,13 +173,13 @@ class Walker:
         if walk.draw.goes_on(place, outcome.token, self._stop_ids):
             return
         walk.is_over = True
-        forced = self._forced(entry) if walk.was_told else []
+        forced = self._forced(entry) if walk.host_knew_constraint else []
         for token in forced:
             self._rows.append(walk.row, token)
         taken.num_forced += len(forced)
         taken.samples[entry.seq_id] = (*walk.taken, *map(SampledToken, forced))
 
-    def _fail(self, walk: _Walk, entry: Row, failure: SampleFailure, taken: Taken) -> None:
+    def _fail(self, walk: _VerifyState, entry: Row, failure: SampleFailure, taken: SamplingResult) -> None:
         """Its position cannot be sampled; behind a draft it fails when it is computed as the newest."""
         walk.is_over = True
         if walk.taken:
@@ -193,7 +202,7 @@ class Walker:
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]
         history = self._rows.history(row)
-        guide = entry.guide if entry.is_led else None
+        guide = entry.guide if entry.is_constrained else None
         return SampleRow(
             entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, guide
         )

@@ -38,7 +38,7 @@ from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, Sessio
 from octavo.memory.holders import HolderKind
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
-from octavo.retention.staging import Staging
+from octavo.retention.staging import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.cold_chunks import ColdChunks
@@ -70,7 +70,7 @@ class Inspector:
     warm_pins: WarmPins
     transfers: Transfers
     idle_memory: IdleMemory
-    staging: Staging
+    staging: OffloadStager
     speculator: Speculator | None
     cold_chunks: ColdChunks
     first_tokens: FirstTokens

@@ -30,11 +30,11 @@ from octavo.kernels.recording import (
     Normed,
     Product,
     Record,
+    Rope,
     Scaled,
     Stored,
     Sum,
     Take,
-    Turned,
     record_rows,
     record_step,
 )
@@ -69,7 +69,7 @@ class _NativeLowering:
                 if bias is None:
                     return program.rms_norm(at[x], floats_of(weight), eps)
                 return program.layer_norm(at[x], floats_of(weight), floats_of(bias), eps)
-            case Turned(x, cos, sin, head_size):
+            case Rope(x, cos, sin, head_size):
                 return program.rope(at[x], floats_of(cos), floats_of(sin), head_size)
             case Stored(layer, k, v):
                 program.store(layer, at[k], at[v])

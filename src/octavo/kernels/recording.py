@@ -96,7 +96,7 @@ class Normed(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turned(Node):
+class Rope(Node):
     """Rope."""
 
     x: Node
@@ -221,10 +221,10 @@ class NodeRecorder:
         """Of rows."""
         return self.note(Normed(x, weight, bias, eps))
 
-    def rope(self, x: Node, positions: StepArray, cos: Vector, sin: Vector, head_size: int) -> Turned:
+    def rope(self, x: Node, positions: StepArray, cos: Vector, sin: Vector, head_size: int) -> Rope:
         """Halves of each head, rotated."""
         assert positions is POSITIONS, "not an array of the step"
-        return self.note(Turned(x, cos, sin, head_size))
+        return self.note(Rope(x, cos, sin, head_size))
 
     def store(self, pool: object, layer: int, k: Node, v: Node, batch: Batch[StepArray]) -> None:
         """K and V into their slots."""

@@ -59,7 +59,7 @@ class Capacity:
         bound = self.num_blocks if maximum is None else maximum
         return bound - self.kept.get(tenant, 0) + own
 
-    def as_told_to(self, tenant: str) -> Capacity:
+    def visible_to(self, tenant: str) -> Capacity:
         """The same without a number that others move: what is kept for them counts as if they used no more
         than they are guaranteed. So there may be less room than it says."""
         return replace(self, kept={tenant: self.kept.get(tenant, 0)}) if tenant else self

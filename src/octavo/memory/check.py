@@ -20,10 +20,10 @@ def check(memory: Ledger) -> None:
     for block in range(pool.num_blocks, pool.capacity):
         assert pool.holders[block] == counted[block] == 0, f"block {block} is parked and held"
         assert pool.name_of[block] is None, f"block {block} is parked and named"
-    line = pool.line()
-    assert len(line) == len(set(line)) == pool.num_unheld, "the line of unheld blocks is torn"
+    line = pool.eviction_order()
+    assert len(line) == len(set(line)) == pool.num_available, "the eviction order is torn"
     assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, (
-        "a held block stands in line"
+        "a held block is in the eviction order"
     )
     assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), (
         "the count of cached blocks is wrong"

@@ -56,7 +56,7 @@ class Holder:
         return [] if self.table is None else self.table.blocks
 
 
-class Without:
+class HypotheticalRelease:
     """The pool as it would be without some holders, which are left out one after the other."""
 
     def __init__(self, pool: BlockPool) -> None:
@@ -65,7 +65,7 @@ class Without:
         self._listed: Counter[int] = Counter()
         self._uncharged: Counter[int] = Counter()  # by owner: of what is freed
 
-    def leave_out(self, tables: Iterable[BlockTable | None]) -> Without:
+    def release(self, tables: Iterable[BlockTable | None]) -> HypotheticalRelease:
         """Without these holders, too. O(blocks that they list)."""
         pool, listed = self._pool, self._listed
         for table in tables:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.memory.changes import Place
-from octavo.memory.holders import Holder, Without
+from octavo.memory.holders import Holder, HypotheticalRelease
 from octavo.memory.name_history import Cause, NameHistory
 from octavo.memory.names import NameChain
 from octavo.memory.pool import BlockPool
@@ -87,15 +87,15 @@ class Ledger:
             changes.describe(chain, tokens, None if tenant == SHARED else tenant, salt, start, stop)
 
     @property
-    def num_unheld(self) -> int:
+    def num_available(self) -> int:
         """Blocks that `reserve` can take now: free ones and cached ones."""
-        return self.pool.num_unheld
+        return self.pool.num_available
 
     def counts(self) -> BlockCounts:
         """Blocks by state. O(1)."""
         pool = self.pool
-        free = pool.num_unheld - pool.num_cached
-        return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_unheld, pool.num_cached, free)
+        free = pool.num_available - pool.num_cached
+        return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_available, pool.num_cached, free)
 
     def open(self, holder: Holder, num_shared: int = 0, *, charges: bool = True) -> BlockTable:
         """Register a holder, of nothing yet. What it takes is charged to its tenant, its first `num_shared`
@@ -106,9 +106,9 @@ class Ledger:
         self.holders[table] = holder
         return table
 
-    def without(self, tables: Iterable[BlockTable | None] = ()) -> Without:
+    def without(self, tables: Iterable[BlockTable | None] = ()) -> HypotheticalRelease:
         """What would be free without these holders. O(blocks that they list)."""
-        return Without(self.pool).leave_out(tables)
+        return HypotheticalRelease(self.pool).release(tables)
 
     def find_prefix(self, names: Sequence[bytes]) -> int:
         """How many of the leading names are published. Changes nothing; O(hits)."""
@@ -217,7 +217,7 @@ class Ledger:
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
         ]
         needed = len(stale) + max(0, end - len(table.blocks))
-        if needed > pool.num_unheld or (self.quotas.has_maxima and needed > self.quotas.room(table.owner)):
+        if needed > pool.num_available or (self.quotas.has_maxima and needed > self.quotas.room(table.owner)):
             return None
         copies, request_id = [], self.holders[table].request_id
         for index in stale:
@@ -307,7 +307,7 @@ class Ledger:
             pool.grow(num_blocks)
             return ()
         moving = [block for block in range(num_blocks, pool.num_blocks) if pool.holders[block]]
-        if pool.num_blocks - pool.num_unheld > num_blocks or any(block in fixed for block in moving):
+        if pool.num_blocks - pool.num_available > num_blocks or any(block in fixed for block in moving):
             return None
         pool.shrink(num_blocks)
         target = {}

@@ -41,7 +41,7 @@ class BlockPool:
         self.holders = array("l", [0]) * capacity  # how many holders list the block
         self.name_of: list[bytes | None] = [None] * capacity
         self.by_name: dict[bytes, int] = {}
-        self.num_unheld = num_blocks
+        self.num_available = num_blocks
         self.num_cached = 0
         self.num_evictions = 0
         self.history = NameHistory()
@@ -71,7 +71,7 @@ class BlockPool:
     def count_unused(self) -> int:
         """Blocks with memory, without holder and without name, parked ones too: whatever is held or
         cached has memory. O(1)."""
-        return self.backing.count - (self.num_blocks - self.num_unheld) - self.num_cached
+        return self.backing.count - (self.num_blocks - self.num_available) - self.num_cached
 
     def add_owner(self, weight: float = 1.0) -> int:
         """One more owner, of nothing yet; returns its number."""
@@ -91,7 +91,7 @@ class BlockPool:
         """Hold a free block, or one that is cached, alone; it loses its name and is charged to `owner`.
         `request_id`: the request that it is taken for.
 
-        The caller has checked that `num_unheld` > 0.
+        The caller has checked that `num_available` > 0.
         """
         line = self._free
         if self._next[line] == line:
@@ -185,7 +185,7 @@ class BlockPool:
     def drop_cached(self, count: int) -> int:
         """Evict `count` cached blocks, owner by owner, longest cached first; they are free now. Returns how
         many that were. O(unheld)."""
-        named = [block for block in self.line() if self.name_of[block] is not None][:count]
+        named = [block for block in self.eviction_order() if self.name_of[block] is not None][:count]
         for block in named:
             self._leave_line(block, Cause.EVICTED)
             self._link(block, before=self._next[self._free])
@@ -219,7 +219,7 @@ class BlockPool:
             self._link(block, before=self._next[self._free])
         self.num_blocks = num_blocks
 
-    def line(self) -> list[int]:
+    def eviction_order(self) -> list[int]:
         """The unheld blocks: free ones, then those of each owner, next to be taken first. O(n): for checks
         and maps."""
         blocks = []
@@ -257,10 +257,10 @@ class BlockPool:
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before
-        self.num_unheld -= 1
+        self.num_available -= 1
 
     def _link(self, block: int, before: int) -> None:
         previous = self._previous[before]
         self._next[previous] = self._previous[before] = block
         self._previous[block], self._next[block] = previous, before
-        self.num_unheld += 1
+        self.num_available += 1

@@ -1,6 +1,6 @@
 """A model looked at before it is loaded: all that is wrong with it, not only what is met first.
 
-    header -> settings -> tensors    by the rules that load, over hollow tensors
+    header -> settings -> tensors    by the rules that load, over meta tensors
            -> vocabulary, chat template
 
 Each step that can still be taken is taken. What only the bytes of weights tell (a NaN) is not seen.

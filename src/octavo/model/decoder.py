@@ -72,8 +72,8 @@ def _attend(
     spec, turns, split = model.spec, model.turns[index], model.split
     normed = _norm_or_same(ops, spec, layer.attention_norm, x)
     heads, kv_heads = split.heads(spec.num_heads), split.kv_heads(spec.num_kv_heads)
-    q = _turned(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm, turns.q, heads)
-    k = _turned(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm, turns.k, kv_heads)
+    q = _apply_rope(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm, turns.q, heads)
+    k = _apply_rope(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm, turns.k, kv_heads)
     ops.store(pool, index, k, _linear(ops, layer.v, normed), batch)
     how = AttentionSpec(spec.attention_scale, spec.window(index), spec.attention_soft_cap, layer.sinks)
     return ops.attend(pool, index, q, batch, how)
@@ -99,7 +99,7 @@ def _gathered_heads(ops: StepOps[T, I, P], model: Model, x: T) -> T:
     return x if split.is_whole else ops.gather(x, (width,) * split.num_ranks)
 
 
-def _turned(
+def _apply_rope(
     ops: StepOps[T, I, P],
     model: Model,
     batch: Batch[I],

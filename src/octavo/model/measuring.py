@@ -17,7 +17,7 @@ from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
 from octavo.kernels.held import kind_held
 from octavo.kernels.holding import panel_bytes
 from octavo.kernels.packed import BLOCKS, require_matrix
-from octavo.model.files.hollow import hollow
+from octavo.model.files.meta import meta_tensor
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import Reader
@@ -124,7 +124,7 @@ class HeaderSource:
 
 def _without_data(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
     # A kind that is not known was told, or refused, by the header's reader; another stands for it.
-    return hollow(name, kind if kind in BLOCKS else "F16", shape)
+    return meta_tensor(name, kind if kind in BLOCKS else "F16", shape)
 
 
 def measure_model(

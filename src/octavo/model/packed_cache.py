@@ -5,7 +5,7 @@
 
 The reader of weights and the families know none of it: matrices are made by calls in a fixed order, and the
 n-th call of a second load gets the n-th matrix of the file, once tensor, kind and shape agree. Tensors that
-matrices are made from are then hollow: of the right kind and shape, over one zero byte. Vectors (norms,
+matrices are made from are then meta tensors: of the right kind and shape, over one zero byte. Vectors (norms,
 biases) are read from the model's file either way.
 
 A copy is named by what decides its bytes: the model's fingerprint, the arithmetic (mode of weights and
@@ -31,7 +31,7 @@ from octavo.errors import ModelError
 from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.holding import matrix_of, panels_of
 from octavo.kernels.packed import BLOCKS
-from octavo.model.files.hollow import hollow
+from octavo.model.files.meta import meta_tensor
 from octavo.model.files.packed_file import (
     SUFFIX,
     Entry,
@@ -271,7 +271,7 @@ class HollowSource:
         return self._source.num_bytes
 
     def release(self, raw: RawTensor) -> None:
-        """The source's own; a hollow tensor has nothing to release."""
+        """The source's own; a meta tensor has nothing to release."""
         if raw.name not in self._known:
             self._source.release(raw)
 
@@ -281,7 +281,7 @@ class HollowSource:
             return self._source.tensors[name]
         if known.kind not in BLOCKS:
             raise UnusablePack(f"tensor {name!r} is of kind {known.kind!r:.40}")
-        return hollow(name, known.kind, known.shape)
+        return meta_tensor(name, known.kind, known.shape)
 
 
 class _Handed(Mapping[str, RawTensor]):

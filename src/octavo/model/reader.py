@@ -21,7 +21,7 @@ from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Ve
 from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
-from octavo.model.files.hollow import hollow, is_hollow
+from octavo.model.files.meta import is_meta, meta_tensor
 from octavo.model.spec import Norm
 from octavo.model.split import Split
 from octavo.units import format_part
@@ -61,7 +61,7 @@ class Reader:
     """Hands out converted tensors by role, and remembers which names were used.
 
     What is wrong with a tensor is raised. With a list of `problems` it is added there, and zeros stand for a
-    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors. `label`
+    tensor that cannot be had: so all that is wrong with a file is found at once, over meta tensors. `label`
     names the file in messages.
     """
 
@@ -277,15 +277,15 @@ class Reader:
         return raw
 
     def _unpacked(self, raw: RawTensor) -> Floats:
-        """A tensor's numbers; zeros for a hollow one, where nothing but problems is looked for."""
-        if self._problems is not None and is_hollow(raw):
+        """A tensor's numbers; zeros for a meta tensor, where nothing but problems is looked for."""
+        if self._problems is not None and is_meta(raw):
             return np.zeros(raw.shape, np.float32)
         return unpack_vector(raw)
 
     def _stand_in(self, error: ModelError, name: str, shape: tuple[int, ...]) -> RawTensor:
         """For a tensor that cannot be had."""
         self._refuse(error)
-        return hollow(name, "F32", shape)
+        return meta_tensor(name, "F32", shape)
 
     def _refuse(self, error: ModelError) -> None:
         if self._problems is None or len(self._problems) >= _PROBLEMS_MAX:
@@ -342,10 +342,10 @@ def by_head_order(num_heads: int, head_size: int) -> RowOrder:
 
 def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
     """The tensor with these of its rows, in that order: whole rows of bytes, so any kind will do. Copies, but
-    for a hollow one: all its bytes are one, in any order."""
+    for a meta tensor: all its bytes are one, in any order."""
     shape = (order.size, *raw.shape[1:])
-    if is_hollow(raw):
-        return raw if shape == raw.shape else hollow(raw.name, raw.kind, shape)
+    if is_meta(raw):
+        return raw if shape == raw.shape else meta_tensor(raw.name, raw.kind, shape)
     rows = raw.data.reshape(raw.shape[0], -1)
     return dataclasses.replace(raw, shape=shape, data=rows[order].reshape(-1))
 
@@ -357,8 +357,8 @@ def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:
 
 
 def transpose(raw: RawTensor) -> RawTensor:
-    """(a, b) -> (b, a), for kinds that are not grouped. Copies, but for a hollow one."""
-    if is_hollow(raw):
+    """(a, b) -> (b, a), for kinds that are not grouped. Copies, but for a meta tensor."""
+    if is_meta(raw):
         return dataclasses.replace(raw, shape=(raw.shape[1], raw.shape[0]))
     items: Bytes = raw.data.reshape(*raw.shape, -1)
     return dataclasses.replace(

@@ -187,7 +187,7 @@ class CosSin:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RopeTables:
     """By what a layer turns (and scales) queries and keys; None: they stay as they are."""
 
     q: CosSin | None = None
@@ -205,14 +205,14 @@ class Model:
     spec: ModelSpec
     weights: ModelWeights
     fingerprint: bytes
-    turns: tuple[Turns, ...] = field(repr=False)
+    turns: tuple[RopeTables, ...] = field(repr=False)
     split: Split = field(default_factory=Split)  # whose part of each weight this is
 
 
-def turns_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[Turns, ...]:
+def turns_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[RopeTables, ...]:
     """One entry a layer, for the spec's context; `vector` is `WeightOps.vector`. O(context) for each kind of
     layer."""
-    made: dict[tuple[RopeSpec | None, Temperature | None], Turns] = {}
+    made: dict[tuple[RopeSpec | None, Temperature | None], RopeTables] = {}
     kinds = [(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)]
     for kind in dict.fromkeys(kinds):
         made[kind] = _turns(spec, kind[0], kind[1], vector)
@@ -224,13 +224,13 @@ def _turns(
     rope: RopeSpec | None,
     temperature: Temperature | None,
     vector: Callable[[Floats], Vector],
-) -> Turns:
+) -> RopeTables:
     context = spec.context_length
     table = None if rope is None else rope.table(context)
     keys = None if table is None else CosSin(vector(table.cos), vector(table.sin))
     if temperature is None:
-        return Turns(keys, keys)
+        return RopeTables(keys, keys)
     # All of a head is scaled, what rope does not turn too: such models turn it as a whole.
     assert rope is None or rope.dims == spec.head_size
     scaled = (table or unturned(context, spec.head_size)).scaled(temperature.scales(context))
-    return Turns(CosSin(vector(scaled.cos), vector(scaled.sin)), keys)
+    return RopeTables(CosSin(vector(scaled.cos), vector(scaled.sin)), keys)

@@ -9,7 +9,7 @@ from octavo.memory.demand import blocks_needed
 from octavo.memory.ledger import Ledger
 from octavo.retention.arena import StagingArena
 from octavo.retention.pins import Pins
-from octavo.retention.room import Room, TakenRequests
+from octavo.retention.room import AcceptedRequests, Room
 from octavo.retention.session_table import SessionTable
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
@@ -17,7 +17,9 @@ from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
 
 
-def check_pins(context: Context, pins: Pins, taken: TakenRequests, room: Room, soft_holds: SoftHolds) -> None:
+def check_pins(
+    context: Context, pins: Pins, taken: AcceptedRequests, room: Room, soft_holds: SoftHolds
+) -> None:
     """Pins keep to their budgets, hold what they name, and the request that fills one is alive."""
     ledger, pool = context.ledger, context.ledger.pool
     assert pins.num_blocks == sum(pin.num_held for pin in pins.all()) <= context.config.pin_blocks
@@ -86,7 +88,7 @@ def check_kept(ledger: Ledger, pins: Pins, warm_pins: WarmPins, transfers: Trans
         assert tier.num_kept <= tier.kept_max
 
 
-def check_sessions(sessions: SessionTable, pins: Pins, taken: TakenRequests) -> None:
+def check_sessions(sessions: SessionTable, pins: Pins, taken: AcceptedRequests) -> None:
     """A session's turn is a live request, and pins of sessions have theirs."""
     live = {r.request_id: r.session for r in taken.requests()}
     for session in sessions:

@@ -49,7 +49,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class PinOrder:
+class PinRequest:
     """What a client wants kept: the full blocks of `tokens`, for `ttl_s` seconds."""
 
     name: str
@@ -86,7 +86,7 @@ class ClientPins:
     _soft_holds: SoftHolds
     _timers: Timers
 
-    def open(self, order: PinOrder, filler: int, now: float) -> Pin:
+    def open(self, order: PinRequest, filler: int, now: float) -> Pin:
         """Keep the budget of a new pin, which the request of id `filler` must then fill. What is kept of idle
         sessions may stand in its way until that is taken (`taken`), or the pin given up.
 
@@ -127,14 +127,14 @@ class ClientPins:
             self._sessions.owner_of(pin).resumed = pin
         return pin
 
-    def of_order(self, order: PinOrder) -> Pin | None:
+    def of_order(self, order: PinRequest) -> Pin | None:
         """The pin that was ordered so, or another of its name."""
         if not order.is_resumed_session:
             return self._pins.find(order.tenant, order.name)
         session = self._sessions.get(order.name)
         return None if session is None or session.tenant != order.tenant else session.resumed
 
-    def taken(self, request: Request) -> None:
+    def on_queued(self, request: Request) -> None:
         """The request that fills a pin is in the queue: idle sessions give way to the pin."""
         pin = self._pins.filled_by(request)
         if pin is not None:
@@ -186,7 +186,7 @@ class ClientPins:
         self._record(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
-    def drop(self, order: PinOrder, filler: int) -> None:
+    def drop(self, order: PinRequest, filler: int) -> None:
         """The caller that asked for this pin wants it no more; there may be none, or another's."""
         pin = self.of_order(order)
         if pin is not None and pin.filler == filler:
@@ -215,7 +215,7 @@ class ClientPins:
         kind = EventKind.SESSION_RESUMED
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
 
-    def _check_budget(self, num_blocks: int, order: PinOrder) -> None:
+    def _check_budget(self, num_blocks: int, order: PinRequest) -> None:
         if not order.is_resumed_session:
             self._check_number(order.tenant)
         reason = self._room.shortage(num_blocks, order.tenant, f"pin {order.name}", hard_only=True)
@@ -238,7 +238,7 @@ class ClientPins:
             f"{share:,}, its share of {PINS_MAX:,}; delete some, or let them expire"
         )
 
-    def _beyond_share(self, num_blocks: int, order: PinOrder) -> str:
+    def _beyond_share(self, num_blocks: int, order: PinRequest) -> str:
         """Why its tenant may not pin so many blocks more where others may want some, or ""."""
         pins, bound = self._pins, self._context.config.pin_blocks
         share, kept = self._share_of(bound), pins.blocks_of(order.tenant, hard_only=True)

@@ -18,7 +18,7 @@ from octavo.step.context import Context
 from octavo.types import Request
 
 
-class TakenRequests(Protocol):
+class AcceptedRequests(Protocol):
     """The requests that were taken and have not ended."""
 
     def requests(self) -> list[Request]:
@@ -44,7 +44,7 @@ class Missing:
 class Room:
     """Answers, in blocks. Changes nothing."""
 
-    def __init__(self, context: Context, pins: Pins, sessions: SessionTable, taken: TakenRequests) -> None:
+    def __init__(self, context: Context, pins: Pins, sessions: SessionTable, taken: AcceptedRequests) -> None:
         self._context = context
         self._pins = pins
         self._sessions = sessions

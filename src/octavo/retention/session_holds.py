@@ -205,7 +205,7 @@ class SessionHolds:
         if reason:
             raise PinRefused(reason)
         why_not = self._beyond_maximum(session, len(names))
-        why_not = why_not or self._warm_pins.keep_asked(tenant, names, session_id)
+        why_not = why_not or self._warm_pins.pin_requested(tenant, names, session_id)
         if why_not:
             raise SessionRefused(
                 f"session {session_id} has {len(names):,} blocks, and {why_not} (setting disk_size); delete "

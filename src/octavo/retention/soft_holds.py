@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from octavo.memory.demand import blocks_needed
 from octavo.memory.holders import Holder
 from octavo.retention.pins import Pin, Pins
-from octavo.retention.room import Room, TakenRequests
+from octavo.retention.room import AcceptedRequests, Room
 from octavo.retention.session_table import SessionTable
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
@@ -42,7 +42,7 @@ class SoftHolds:
     _context: Context
     _pins: Pins
     _sessions: SessionTable
-    _taken: TakenRequests
+    _taken: AcceptedRequests
     _room: Room
     _warm_pins: WarmPins
 
@@ -114,11 +114,13 @@ class SoftHolds:
             return
         candidates = self._candidates(tenant, pin.session_id)
         own = (hold for hold in candidates if hold.tenant == tenant)
-        self._give_while(lambda: room.missing(tenant).own, own)
+        self._release_until_enough(lambda: room.missing(tenant).own, own)
         there = [hold for hold in candidates if hold.table is not None]
-        self._give_while(lambda: room.missing(tenant).pool, (h for h in there if self._helps(h, tenant)))
+        self._release_until_enough(
+            lambda: room.missing(tenant).pool, (h for h in there if self._helps(h, tenant))
+        )
         there = [hold for hold in candidates if hold.table is not None]
-        self._give_while(lambda: room.missing(tenant).budget, there)
+        self._release_until_enough(lambda: room.missing(tenant).budget, there)
         assert room.missing(tenant).most <= 0, "a pin was taken that does not fit beside hard ones"
 
     def keep_to_bounds(self) -> None:
@@ -132,7 +134,7 @@ class SoftHolds:
             policy = quotas.policy(tenant)
             limit = self._context.config.pin_blocks if policy.maximum is None else policy.maximum
             limit = min(limit, policy.guaranteed) if quotas.has_guarantees else limit
-            self._give_while(lambda t=tenant, n=limit: pins.blocks_of(t) - n, holds)  # type: ignore[misc]
+            self._release_until_enough(lambda t=tenant, n=limit: pins.blocks_of(t) - n, holds)  # type: ignore[misc]
         for request in self._taken.running_requests():
             self.reclaim_soft_holds(request)
 
@@ -167,7 +169,7 @@ class SoftHolds:
         beyond = self._pins.blocks_of(hold.tenant)
         return hold.tenant == tenant or beyond > self._context.ledger.quotas.policy(hold.tenant).guaranteed
 
-    def _give_while(self, missing: Callable[[], int], holds: Iterable[Pin]) -> None:
+    def _release_until_enough(self, missing: Callable[[], int], holds: Iterable[Pin]) -> None:
         """Let these go, in order, while blocks are missing. None makes up for more than it holds: so it is
         asked again only when that many went."""
         line = iter(holds)

@@ -38,7 +38,7 @@ class Loss:
         return self.recomputed + self.loaded * load_price
 
 
-class Staging:
+class OffloadStager:
     """What victims keep, and what they lose. Acts on the tier and on the plan in the making."""
 
     def __init__(

@@ -43,21 +43,21 @@ class WarmPins:
         self._tier = tier
         self._timers = timers
         self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
-        self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
+        self._pending_stores: deque[bytes] = deque()  # of those, the ones whose store has not begun
         self._failed: dict[bytes, None] = {}  # of those, the ones whose store failed, in that order
         self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins are kept under a name
 
     @property
     def has_stores_to_begin(self) -> bool:
         """True when a store is wanted that has not begun."""
-        return bool(self._wished)
+        return bool(self._pending_stores)
 
     def begin(self, pin: Pin) -> None:
         """A pin was filled: a warm one moves down, if there is where to."""
         tier = self._tier
         if pin.strength is not Strength.WARM or tier is None:
             return
-        why_not = self._keep_soft(pin) if pin.is_soft else self.keep_asked(pin.tenant, pin.names)
+        why_not = self._keep_soft(pin) if pin.is_soft else self.pin_requested(pin.tenant, pin.names)
         if not why_not:
             self.send_down(pin)
             return
@@ -85,13 +85,13 @@ class WarmPins:
             return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
         return ""
 
-    def keep_asked(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
+    def pin_requested(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
         """The same for what a client asked for, perhaps of that session: if that is enough, what is kept of
         other sessions that no client suspended gives way. O(sessions + names kept) where it comes to that."""
         why_not = self.keep(tenant, names)
         if not why_not or tenant == SHARED:
             return why_not
-        spare = self._kept_unasked(tenant, session_id)
+        spare = self._opportunistic_pins(tenant, session_id)
         return self._keep_instead(spare, tenant, names, "somebody asked to keep there")
 
     def _keep_soft(self, pin: Pin) -> str:
@@ -100,7 +100,7 @@ class WarmPins:
         why_not = self.keep(pin.tenant, pin.names)
         if not why_not or pin.tenant == SHARED:
             return why_not
-        unasked = self._kept_unasked(pin.tenant, pin.session_id)
+        unasked = self._opportunistic_pins(pin.tenant, pin.session_id)
         spare = [h for h in unasked if h.tenant == pin.tenant and self._sessions.owner_of(h).is_response]
         return self._keep_instead(spare, pin.tenant, pin.names, "is newer")
 
@@ -112,7 +112,7 @@ class WarmPins:
             return why_not
         line = iter(spare)
         while why_not:
-            self._keep_no_more(next(line), what)
+            self._unpin(next(line), what)
             why_not = self.keep(tenant, names)
         return ""
 
@@ -139,7 +139,7 @@ class WarmPins:
         pin.missing = {name for name in pin.names if name not in tier}
         for name in pin.names:
             if name in pin.missing:
-                self._wish(name, pin)
+                self._enqueue_store(name, pin)
         self._settle(pin)
 
     def end(self, pin: Pin) -> None:
@@ -179,8 +179,8 @@ class WarmPins:
 
     def next_store(self) -> bytes | None:
         """The next name whose store is wanted; None when there is none."""
-        while self._wished:
-            name = self._wished.popleft()
+        while self._pending_stores:
+            name = self._pending_stores.popleft()
             if name in self._waiting:
                 return name
         return None
@@ -188,7 +188,7 @@ class WarmPins:
     def requeue(self, name: bytes) -> None:
         """Its store cannot begin now."""
         if name in self._waiting:
-            self._wished.appendleft(name)
+            self._pending_stores.appendleft(name)
 
     def defer(self, name: bytes) -> None:
         """Its store cannot begin, or failed: it is tried again when another transfer has ended well."""
@@ -204,7 +204,7 @@ class WarmPins:
 
     def try_again(self) -> None:
         """A transfer has ended well: what had failed is worth another try."""
-        self._wished.extend(self._failed)
+        self._pending_stores.extend(self._failed)
         self._failed.clear()
 
     def is_stuck(self, pin: Pin) -> bool:
@@ -222,7 +222,7 @@ class WarmPins:
             block = self._context.ledger.pool.find(name)
             if block is not None and block in pin.table.blocks:
                 pin.missing.add(name)
-                self._wish(name, pin)
+                self._enqueue_store(name, pin)
                 continue
             pin.names.remove(name)
             tier.unkeep([name])
@@ -240,7 +240,7 @@ class WarmPins:
         """Names that the tier keeps for the tenant's pins, and for how many of them. O(1)."""
         return self._kept.get(tenant, Counter())
 
-    def _kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
+    def _opportunistic_pins(self, tenant: str, session_id: str) -> list[Pin]:
         """The holds that the tier keeps of sessions that no client suspended, but for that one's: which can
         best be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
         found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
@@ -253,7 +253,7 @@ class WarmPins:
             found.append((key, len(found), hold))
         return [hold for _, _, hold in sorted(found)]
 
-    def _keep_no_more(self, hold: Pin, what: str) -> None:
+    def _unpin(self, hold: Pin, what: str) -> None:
         """A session's place in the tier goes to what is wanted more; its blocks stay there as any others
         do."""
         session = self._sessions.owner_of(hold)
@@ -273,10 +273,10 @@ class WarmPins:
         if not own:
             self._kept.pop(tenant, None)
 
-    def _wish(self, name: bytes, pin: Pin) -> None:
+    def _enqueue_store(self, name: bytes, pin: Pin) -> None:
         if name not in self._waiting:
             self._waiting[name] = []
-            self._wished.append(name)
+            self._pending_stores.append(name)
         self._waiting[name].append(pin)
 
     def _settle(self, pin: Pin) -> None:

@@ -88,7 +88,7 @@ class AdmissionLimits:
         """False where a crowded sequence would not fit even if no session held anything. O(1)."""
         if not self._live.running or self._live.running[-1].request.priority < sequence.priority:
             return True  # fetches, or lower priorities, may be reclaimed as well
-        left = self._context.ledger.num_unheld + self._soft_holds.num_blocks - self._promised_now()
+        left = self._context.ledger.num_available + self._soft_holds.num_blocks - self._promised_now()
         needed = self._budget.needed(sequence, num_hits)
         return needed <= left and 1 + sequence.forks_left <= self._live.num_free_rows
 
@@ -134,7 +134,7 @@ class AdmissionLimits:
             return self._shares.why_not(sequence, num_hits)
         needed = self._budget.needed(sequence, num_hits)
         promised = self._promised_now() + self._budget.headroom(len(self._live.running))
-        return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_unheld, promised)
+        return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_available, promised)
 
     def why_tenant_does_not(self, sequence: Sequence, num_hits: int) -> Wait:
         """What `tenant_allows_without` lacked."""

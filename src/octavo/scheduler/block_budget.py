@@ -53,7 +53,7 @@ class BlockBudget:
     def suffices(self, sequence: Sequence, num_hits: int, left_to_others: int, freed: Set[int]) -> bool:
         """Whether the unheld blocks hold a waiting sequence, if so many of them are left to others."""
         ledger = self._context.ledger
-        left = ledger.num_unheld + len(freed) - left_to_others - self.needed(sequence, num_hits)
+        left = ledger.num_available + len(freed) - left_to_others - self.needed(sequence, num_hits)
         if left < 0:
             return False
         if sequence.is_long:

@@ -86,7 +86,7 @@ class ColdChunks:
             others.pop()
         return 1
 
-    def plan(self, sequence: Sequence, grant: int, flights: list[InFlightChunk], *, is_alone: bool) -> bool:
+    def plan(self, sequence: Sequence, grant: int, in_flight: list[InFlightChunk], *, is_alone: bool) -> bool:
         """The next part of its chunk, which is reserved when it begins. False where blocks are short."""
         begun = self._begun
         if begun is None:
@@ -99,7 +99,7 @@ class ColdChunks:
         part, begun.next_part = begun.next_part, begun.next_part + 1
         self._begun = begun if begun.next_part < begun.num_parts else None
         self._long_contexts.in_parts = None if self._begun is None else sequence
-        self._planner.add_chunk(sequence, begun.length, flights, (part, begun.num_parts))
+        self._planner.add_chunk(sequence, begun.length, in_flight, (part, begun.num_parts))
         return True
 
     def _num_parts(self, length: int, is_alone: bool) -> int:

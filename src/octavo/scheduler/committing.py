@@ -28,11 +28,11 @@ class Committer:
     _finisher: Finisher
     _drafts: Drafts | None
 
-    def commit(self, flights: list[InFlightChunk], result: StepResult) -> list[Update]:
-        """Take the result of the plan whose stakes `flights` are."""
+    def commit(self, in_flight: list[InFlightChunk], result: StepResult) -> list[Update]:
+        """Take the result of the plan whose chunks are `in_flight`."""
         ended = result.failures.keys() | result.dead_ends.keys()
         updates: list[Update] = []
-        for flight in flights:
+        for flight in in_flight:
             sequence = flight.sequence
             sequence.pending -= flight.num_samples
             if flight.is_void:
@@ -42,13 +42,13 @@ class Committer:
         # Last, so that no sibling publishes under a name that was just taken away.
         failed = [
             flight.sequence
-            for flight in (flights if ended else ())
+            for flight in (in_flight if ended else ())
             if not flight.is_void
             and flight.sequence.state is not State.FINISHED
             and flight.sequence.seq_id in ended
         ]
         updates += self._finisher.fail(failed, result)
-        groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
+        groups = {id(f.sequence.group): f.sequence.group for f in in_flight if f.sequence.group is not None}
         if groups:
             updates += self._beams.settle(group for group in groups.values() if not is_over(group))
         return updates

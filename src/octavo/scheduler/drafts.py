@@ -69,12 +69,12 @@ class Drafts:
         if sequence.drafts is not None:
             self._speculator.end(sequence.drafts.drafting)
 
-    def plan(self, flights: list[InFlightChunk]) -> None:
-        """Lengthen chunks of the plan being made, all of which are there: `flights` are their stakes."""
+    def plan(self, in_flight: list[InFlightChunk]) -> None:
+        """Lengthen chunks of the plan being made, all of which are there: `in_flight` holds them."""
         chunks = self._context.plan.chunks
         num_positions = sum(chunk.length for chunk in chunks)
-        offers = self._offers(flights, READ_TOKENS + num_positions)
-        self._begin_forks(flights)
+        offers = self._offers(in_flight, READ_TOKENS + num_positions)
+        self._begin_forks(in_flight)
         if not offers:
             return
         left = self._context.step_tokens - num_positions
@@ -92,29 +92,29 @@ class Drafts:
         promised = Counter[str]()
         if any(counts):
             promised = self._budget.promised_by_tenant(self._live.running)
-        spare = self._context.ledger.num_unheld - promised.total()
+        spare = self._context.ledger.num_available - promised.total()
         for offer, count in zip(offers, counts, strict=True):
             taken = self._lengthen(offer, count, spare, promised) if count else 0
             spare -= taken
             offer.drafts.drafting.was_taken = bool(offer.flight.drafts)
 
-    def _begin_forks(self, flights: list[InFlightChunk]) -> None:
+    def _begin_forks(self, in_flight: list[InFlightChunk]) -> None:
         """Forks of this plan guess on from where their parents are."""
         if not self._context.plan.forks:
             return
-        parents = {flight.sequence.row: flight.sequence for flight in flights}
+        parents = {flight.sequence.row: flight.sequence for flight in in_flight}
         by_row = {fork.child_row: parents[fork.parent_row] for fork in self._context.plan.forks}
-        for flight in flights:
+        for flight in in_flight:
             parent = by_row.get(flight.sequence.row)
             if parent is not None and parent.drafting is not None:
                 twin = self._speculator.fork(parent.drafting)
                 flight.sequence.drafts = None if twin is None else DraftState(twin)
 
-    def _offers(self, flights: list[InFlightChunk], to_read: int) -> list[_Offer]:
+    def _offers(self, in_flight: list[InFlightChunk], to_read: int) -> list[_Offer]:
         """What may be drafted; beside it drafters read on in their prompts, so many tokens at most."""
         plan = self._context.plan
         parents = {fork.parent_row for fork in plan.forks}
-        flight_of = {flight.sequence.seq_id: flight for flight in flights}
+        flight_of = {flight.sequence.seq_id: flight for flight in in_flight}
         offers = []
         for index, chunk in enumerate(plan.chunks):
             flight = flight_of[chunk.seq_id]

@@ -56,7 +56,7 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
     needed = blocks_needed(request, block_size)
     fills_pin = bool(request.fills_pin)
     if needed > hard.room(request.tenant, own=own, fills_pin=fills_pin):
-        bound, code = _bound(request, needed, hard.as_told_to(request.tenant), own)
+        bound, code = _bound(request, needed, hard.visible_to(request.tenant), own)
         raise RequestTooLarge(
             f"{_asked(request)} needs {needed:,} KV blocks; allowed: {bound}; ask for fewer tokens",
             param="max_tokens" if request.params.pooling is None else "prompt",

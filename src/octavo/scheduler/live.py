@@ -108,7 +108,7 @@ class LiveSequences:
         self.names.begin(sequence)
         self._context.plan.admit(sequence.admitted_row(), self._context.ledger.entries(sequence.table))
 
-    def fork(self, parent: Sequence, flights: list[InFlightChunk]) -> None:
+    def fork(self, parent: Sequence, in_flight: list[InFlightChunk]) -> None:
         """The plan that samples is being made: the other choices become holders of the same table, one
         sample each."""
         assert parent.table is not None
@@ -120,7 +120,7 @@ class LiveSequences:
             self.service.enter(child.request.tenant)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self._context.plan.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
-            flights.append(InFlightChunk(child, child.preemptions, child.num_planned, 1))
+            in_flight.append(InFlightChunk(child, child.preemptions, child.num_planned, 1))
         self._rows_promised -= parent.forks_left
         parent.forks_left = 0
 

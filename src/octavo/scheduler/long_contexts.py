@@ -201,10 +201,10 @@ class LongContexts:
         num_running = len(self._live.running)
         wanted += self._budget.promised(self._live.running) + self._budget.headroom(num_running)
         for s in reversed(long):  # who ranks last gives first
-            self._make_cold(s, wanted - ledger.num_unheld)
+            self._make_cold(s, wanted - ledger.num_available)
         for s in long:
             if s.has_cold and s is not self.in_parts:
-                self._come_back(s, ledger.num_unheld - wanted)
+                self._come_back(s, ledger.num_available - wanted)
 
     def _blocks_wanted(self, sequence: Sequence) -> int:
         """New ones, for what it will compute next."""
@@ -315,7 +315,7 @@ class LongContexts:
         ):
             return False
         num_hot, quotas = len(table.blocks), ledger.quotas
-        room = min(ledger.num_unheld, quotas.room(table.owner))
+        room = min(ledger.num_available, quotas.room(table.owner))
         most = max(sequence.request.hot_blocks, num_hot + room)
         return num_hot >= min(most, sequence.hot_max(ledger.pool.num_blocks, quotas.has_maxima))
 

@@ -97,18 +97,18 @@ class Planner:
             grants[largest] -= 1
             grants[first] = 1
 
-    def plan_chunk(self, sequence: Sequence, grant: int, flights: list[InFlightChunk]) -> None:
+    def plan_chunk(self, sequence: Sequence, grant: int, in_flight: list[InFlightChunk]) -> None:
         """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and no sequence
         ranks below."""
         grant = self.reserve(sequence, grant)
         if grant > 0:
-            self.add_chunk(sequence, grant, flights)
+            self.add_chunk(sequence, grant, in_flight)
 
     def add_chunk(
         self,
         sequence: Sequence,
         grant: int,
-        flights: list[InFlightChunk],
+        in_flight: list[InFlightChunk],
         part: tuple[int, int] | None = None,
     ) -> None:
         """Plan `grant` positions, which are reserved; with cold blocks this part of so many of them."""
@@ -126,7 +126,7 @@ class Planner:
             chunk = Chunk(sequence.seq_id, sequence.row, start, grant, *of_part)
             if not is_last:
                 plan.chunks.append(chunk)
-                flights.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
+                in_flight.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
                 return
         plan.chunks.append(chunk)
         if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
@@ -135,9 +135,9 @@ class Planner:
         sequence.num_planned = stop
         sequence.pending += num_samples
         self._live.service.count(sequence, stop)
-        flights.append(InFlightChunk(sequence, sequence.preemptions, stop, num_samples))
+        in_flight.append(InFlightChunk(sequence, sequence.preemptions, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
-            self._live.fork(sequence, flights)
+            self._live.fork(sequence, in_flight)
 
     def _logits_from(self, sequence: Sequence, start: int, sampled_from: int) -> int:
         """The first of the positions from `start` on whose logits are wanted; those that are sampled from
@@ -170,7 +170,7 @@ class Planner:
                     sequence.count_blocks(self._context.now)
                 return grant
             unheld = min(
-                self._context.ledger.num_unheld, self._context.ledger.quotas.room(sequence.table.owner)
+                self._context.ledger.num_available, self._context.ledger.quotas.room(sequence.table.owner)
             )
             # No source has any left: take what fits without a new block, else pause until one ahead ends.
             room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start

@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from octavo.memory.holders import Holder
-from octavo.retention.staging import Staging
+from octavo.retention.staging import OffloadStager
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
@@ -23,7 +23,7 @@ class Preemption:
     _context: Context
     _live: LiveSequences
     _beams: BeamRows
-    _staging: Staging
+    _staging: OffloadStager
 
     def price_of(self, members: Many[Holder], freed: Set[int]) -> float:
         """What these sequences would lose if they went together, in positions. `freed`: the blocks that only

@@ -61,7 +61,7 @@ class Reclaimer:
 
         def short_tenant() -> str | None:
             """The tenant, where its own bound is short: then only its own can help. None: the pool is."""
-            is_own = ledger.quotas.room(table.owner) <= ledger.num_unheld
+            is_own = ledger.quotas.room(table.owner) <= ledger.num_available
             return sequence.request.tenant if is_own else None
 
         def is_met() -> bool:
@@ -70,7 +70,7 @@ class Reclaimer:
             return reservation is not None
 
         def num_missing() -> int:
-            unheld = min(ledger.quotas.room(table.owner), ledger.num_unheld)
+            unheld = min(ledger.quotas.room(table.owner), ledger.num_available)
             return max(1, blocks_for(stop, ledger.block_size) - len(table) - unheld)
 
         def behind() -> list[Holder]:
@@ -103,7 +103,9 @@ class Reclaimer:
             ReclaimSource.FETCHES: self._transfers.complete,
             ReclaimSource.SEQUENCES: lambda: _records(self._victims.running()),
         }
-        request = ReclaimRequest(lambda: ledger.pool.num_blocks - ledger.num_unheld <= num_blocks, candidates)
+        request = ReclaimRequest(
+            lambda: ledger.pool.num_blocks - ledger.num_available <= num_blocks, candidates
+        )
         self.reclaim(RESIZING, request)
         return fixed
 

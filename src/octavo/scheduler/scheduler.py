@@ -39,7 +39,7 @@ from octavo.retention.room import Room
 from octavo.retention.session_holds import SessionHolds
 from octavo.retention.session_table import SessionTable
 from octavo.retention.soft_holds import SoftHolds
-from octavo.retention.staging import Staging
+from octavo.retention.staging import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.admission_limits import AdmissionLimits
@@ -109,7 +109,7 @@ class Scheduler:
         self.warm_pins = WarmPins(context, self.pins, self.session_table, tier, self.timers)
         self.arena = StagingArena(context)
         self.transfers = Transfers(context, tier, self.warm_pins, self.arena)
-        self.staging = Staging(context, self.transfers, self.arena, self.headroom)
+        self.staging = OffloadStager(context, self.transfers, self.arena, self.headroom)
         # Who is there, how much room there is, and who goes.
         counter = VirtualTokenCounter(lambda tenant: ledger.quotas.policy(tenant).weight)
         self.live = live = LiveSequences(context, counter, self.transfers)
@@ -193,7 +193,7 @@ class Scheduler:
         set_deadlines(self.timers, request)
         if request.fills_pin:
             sequence.attached += (self.client_pins,)
-            self.client_pins.taken(request)
+            self.client_pins.on_queued(request)
 
     def fitted(self, request: Request) -> Request:
         """The request as it would be queued now, with its `max_tokens`. Raises UnknownTenant, and
@@ -262,18 +262,18 @@ class Scheduler:
                     self.client_pins.expire(now)  # all that are due, in the order in which they were made
                 else:
                     self.session_holds.expire(name, now)
-        if self.tenants.leaving:
-            self.tenants.reap_departed()
+        if self.tenants.draining:
+            self.tenants.drop_drained()
         return updates + self._end_stuck()
 
     def _end_stuck(self) -> list[Update]:
         """Sequences whose cold blocks are not to be trusted, or that go no further, begin again, or end."""
         updates: list[Update] = []
         if spoilt := self.long_contexts.take_spoilt():
-            later = (flights for _, flights in self._in_flight)
+            later = (in_flight for _, in_flight in self._in_flight)
             updates += self._shortage.begin_again(spoilt, later, UNREADABLE, set())
         for sequence, why in self.long_contexts.stuck().items():
-            later = (flights for _, flights in self._in_flight)
+            later = (in_flight for _, in_flight in self._in_flight)
             failing = {sequence.seq_id} if self.long_contexts.is_final(why) else set[int]()
             updates += self._shortage.begin_again({sequence.request.request_id}, later, why, failing)
         return updates
@@ -342,10 +342,10 @@ class Scheduler:
                 budget = 1  # taken from the last in rank that continues, see `Planner.share`
             self.admission.admit(prompts, budget, context.target.more_rows(len(self.live.running)))
             continuing, prompts, cold = self.planner.ready()
-        flights: list[InFlightChunk] = []
-        self._plan_chunks(self.planner.share(continuing, prompts), cold, flights)
+        in_flight: list[InFlightChunk] = []
+        self._plan_chunks(self.planner.share(continuing, prompts), cold, in_flight)
         if self._drafts is not None:
-            self._drafts.plan(flights)
+            self._drafts.plan(in_flight)
         for hook in self._before_plan:
             hook()
         if self.idle_memory.gives_back:
@@ -356,20 +356,20 @@ class Scheduler:
                 self.idle_memory.worked_at = now
             if plan.discarded:
                 self.idle_memory.record(plan)
-            self._in_flight.append((plan, flights))
+            self._in_flight.append((plan, in_flight))
         if self.context.ledger.pool.num_evictions > evicted_before:
             self.context.events.record_evictions(now, self.context.ledger.pool.num_evictions - evicted_before)
         return plan
 
     def _plan_chunks(
-        self, share: list[tuple[Sequence, int]], cold: list[Sequence], flights: list[InFlightChunk]
+        self, share: list[tuple[Sequence, int]], cold: list[Sequence], in_flight: list[InFlightChunk]
     ) -> None:
         """The share's chunks, and of the sequences with cold blocks a part of the first one's, in turn, for
         which there are blocks."""
         if not cold:
             for sequence, grant in share:
                 if sequence.state is State.RUNNING:  # else it became a victim in this loop
-                    self.planner.plan_chunk(sequence, grant, flights)
+                    self.planner.plan_chunk(sequence, grant, in_flight)
             return
         is_alone, has_cold = not share, False
         turns = self.cold_chunks.turns(cold, share)
@@ -379,45 +379,45 @@ class Scheduler:
             if sequence.state is not State.RUNNING:
                 continue
             if not sequence.has_cold:
-                self.planner.plan_chunk(sequence, grant, flights)
+                self.planner.plan_chunk(sequence, grant, in_flight)
             elif not has_cold:
-                has_cold = self.cold_chunks.plan(sequence, grant, flights, is_alone=is_alone)
+                has_cold = self.cold_chunks.plan(sequence, grant, in_flight, is_alone=is_alone)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take a step's result, in the order the plans were made. See `committing`."""
-        expected, flights = self._in_flight.popleft()
+        expected, in_flight = self._in_flight.popleft()
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         self.context.now = now
         if result.too_large:
-            later = (flights for _, flights in self._in_flight)
-            return self._shortage.take(flights, plan.num_tokens, later, result.too_large)
+            later = (in_flight for _, in_flight in self._in_flight)
+            return self._shortage.take(in_flight, plan.num_tokens, later, result.too_large)
         if self.context.step_tokens < self.config.step_tokens:
             self._shortage.note_step()
         updates: list[Update] = []
         if result.unreadable:
             self.long_contexts.lose({slot for slots in result.unreadable.values() for slot in slots})
-            later = (flights for _, flights in self._in_flight)
+            later = (in_flight for _, in_flight in self._in_flight)
             is_final = self.long_contexts.cannot_read
-            updates = self._shortage.take_unreadable(flights, result.unreadable, later, is_final=is_final)
+            updates = self._shortage.take_unreadable(in_flight, result.unreadable, later, is_final=is_final)
         elif plan.has_cold and any(chunk.is_cold and chunk.is_last_part for chunk in plan.chunks):
             self.long_contexts.note_read()
         if plan.has_cold:
-            self._charge_cold(plan, result, flights)
+            self._charge_cold(plan, result, in_flight)
         self._observe(plan, result)
-        updates += self._committer.commit(flights, result)
+        updates += self._committer.commit(in_flight, result)
         if not self.live.running:
             self.context.target.rest()
         return updates
 
-    def _charge_cold(self, plan: StepPlan, result: StepResult, flights: list[InFlightChunk]) -> None:
+    def _charge_cold(self, plan: StepPlan, result: StepResult, in_flight: list[InFlightChunk]) -> None:
         """What a chunk's cold blocks took is its tenant's: as many positions as prompts would have had of
         that time, less those that count already."""
         position_s = self.context.times.position_s
         cold = next(chunk for chunk in plan.chunks if chunk.is_cold)
         if position_s is None or result.cold_seconds <= 0.0:
             return
-        tenant = next(f.sequence.request.tenant for f in flights if f.sequence.seq_id == cold.seq_id)
+        tenant = next(f.sequence.request.tenant for f in in_flight if f.sequence.seq_id == cold.seq_id)
         counted = cold.length if cold.is_last_part else 0
         self.live.service.charge(tenant, max(0.0, result.cold_seconds / position_s - counted))
 

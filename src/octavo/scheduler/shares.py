@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from collections.abc import Set
 
-from octavo.memory.holders import Without
+from octavo.memory.holders import HypotheticalRelease
 from octavo.memory.quota import SHARED
 from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.live import LiveSequences
@@ -86,7 +86,7 @@ class TenantShares:
         for guarantees that is its user's."""
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
 
-    def used_without(self, tenant: str, without: Without) -> int:
+    def used_without(self, tenant: str, without: HypotheticalRelease) -> int:
         """The same once some holders have gone."""
         once_shared = self._once_shared_of(tenant) - without.freed
         return without.charged(self._quotas.owner(tenant)) + len(once_shared)

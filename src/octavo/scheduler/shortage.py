@@ -39,21 +39,25 @@ class StepShortage:
     _grow_after: int = field(default=0, init=False)  # of them, until it grows
 
     def take(
-        self, flights: list[InFlightChunk], num_positions: int, later: Iterable[list[InFlightChunk]], why: str
+        self,
+        in_flight: list[InFlightChunk],
+        num_positions: int,
+        later: Iterable[list[InFlightChunk]],
+        why: str,
     ) -> list[Update]:
-        """`flights` of a step of so many positions come to nothing, as do those of `later` plans that count
+        """`in_flight` of a step of so many positions come to nothing, as do those of `later` plans that count
         on them. Returns the ends of sequences that fail."""
-        for flight in flights:
+        for flight in in_flight:
             flight.sequence.pending -= flight.num_samples
-        hit = {flight.sequence.seq_id for flight in flights if not flight.is_void}
-        requests = {flight.sequence.request.request_id for flight in flights if not flight.is_void}
+        hit = {flight.sequence.seq_id for flight in in_flight if not flight.is_void}
+        requests = {flight.sequence.request.request_id for flight in in_flight if not flight.is_void}
         if requests and num_positions > 1:
             self._shrink(num_positions, why)
         return self.begin_again(requests, later, why, hit if num_positions == 1 else set())
 
     def take_unreadable(
         self,
-        flights: list[InFlightChunk],
+        in_flight: list[InFlightChunk],
         seq_ids: Iterable[int],
         later: Iterable[list[InFlightChunk]],
         *,
@@ -62,10 +66,10 @@ class StepShortage:
         """Cold blocks of these sequences could not be read: their requests begin again, with what is left
         below, or these end. Returns the ends of those that cannot begin again, too."""
         wanted = set(seq_ids)
-        hit = (flight.sequence for flight in flights if not flight.is_void)
+        hit = (flight.sequence for flight in in_flight if not flight.is_void)
         requests = {s.request.request_id for s in hit if s.seq_id in wanted}
         failing = wanted if is_final else set[int]()
-        return self.begin_again(requests, [flights, *later], UNREADABLE, failing)
+        return self.begin_again(requests, [in_flight, *later], UNREADABLE, failing)
 
     def begin_again(
         self, requests: set[int], later: Iterable[list[InFlightChunk]], why: str, failing: set[int]
@@ -114,9 +118,9 @@ class StepShortage:
         return self._finisher.end(sequence, FinishReason.ERROR, why)
 
 
-def _void(flights: list[InFlightChunk], requests: set[int]) -> None:
+def _void(in_flight: list[InFlightChunk], requests: set[int]) -> None:
     """Nothing of these requests is taken of a plan."""
-    for flight in flights:
+    for flight in in_flight:
         flight.is_void = flight.is_void or flight.sequence.request.request_id in requests
 
 

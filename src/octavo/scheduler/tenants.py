@@ -35,7 +35,7 @@ class TenantBounds:
         self._reclaimer = reclaimer
         self._named: set[str] = set()  # tenants whose bounds were set last
         self.gone: set[str] = set()  # tenants that were named once, and are not now
-        self.leaving: set[str] = set()  # of these, the ones of whom something is left
+        self.draining: set[str] = set()  # of these, the ones of whom something is left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
         """These tenants from now on. Sequences beyond a smaller maximum are preempted. One that is not
@@ -53,7 +53,7 @@ class TenantBounds:
         except TenantsRefused:
             self._quotas.set_policies(before)
             raise
-        self.leaving = {policy.name for policy in leaving}
+        self.draining = {policy.name for policy in leaving}
         self.gone = (self.gone | self._named) - named - {SHARED}
         self._named = named
         self._quotas.num_tenants = len(named - {SHARED})
@@ -97,11 +97,11 @@ class TenantBounds:
         many = "too many" if tenant else f"{num_waiting}"  # no number that others move
         raise QueueFull(f"{many} requests are waiting; allowed: {bound} (setting max_queue)")
 
-    def reap_departed(self) -> None:
+    def drop_drained(self) -> None:
         """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""
-        gone = {tenant for tenant in self.leaving if not self._has_anything(tenant)}
+        gone = {tenant for tenant in self.draining if not self._has_anything(tenant)}
         if gone:
-            self.leaving -= gone
+            self.draining -= gone
             self._quotas.set_policies([p for p in self._quotas.policies() if p.name not in gone])
             self._live.service.reweigh()
 

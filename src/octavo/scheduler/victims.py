@@ -103,7 +103,7 @@ class Victims:
             left = without.charged(quotas.owner(tenant))
             if tenant == winner.request.tenant or left > quotas.policy(tenant).guaranteed:
                 found.append(victim)
-                without.leave_out([victim.table])
+                without.release([victim.table])
         return found
 
     def borrowers_for(
@@ -120,7 +120,7 @@ class Victims:
             if self._shares.used_without(tenant, without) <= quotas.policy(tenant).guaranteed:
                 continue
             victims.append(victim)
-            without.leave_out([victim.table])
+            without.release([victim.table])
             rows += 1 + victim.forks_left
             if fits(rows, without.freed):
                 return victims

@@ -90,4 +90,4 @@ def _fields(scope: Scope, request_id: str, route: str, status: int, seconds: flo
         "tenant": scope.get(SCOPE_KEY),
     }
     watch = scope.get(RequestWatch.SCOPE_KEY)
-    return fields | watch.told() if isinstance(watch, RequestWatch) else fields
+    return fields | watch.log_fields() if isinstance(watch, RequestWatch) else fields

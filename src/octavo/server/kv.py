@@ -24,7 +24,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import PinOrder, PoolView, Strength, TenantUse
+from octavo.engine.outputs import PinRequest, PoolView, Strength, TenantUse
 from octavo.errors import InvalidRequest, require_range
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
@@ -151,7 +151,9 @@ async def create_pin(edge: Edge, request: Request) -> Response:
     tenant = owner_of(request, body.tenant)
     if tenant != tenant_of(request):  # whether oneself still is one is asked when it is queued
         edge.check_tenant(tenant)
-    order = PinOrder(body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant)
+    order = PinRequest(
+        body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant
+    )
     work = asyncio.ensure_future(edge.model.control.pin(order))
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:

@@ -327,8 +327,8 @@ class RequestWatch:
         params, n = self._wanted or (None, 1)
         self._trace.end(RequestEnd(route, status, self._begun, params, n, choices))
 
-    def told(self) -> dict[str, object]:
-        """What the access log tells: tokens (of all choices; a prompt counts for each), times, finishes."""
+    def log_fields(self) -> dict[str, object]:
+        """For the access log: tokens (of all choices; a prompt counts for each), times, finishes."""
         usages = self._usage.values()
         fields: dict[str, object] = {
             "prompt_tokens": sum(usage.num_prompt for usage in usages),

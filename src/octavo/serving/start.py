@@ -22,7 +22,7 @@ from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.model_card import ModelCard
-from octavo.engine.offload import Below, open_below
+from octavo.engine.offload import OffloadStores, open_below
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
 from octavo.engine.requests import ModelFacts, render_chat
@@ -317,7 +317,7 @@ def _engine_over(
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
 
 
-def _worker_over(below: Below, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
+def _worker_over(below: OffloadStores, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
     """Moves blocks between the pool and what is below."""
     undo.callback(below.store.close)
     worker = TransferWorker(below.store, inbox.finish_transfer)

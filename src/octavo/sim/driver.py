@@ -93,7 +93,7 @@ def slots_of(scheduler: Scheduler) -> Slots:
         coming += min(reach, sequence.max_length - 1)
         held += reach
     assert held == memory.counts().held * memory.block_size, "a block is shared or held by nobody"
-    return Slots(stored, coming - stored, held - coming, memory.num_unheld * memory.block_size)
+    return Slots(stored, coming - stored, held - coming, memory.num_available * memory.block_size)
 
 
 def serve(requests: Sequence[Request], pool: Pool, look: Look) -> ServedTrace:

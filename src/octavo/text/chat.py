@@ -25,7 +25,7 @@ from octavo.text.turn_format import (
     with_tools_in_system,
 )
 from octavo.tools.formats import HERMES, ToolFormat
-from octavo.tools.prompt import told_as_messages
+from octavo.tools.prompt import as_messages
 from octavo.tools.thinking import ThinkingFormat
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, ToolCall
 
@@ -111,7 +111,7 @@ class ChatTemplate:
         ]
         given = {name: neutral.of_value(value) for name, value in options.template_kwargs.items()}
         tools = [neutral.of_value(tool) for tool in tools]
-        return self._controls.told_apart(text, self._written(values, given, options, tag, tools))
+        return self._controls.split_control(text, self._written(values, given, options, tag, tools))
 
     def give_formats(self, calls: ToolFormat | None, thinking: ThinkingFormat | None) -> None:
         """Formats that count in place of those that are found."""
@@ -173,7 +173,7 @@ class ChatTemplate:
         has_tools = options.tools or any(m.tool_calls or m.role == "tool" for m in messages)
         if not has_tools or self.knows_tools:
             return messages
-        return told_as_messages(messages, options.tools, self.tool_format)
+        return as_messages(messages, options.tools, self.tool_format)
 
     def _message_value(self, message: ChatMessage) -> dict[str, object]:
         """As a template sees it."""

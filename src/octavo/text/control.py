@@ -110,18 +110,18 @@ class ControlTokens:
         """Whether it is a part of a control token, in any case of letters, or has a whole one."""
         return text.lower() in self._lower or self.has_any(text)
 
-    def told_apart(self, text: str, neutral: str) -> Rendered:
+    def split_control(self, text: str, neutral: str) -> Rendered:
         """The rendered text, and which control tokens in it are the template's: those of the neutral text.
         Raises InvalidRequest where that cannot be said."""
         genuine = list(self._places(neutral))
         if not self._always and [token for _, token in self._places(text)] == [token for _, token in genuine]:
             return Rendered(text)
         if len(text) != len(neutral) or self.neutral(text) != self.neutral(neutral):
-            raise _not_told_apart()
+            raise _cannot_split_control()
         parts, end = list[str](), 0
         for place, token in genuine:
             if not text.startswith(token, place):
-                raise _not_told_apart()
+                raise _cannot_split_control()
             parts += [text[end:place], token]
             end = place + len(token)
         return Rendered(text, (*parts, text[end:]))
@@ -172,7 +172,7 @@ class Neutraliser:
         return value
 
 
-def _not_told_apart() -> InvalidRequest:
+def _cannot_split_control() -> InvalidRequest:
     return InvalidRequest(
         "the messages have the text of a control token, and the model's chat template changes them so that "
         "it cannot be told apart from the template's own; leave it out, or give allow_control_tokens",

@@ -19,7 +19,7 @@ To call a function, answer with nothing but its name and arguments, written so:
 What it returns comes back between <tool_response> and </tool_response>."""
 
 
-def told_as_messages(
+def as_messages(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]], form: ToolFormat
 ) -> list[ChatMessage]:
     """The same chat, in messages of text alone."""

@@ -149,7 +149,7 @@ def write_heads(
     mask = dim < HEAD_SIZE
     x_at = qkv + token * qkv_stride + head * HEAD_SIZE
     if head < NUM_HEADS:
-        x = _turned(x_at, dim, q_norm, cos, sin, position, eps, HEAD_SIZE, HALF)
+        x = _apply_rope(x_at, dim, q_norm, cos, sin, position, eps, HEAD_SIZE, HALF)
         at = q + token * q_stride + head * HEAD_SIZE + dim
         tl.store(at, x.to(q.dtype.element_ty), mask=mask)
         return
@@ -161,7 +161,7 @@ def write_heads(
     at = block * block_stride + slot * HEAD_SIZE + dim
     scale_at = block * scale_stride + slot
     if is_key:
-        x = _turned(x_at, dim, k_norm, k_cos, k_sin, position, eps, HEAD_SIZE, HALF)
+        x = _apply_rope(x_at, dim, k_norm, k_cos, k_sin, position, eps, HEAD_SIZE, HALF)
         _write(keys, at, scales, scale_at, x, mask, LARGEST_CODE, IS_FP8)
     else:
         x = tl.load(x_at + dim, mask=mask, other=0.0).to(tl.float32)
@@ -170,7 +170,7 @@ def write_heads(
 
 
 @jit
-def _turned(
+def _apply_rope(
     x_at: tl.tensor,
     dim: tl.tensor,
     weight: tl.tensor,

@@ -43,7 +43,7 @@ _TEMPERATURE_KEY = "llama_4_scaling_beta"
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
+class RopeScaling:
     """One rope and one temperature a layer, () where no layer has one, and the longest context that the
     settings scale positions to."""
 
@@ -63,13 +63,13 @@ class RopeTensors:
 
 def turning_from_config(
     family: Family, config: Fields, head_size: int, turned: Marks, windowed: Marks, context: int
-) -> Turning:
+) -> RopeScaling:
     """From config.json. `turned` and `windowed` have one mark a layer; `context` is the file's own.
 
     Raises BadModelFile (an absurd number) or UnsupportedModel (an unknown scaling or setting).
     """
     if family.learned_positions:
-        return Turning((), (), context)
+        return RopeScaling((), (), context)
     given = config.inner("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     by_kind = any(isinstance(value, dict) for value in given.values.values())
     if by_kind and family.local_theta is None:
@@ -99,10 +99,10 @@ def turning_from_gguf(
     windowed: Marks,
     context: int,
     tensors: RopeTensors,
-) -> Turning:
+) -> RopeScaling:
     """The same from the architecture's keys and the tensors of factors."""
     if family.learned_positions:
-        return Turning((), (), context)
+        return RopeScaling((), (), context)
     rope = local = _rope_of_gguf(family, metadata, arch, head_size, context, tensors)
     if family.local_theta is not None:
         key = f"{arch}.rope.freq_base_swa"
@@ -123,9 +123,9 @@ def _turning(
     turned: Marks,
     windowed: Marks,
     context: int,
-) -> Turning:
+) -> RopeScaling:
     ropes = [local if near else rope for near in windowed]
-    return Turning(
+    return RopeScaling(
         tuple(one if turns else None for one, turns in zip(ropes, turned, strict=True)),
         () if temperature is None else (temperature,) * len(turned),
         _longest_context(family, rope, context),

@@ -1,6 +1,6 @@
 """Files of weights and metadata: GGUF, safetensors, and the panels that a load leaves for the next one.
 
-    mapped.py      a file as views of mapped pages          hollow.py       tensors without data
+    mapped.py      a file as views of mapped pages          meta.py         tensors without data
     gguf.py        gguf_split.py                            fingerprint.py  a digest of files
     safetensors_file.py                                     packed_file.py  panels in the order of loading
 

@@ -153,13 +153,13 @@ class Download:
         """One request for what is missing. Returns what went wrong, where another attempt may do better."""
         start = self.num_bytes
         if start > self.file.num_bytes:
-            start = self._begin_anew(fd)
+            start = self._restart(fd)
         headers = {**self.file.headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
         try:
             with client.stream("GET", self.file.url, headers=headers) as answer:
                 if answer.status_code in _TRY_AGAIN:
                     if answer.status_code == 416:
-                        self._begin_anew(fd)
+                        self._restart(fd)
                     return f"HTTP {answer.status_code}"
                 if answer.status_code not in (200, 206):
                     raise ModelNotFound(f"{self.file.name} cannot be fetched: HTTP {answer.status_code}")
@@ -170,7 +170,7 @@ class Download:
                         "bytes were asked for"
                     )
                 if answer.status_code == 200 or not self._goes_on(answer, start):
-                    start = self._begin_anew(fd)
+                    start = self._restart(fd)
                     if answer.status_code == 206:
                         return "a range that was not asked for"
                 self._write(answer, fd, start, stop)
@@ -184,7 +184,7 @@ class Download:
         match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         return match is not None and int(match[1]) == start
 
-    def _begin_anew(self, fd: int) -> int:
+    def _restart(self, fd: int) -> int:
         os.ftruncate(fd, 0)
         self.num_bytes = 0
         return 0
