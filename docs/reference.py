@@ -36,7 +36,7 @@ from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
 from octavo.server.field_list import Body, field_list
 from octavo.server.route import Access, Route
-from octavo.server.routes import ROUTES
+from octavo.server.routes import CLUSTER_ROUTES, ROUTES
 from octavo.step import events
 from octavo.types import RankState
 
@@ -98,11 +98,12 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
 
 def route_rows() -> Iterator[tuple[str, ...]]:
     """Every route, and who may call it."""
-    yield "route", "what it does", "key", "fields of the body", "answers"
+    yield "route", "what it does", "key", "in a cluster", "fields of the body", "answers"
     words: Mapping[Access, str] = {Access.OPEN: "none", Access.TENANT: "any", Access.OPERATOR: "operator's"}
-    for route in ROUTES:
+    for route in CLUSTER_ROUTES:
         statuses = ", ".join(map(str, route.statuses)) + (" (or a stream)" if route.streams else "")
-        yield f"`{route.method} {_path(route)}`", route.summary, words[route.access], _fields(route), statuses
+        name, key, spread = f"`{route.method} {_path(route)}`", words[route.access], route.spread.value
+        yield name, route.summary, key, spread, _fields(route), statuses
 
 
 def field_rows(api: str) -> Iterator[tuple[str, ...]]:

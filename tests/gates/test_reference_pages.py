@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import OctavoError
-from octavo.server.routes import ROUTES
+from octavo.server.routes import CLUSTER_ROUTES
 from octavo.step.events import EventKind
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +40,7 @@ def test_every_error_event_and_route_has_a_row_with_words() -> None:
     assert len(errors) == len({row[0] for row in errors}) > len(OctavoError.__subclasses__())
     happened = list(reference.event_rows())[1:]
     assert len(happened) == len(EventKind)
-    assert len(list(reference.route_rows())) == len(ROUTES) + 1
+    assert len(list(reference.route_rows())) == len(CLUSTER_ROUTES) + 1
     assert [row for row in [*errors, *happened] if not row[1]] == []
 
 

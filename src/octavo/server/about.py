@@ -40,6 +40,12 @@ async def kv_event_sources(edge: Edge, request: Request) -> Response:
     return json_response({} if source is None else {"0": source})
 
 
+async def show_cluster(edge: Edge, request: Request) -> Response:
+    """GET /cluster, which only a cluster's relay has."""
+    assert edge.cluster is not None
+    return json_response(edge.cluster())
+
+
 async def list_models(edge: Edge, request: Request) -> Response:
     """The served model, as a list: as OpenAI's clients read it, and as Anthropic's do."""
     name = edge.model.name

@@ -45,7 +45,7 @@ async def read_json(edge: Edge, request: Request) -> JsonObject:
     Raises HttpRefusal (413, 408), InvalidRequest, QueueFull and ClientGone. Starlette's ClientDisconnect
     passes through.
     """
-    chunks = await _unpacked(request, await _read(request, edge.body_bytes_max), edge.body_bytes_max)
+    chunks = await _unpacked(request, await read_raw(request, edge.body_bytes_max), edge.body_bytes_max)
     if not is_large(chunks):
         return parse_json(b"".join(chunks))
     fields = edge.large_bodies.read(tenant_of(request), request.method, request.scope["path"], chunks)
@@ -160,8 +160,9 @@ async def _unpacked(request: Request, chunks: list[bytes], bytes_max: int) -> li
     return unpacked
 
 
-async def _read(request: Request, bytes_max: int) -> list[bytes]:
-    """The raw body in pieces; refused as soon as it is known to be too large, declared or not."""
+async def read_raw(request: Request, bytes_max: int) -> list[bytes]:
+    """The raw body in pieces; refused as soon as it is known to be too large, declared or not. Raises
+    HttpRefusal (413, 408)."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > bytes_max):
         raise _too_large(bytes_max)

@@ -63,6 +63,7 @@ class Edge:
     begun: int = 0  # when the server began, in seconds of the epoch
     openapi: Callable[[], bytes] = lambda: b"{}"
     docs: Callable[[], bytes] = lambda: b""
+    cluster: Callable[[], JsonObject] | None = None  # the replicas; None: there is no cluster
     running: RunningAnswers = field(default_factory=RunningAnswers)
 
     def check_model(self, name: str | None) -> None:

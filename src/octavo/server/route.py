@@ -27,6 +27,17 @@ class Access(enum.Enum):
     OPERATOR = "operator"  # an operator's, or any where there are no tenants
 
 
+class Spread(enum.Enum):
+    """Where a cluster's relay sends a route's requests. A server alone answers all of them itself."""
+
+    PREFIX = "prefix"  # where most of the prompt is cached and the wait is short
+    LOAD = "load"  # where the wait is short
+    ID = "id"  # to the slot that the path's id names
+    ALL = "all"  # to every replica, and their answers are merged; to one with ?replica=
+    REPLICA = "replica"  # to the one of ?replica=; without it to that of the lowest slot
+    RELAY = "relay"  # the relay answers itself
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One method of one path. `errors` are statuses beyond those that its access and body bring.
@@ -40,6 +51,7 @@ class Route:
     handler: Handler
     access: Access
     summary: str
+    spread: Spread
     body: type[BaseModel] | None = None
     check: Check | None = None
     more_fields: tuple[str, ...] = ()

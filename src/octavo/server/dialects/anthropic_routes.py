@@ -18,7 +18,7 @@ from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import CHAT_HAS_SESSIONS, Edge, refuse_session
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options
-from octavo.server.route import Access, Route
+from octavo.server.route import Access, Route, Spread
 from octavo.server.tenant import tenant_of
 
 
@@ -68,6 +68,7 @@ ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (
         create_message,
         Access.TENANT,
         "Answer a chat, as Anthropic's API does",
+        Spread.PREFIX,
         body=MessagesBody,
         check=check_message,
         errors=(404, 429, 500, 503),
@@ -79,6 +80,7 @@ ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (
         count_message_tokens,
         Access.TENANT,
         "The number of tokens of such a chat",
+        Spread.RELAY,
         body=CountTokensBody,
         check=check_count,
         errors=(404, 429, 503),

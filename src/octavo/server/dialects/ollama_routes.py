@@ -20,7 +20,7 @@ from octavo.server.dialects.ollama_embed import (
     ollama_embed,
     ollama_embeddings,
 )
-from octavo.server.route import Access, Route
+from octavo.server.route import Access, Route, Spread
 
 _TENANT: Final = Access.TENANT
 _GENERATES: Final = (404, 409, 429, 500, 503)
@@ -32,6 +32,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         ollama_chat,
         _TENANT,
         "Answer a chat, as Ollama does",
+        Spread.PREFIX,
         body=OllamaChatBody,
         check=check_ollama_chat,
         errors=_GENERATES,
@@ -44,16 +45,26 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         ollama_generate,
         _TENANT,
         "Answer a prompt, as Ollama does",
+        Spread.PREFIX,
         body=OllamaGenerateBody,
         check=check_ollama_prompt,
         errors=_GENERATES,
         streams=True,
         stream_type=MEDIA_TYPE,
     ),
-    Route("GET", "/api/tags", about.ollama_tags, _TENANT, "The served model, as Ollama lists it"),
-    Route("GET", "/api/ps", about.ollama_ps, _TENANT, "The served model, as Ollama tells what runs"),
     Route(
-        "GET", "/api/version", about.ollama_version, _TENANT, "Octavo's version, where Ollama tells its own"
+        "GET", "/api/tags", about.ollama_tags, _TENANT, "The served model, as Ollama lists it", Spread.LOAD
+    ),
+    Route(
+        "GET", "/api/ps", about.ollama_ps, _TENANT, "The served model, as Ollama tells what runs", Spread.LOAD
+    ),
+    Route(
+        "GET",
+        "/api/version",
+        about.ollama_version,
+        _TENANT,
+        "Octavo's version, where Ollama tells its own",
+        Spread.RELAY,
     ),
     Route(
         "POST",
@@ -61,6 +72,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         about.ollama_show,
         _TENANT,
         "What is known of the served model",
+        Spread.LOAD,
         body=about.OllamaShowBody,
         errors=(404,),
     ),
@@ -70,6 +82,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         ollama_embed,
         _TENANT,
         "The vectors of texts, as Ollama makes them",
+        Spread.LOAD,
         body=OllamaEmbedBody,
         check=check_ollama_embed,
         errors=_GENERATES,
@@ -80,12 +93,15 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         ollama_embeddings,
         _TENANT,
         "The vector of one text, as Ollama made it before /api/embed",
+        Spread.LOAD,
         body=OllamaEmbeddingsBody,
         errors=_GENERATES,
     ),
-    Route("POST", "/api/pull", about.ollama_pull, _TENANT, "Refused: one model is served"),
-    Route("POST", "/api/push", about.ollama_push, _TENANT, "Refused: one model is served"),
-    Route("POST", "/api/create", about.ollama_create, _TENANT, "Refused: one model is served"),
-    Route("POST", "/api/copy", about.ollama_copy, _TENANT, "Refused: one model is served"),
-    Route("DELETE", "/api/delete", about.ollama_delete, _TENANT, "Refused: one model is served"),
+    Route("POST", "/api/pull", about.ollama_pull, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/push", about.ollama_push, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/create", about.ollama_create, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/copy", about.ollama_copy, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route(
+        "DELETE", "/api/delete", about.ollama_delete, _TENANT, "Refused: one model is served", Spread.RELAY
+    ),
 )

@@ -12,7 +12,7 @@ from octavo.server.dialects.responses_stored import (
     list_input_items,
     show_response,
 )
-from octavo.server.route import Access, Route
+from octavo.server.route import Access, Route, Spread
 
 RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
     Route(
@@ -21,6 +21,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         create_response,
         Access.TENANT,
         "Answer a conversation, and keep it to be gone on from",
+        Spread.PREFIX,
         body=ResponsesBody,
         check=check_response,
         more_fields=OF_CHAT,
@@ -33,6 +34,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         show_response,
         Access.TENANT,
         "A stored response",
+        Spread.ID,
         query=("include", "stream", "starting_after", "include_obfuscation"),
         errors=(404,),
     ),
@@ -42,6 +44,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         delete_response,
         Access.TENANT,
         "Forget a stored response",
+        Spread.ID,
         errors=(404, 500, 503),
     ),
     Route(
@@ -50,6 +53,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         cancel_response,
         Access.TENANT,
         "End a response that is in progress; what it has said stays",
+        Spread.ID,
         errors=(404,),
     ),
     Route(
@@ -58,6 +62,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         list_input_items,
         Access.TENANT,
         "The items that a stored response answered",
+        Spread.ID,
         query=("order", "limit", "after", "include"),
         errors=(404,),
     ),
