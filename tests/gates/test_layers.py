@@ -106,7 +106,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
     # Many servers as one; the files whose names begin with ray_ are the ones that import Ray.
     "octavo.cluster": VALUES
-    | {"octavo.config", "octavo.engine", "octavo.files", "octavo.routing", "octavo.server", "octavo.serving"},
+    | {"octavo.config", "octavo.engine", "octavo.files", "octavo.routing", "octavo.server", "octavo.serving"}
+    | {"octavo.conversations", "octavo.memory.names", "octavo.sampling"},
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from http import HTTPStatus
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +27,7 @@ from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_octavo_error
-from octavo.server.errors import HttpRefusal
+from octavo.server.errors import HttpRefusal, JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.field_list import field_list
 from octavo.server.front_end import FrontEnd
@@ -36,7 +37,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
 from octavo.server.route import Handler, Route
-from octavo.server.routes import RENDER_ROUTES, ROUTES, match_of
+from octavo.server.routes import CLUSTER_ROUTES, RENDER_ROUTES, ROUTES, match_of
 from octavo.server.running import RunningAnswers
 from octavo.server.security import ClusterGuard, Guard
 from octavo.server.settings import ServerSettings
@@ -61,10 +62,31 @@ def _docs(routes: tuple[Route, ...]) -> bytes:
     return render_docs(routes)
 
 
-def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEnd | None = None) -> Starlette:
+class Cluster(Protocol):
+    """What answers in place of the routes' handlers where replicas do the work."""
+
+    def begin(self) -> None:
+        """The server begins. On its event loop."""
+
+    async def close(self) -> None:
+        """It has ended."""
+
+    def view(self) -> JsonObject:
+        """GET /cluster."""
+
+    async def answer(self, edge: Edge, route: Route, request: Request) -> Response:
+        """The answer to a request. Raises OctavoError."""
+
+
+def create_app(
+    model: EngineClient,
+    settings: ServerSettings,
+    front_end: FrontEnd | None = None,
+    cluster: Cluster | None = None,
+) -> Starlette:
     """The application over one model; `front_end`: it is one of several. When it shuts down, the model
     drains. `state.edge` is what its routes have. Raises ConfigError."""
-    routes = ROUTES if model.generates else RENDER_ROUTES
+    routes = ROUTES if model.generates else RENDER_ROUTES if cluster is None else CLUSTER_ROUTES
     for route in routes:
         if route.body is not None:  # all together 25 ms, which the first requests need not wait for
             route.body.model_rebuild()
@@ -85,13 +107,18 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
         openapi=partial(_openapi, routes),
         docs=partial(_docs, routes),
         running=RunningAnswers(None if front_end is None else front_end.answers),
+        cluster=None if cluster is None else cluster.view,
     )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         edge.running.begin(asyncio.get_running_loop())
+        if cluster is not None:
+            cluster.begin()
         yield
         await model.drain(settings.drain_timeout_s)
+        if cluster is not None:
+            await cluster.close()
         edge.large_bodies.close()
         if tracing is not None:
             await tracing.close()
@@ -108,9 +135,14 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
     app.state.edge = edge
     # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
     app.router.redirect_slashes = False  # a path with a slash more is another path
-    app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes))
-    # The last one added is the outermost.
-    app.add_middleware(Guard, settings=settings, identity=model.identity)
+    app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes), cluster)
+    _add_middlewares(app, edge, settings)
+    return app
+
+
+def _add_middlewares(app: Starlette, edge: Edge, settings: ServerSettings) -> None:
+    """The last one added is the outermost."""
+    app.add_middleware(Guard, settings=settings, identity=edge.model.identity)
     app.add_middleware(
         Preflights,
         settings=settings,
@@ -121,15 +153,15 @@ def create_app(model: EngineClient, settings: ServerSettings, front_end: FrontEn
             "X-Octavo-Request",
             LET_GO_HEADER,
             CUT_HEADER,
+            *([] if edge.cluster is None else ["X-Octavo-Replica"]),
             "Retry-After",
             TRACE_HEADER,
         ],
     )
     if settings.replica is not None:
         app.add_middleware(ClusterGuard, key=settings.replica.key)
-    app.add_middleware(AccessLog, metrics=metrics)
+    app.add_middleware(AccessLog, metrics=edge.metrics)
     app.add_middleware(Targets)
-    return app
 
 
 def _about(model: EngineClient, begun: int) -> dict[str, object]:
@@ -143,9 +175,9 @@ def _about(model: EngineClient, begun: int) -> dict[str, object]:
     }
 
 
-def _dispatcher(edge: Edge, handlers: Collection[Handler]) -> ASGIApp:
+def _dispatcher(edge: Edge, handlers: Collection[Handler], cluster: Cluster | None) -> ASGIApp:
     """What answers each request: the handler of the route that its scope was matched with, where it is one of
-    these."""
+    these; or a cluster in its place."""
 
     async def dispatch(request: Request) -> Response:
         found = match_of(request.scope)
@@ -155,6 +187,8 @@ def _dispatcher(edge: Edge, handlers: Collection[Handler]) -> ASGIApp:
                 raise _no_route(request)
             raise _wrong_method(request, of_path)
         request.scope["path_params"] = found.path_params
+        if cluster is not None:
+            return await cluster.answer(edge, found.route, request)
         return await found.route.handler(edge, request)
 
     return request_response(dispatch)

@@ -28,6 +28,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from octavo.engine.control import Control
 from octavo.errors import ConfigError, EngineStopped
@@ -172,9 +173,22 @@ def build_server(
 ) -> Server:
     """The server itself, for callers that run their own event loop; `front_end`: it is one of several.
     `scrapes`: a bound socket on which it answers /metrics alone. Raises ConfigError."""
+    app = create_app(model, settings, front_end)
+    return server_of(app, model, settings, on_ready, front_end, scrapes)
+
+
+def server_of(
+    app: Starlette,
+    model: EngineClient,
+    settings: ServerSettings,
+    on_ready: Callable[[str], None] | None = None,
+    front_end: FrontEnd | None = None,
+    scrapes: socket.socket | None = None,
+    kind: type[Server] | None = None,
+) -> Server:
+    """The same of an application that `create_app` has made. `kind`: another class of server."""
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
-    app = create_app(model, settings, front_end)
     config = uvicorn.Config(
         noting_requests(app),
         http="h11",
@@ -193,7 +207,7 @@ def build_server(
         BoundedConnection, connections, config.http_protocol_class
     )
     address = None if scrapes is None else MetricsAddress(scrapes, app.state.edge, settings)
-    return Server(config, model, settings, connections, on_ready, front_end, address)
+    return (kind or Server)(config, model, settings, connections, on_ready, front_end, address)
 
 
 class Server(uvicorn.Server):
@@ -213,20 +227,20 @@ class Server(uvicorn.Server):
         self._metrics_address = metrics_address
         self._front_end = front_end
         self._model = model
-        self._settings = settings
+        self.settings = settings
         self._connections = connections
         self._on_ready = on_ready
         self._storms = PreemptionWatch()
         self._looking: asyncio.Task[None] | None = None
         self._num_signals = 0
-        self._hurry = asyncio.Event()  # set: requests that still run are to end now
+        self.hurry = asyncio.Event()  # set: requests that still run are to end now
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then say so. Raises what the engine refuses tenants' bounds with."""
         self._loop = asyncio.get_running_loop()
-        if self._settings.roster is not None:
-            await self._settings.roster.begin(self._control)
+        if self.settings.roster is not None:
+            await self.settings.roster.begin(self._control)
         if self._front_end is None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
@@ -256,8 +270,8 @@ class Server(uvicorn.Server):
         """SIGHUP. On the event loop."""
         if self._connections.tls is not None:
             self._reload_tls()
-        if self._settings.roster is not None:
-            self._settings.roster.reload_soon(self._control)
+        if self.settings.roster is not None:
+            self.settings.roster.reload_soon(self._control)
         elif self._connections.tls is None:
             _log.warning(
                 "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
@@ -271,7 +285,7 @@ class Server(uvicorn.Server):
     def _reload_tls(self) -> None:
         try:
             # A context that is loaded again keeps the old certificate beside one with another kind of key.
-            self._connections.tls = tls_context(self._settings)
+            self._connections.tls = tls_context(self.settings)
         except ConfigError as error:
             _log.error("SIGHUP: the TLS files stay as they were: %s", error)
         else:
@@ -295,7 +309,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None and (self._num_signals == 2 or sig == signal.SIGQUIT):
             with contextlib.suppress(RuntimeError):  # what asyncio says of a loop that has ended
-                self._loop.call_soon_threadsafe(self._hurry.set)
+                self._loop.call_soon_threadsafe(self.hurry.set)
         if self._num_signals > 2:
             self.force_exit = True
 
@@ -306,19 +320,20 @@ class Server(uvicorn.Server):
         self._connections.abort_all(only_handshakes=True)
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        await self._drain()
+        await self.drain_requests()
         await self._flush()
         if self._metrics_address is not None:
             self._metrics_address.end()
         await super().shutdown(sockets)
         _log.info("stopped")
 
-    async def _drain(self) -> None:
-        num_open, timeout_s = self._model.num_open, self._settings.drain_timeout_s
+    async def drain_requests(self) -> None:
+        """Running requests may end within the drain timeout, or until a second signal; then they end."""
+        num_open, timeout_s = self._model.num_open, self.settings.drain_timeout_s
         if num_open:
             _log.info("stopping: %d requests have %.0f s to end (a second signal: now)", num_open, timeout_s)
         drain = asyncio.ensure_future(self._model.drain(timeout_s))
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        hurry = asyncio.ensure_future(self.hurry.wait())
         await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not drain.done():

@@ -1,0 +1,220 @@
+"""What a cluster's relay costs: CPU us for each chunk that it passes on, and what it adds to the first token.
+
+    python -m bench.relay_cost chunks  [--streams 64] [--per-second 50] [--seconds 6]
+    python -m bench.relay_cost first   [--requests 60] [--tokens 500]
+
+`chunks`: a process that only writes chunks stands for the replicas; the relay is the real one, over the tiny
+model's tokenizer and template. `first`: a real replica of the tiny model, asked directly and through a relay
+in turn, one request at a time. CPU is that of the relay's process, from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+from tests.cluster.conftest import SMALL, new_replica
+from tests.cluster.relaying import StaticFleet, fleet_of
+from tests.cluster.tiny_folder import write_tiny_folder
+
+from octavo.cluster.child import ReplicaChild
+from octavo.cluster.fleet import Replica
+from octavo.cluster.relay import create_relay_server
+from octavo.config import StartOptions
+from octavo.routing.reports import Hello, Load, encode_frame
+from octavo.routing.router import Router
+from octavo.server.run import bind
+from octavo.server.settings import ServerSettings
+from octavo.serving.renderer import start_renderer
+
+_CHUNK = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"' + b"x" * 120 + b'"}}]}\n\n'
+_FRAMED = b"%x\r\n%s\r\n" % (len(_CHUNK), _CHUNK)
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
+
+
+class _Writer(asyncio.Protocol):
+    """One connection to the process that stands for the replicas."""
+
+    def __init__(self, num_chunks: int, per_second: float) -> None:
+        self._num_chunks, self._pause_s = num_chunks, 1 / per_second
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET /replica/feed"):
+            self._task = asyncio.get_running_loop().create_task(self._feed())
+        elif b"\r\n\r\n" in data:
+            self._task = asyncio.get_running_loop().create_task(self._chunks())
+
+    async def _feed(self) -> None:
+        hello = Hello(1, 0, "replica-0", "tiny", "f", (b"tiny",), 16, 2048, 1024, 64, 512)
+        load = Load(0, 0, 0, (), 0, 1000, 1000)
+        self._transport.write(_HEAD)
+        for report in (hello, *[load] * 600):
+            frame = encode_frame(report)
+            self._transport.write(b"%x\r\n%s\r\n" % (len(frame), frame))
+            await asyncio.sleep(0.5)
+
+    async def _chunks(self) -> None:
+        self._transport.write(_HEAD)
+        for _ in range(self._num_chunks):
+            await asyncio.sleep(self._pause_s)
+            self._transport.write(_FRAMED)
+        self._transport.write(b"0\r\n\r\n")
+
+
+async def _write_chunks(port: int, num_chunks: int, per_second: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Writer(num_chunks, per_second), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+def _relay(model: str, port: int, target: str, key: str) -> None:
+    """Run a relay over one replica until the process is ended."""
+    fleet = StaticFleet(key, {"id-0": Replica("id-0", 0, target)})
+    renderer = start_renderer(model, StartOptions(), lambda _: None)
+    server = create_relay_server(renderer, ServerSettings(), Router(), fleet)
+    asyncio.run(server.serve(sockets=[bind("127.0.0.1", port)]))
+
+
+def _free_port() -> int:
+    with bind("127.0.0.1", 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _started(*words: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "bench.relay_cost", *map(str, words)])
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait_until_routed(url: str) -> None:
+    """The relay serves, and knows its replica."""
+    for _ in range(400):
+        try:
+            rows = httpx.get(f"{url}/cluster").json()["replicas"]
+            if rows[0]["load"] is not None:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.05)
+    raise SystemExit("the relay does not serve")
+
+
+async def _read_stream(port: int, body: bytes, after_s: float) -> int:
+    """How many chunks came."""
+    await asyncio.sleep(after_s)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    num = 0
+    while data := await reader.read(1 << 16):
+        num += data.count(b"data: ")
+        if data.endswith(b"0\r\n\r\n"):
+            break
+    writer.close()
+    return num
+
+
+def _measure_chunks(folder: str, streams: int, per_second: float, seconds: float) -> None:
+    ports, num = (_free_port(), _free_port()), int(seconds * per_second)
+    writer = _started("writer", ports[0], num, per_second)
+    relay = _started("relay", folder, ports[1], f"http://127.0.0.1:{ports[0]}", "0" * 64)
+    try:
+        _wait_until_routed(f"http://127.0.0.1:{ports[1]}")
+        body = httpx.Request("POST", "http://a", json=_CHAT).content
+        asyncio.run(_read_stream(ports[1], body, 0.0))  # what is made for a first request
+
+        async def all_streams() -> list[int]:
+            pauses = [i / per_second / streams for i in range(streams)]
+            return await asyncio.gather(*[_read_stream(ports[1], body, pause) for pause in pauses])
+
+        before, begun = _cpu_s(relay.pid), time.perf_counter()
+        chunks = sum(asyncio.run(all_streams()))
+        spent, took = _cpu_s(relay.pid) - before, time.perf_counter() - begun
+        print(f"{streams} streams x {per_second:g}/s: {chunks:,} chunks in {took:.1f} s", end="; ")
+        print(f"{spent / chunks * 1e6:.0f} us of CPU a chunk, requests included")
+    finally:
+        relay.kill()
+        writer.kill()
+
+
+def _first_s(client: httpx.Client, url: str, prompt: str, headers: dict[str, str]) -> float:
+    begun = time.perf_counter()
+    body = {"prompt": prompt, "max_tokens": 2, "stream": True}
+    with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        next(answer.iter_raw())
+        return time.perf_counter() - begun
+
+
+def _measure_first(folder: str, requests: int, num_tokens: int) -> None:
+    child = ReplicaChild(new_replica(), [folder, *SMALL])
+    fleet, port = fleet_of([child]), _free_port()
+    target = fleet.known["id-0"].base_url
+    relay = _started("relay", folder, port, target, child.replica.key)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_routed(url)
+        times: dict[str, list[float]] = {"direct": [], "relayed": []}
+        with httpx.Client(timeout=30) as client:
+            for _ in range(requests):
+                for name, where in (("direct", target), ("relayed", url)):
+                    prompt = secrets.token_urlsafe(num_tokens)[
+                        :num_tokens
+                    ]  # the tiny model's tokens are bytes
+                    headers = child.replica.headers if name == "direct" else {}
+                    times[name].append(_first_s(client, where, prompt, headers) * 1e3)
+        for name, found in times.items():
+            deciles = statistics.quantiles(found, n=20)
+            print(f"{name}: first token after {statistics.median(found):.2f} ms, p95 {deciles[-1]:.2f} ms")
+        added = statistics.median(times["relayed"]) - statistics.median(times["direct"])
+        print(f"added by the relay: {added:.2f} ms in the median of {requests}, {num_tokens} tokens")
+    finally:
+        relay.kill()
+        child.kill()
+
+
+def main() -> None:
+    """Run what is named."""
+    if sys.argv[1:2] == ["writer"]:
+        asyncio.run(_write_chunks(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+        return
+    if sys.argv[1:2] == ["relay"]:
+        _relay(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["chunks", "first"])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--per-second", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=500)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = str(write_tiny_folder(Path(folder) / "tiny"))
+        if given.what == "chunks":
+            _measure_chunks(tiny, given.streams, given.per_second, given.seconds)
+        else:
+            _measure_first(tiny, given.requests, given.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Routes that go to every replica, and one answer made of all.
+
+    lists        all rows, each with its `replica`        metrics     by label (metrics_text)
+    new pins     made by all, or by none                  changes     done where the thing is
+
+A replica that does not answer is left out, and named in x-octavo-replicas-missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from urllib.parse import quote, urlencode
+
+from starlette.responses import Response
+
+from octavo.cluster.fleet import Replica
+from octavo.cluster.metrics_text import merged_metrics
+from octavo.cluster.passing import PassedAnswer
+from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
+from octavo.errors import EngineStopped
+from octavo.server.body import parse_json
+from octavo.server.errors import JsonObject, json_response
+from octavo.server.metrics import CONTENT_TYPE
+
+MISSING_HEADER = "x-octavo-replicas-missing"
+
+
+@dataclass(frozen=True, slots=True)
+class OneAnswer:
+    """What one replica answered, whole."""
+
+    replica: Replica
+    response: Response
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it did what was asked."""
+        return self.response.status_code < HTTPStatus.BAD_REQUEST
+
+    def rows(self) -> JsonObject:
+        """Its JSON object."""
+        return parse_json(bytes(self.response.body))
+
+
+@dataclass(frozen=True, slots=True)
+class AllAnswers:
+    """Those of all replicas that answered, by slot; `missing` are the names of the others."""
+
+    answers: Sequence[OneAnswer]
+    missing: Sequence[str]
+
+    @property
+    def good(self) -> list[OneAnswer]:
+        """Of those that did what was asked."""
+        return [one for one in self.answers if one.is_good]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the merged answer."""
+        return {MISSING_HEADER: ", ".join(self.missing)} if self.missing else {}
+
+
+async def ask_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> AllAnswers:
+    """Send the same to each. Raises EngineStopped where none answers."""
+
+    async def ask(replica: Replica) -> OneAnswer | None:
+        try:
+            received = await upstream.send(replica, out)
+            return OneAnswer(replica, await PassedAnswer(received, replica, AsyncExitStack()).whole())
+        except (NotSent, ReplicaLost, EngineStopped):
+            return None
+
+    ordered = sorted(replicas, key=lambda one: one.slot)
+    answers = await asyncio.gather(*map(ask, ordered))
+    found = [one for one in answers if one is not None]
+    if not found:
+        raise EngineStopped("no replica answers; try again when one has started")
+    missing = [one.name for one, answer in zip(ordered, answers, strict=True) if answer is None]
+    return AllAnswers(found, missing)
+
+
+def merged_lists(asked: AllAnswers) -> Response:
+    """Lists as one. Where none has a list, the first refusal."""
+    if not asked.good:
+        return asked.answers[0].response
+    data, totals = list[object](), list[int]()
+    for one in asked.good:
+        listed = one.rows()
+        rows, total = listed["data"], listed.get("total")
+        assert isinstance(rows, list)
+        data += [row | {"replica": one.replica.name} for row in rows]
+        totals += [total] if isinstance(total, int) else []
+    whole: JsonObject = {"object": "list", "data": data}
+    return json_response(whole | ({"total": sum(totals)} if totals else {}), headers=asked.headers)
+
+
+def merged_sources(asked: AllAnswers) -> Response:
+    """Where each replica sends KV events, by slot."""
+    sources = {str(one.replica.slot): source for one in asked.good for source in one.rows().values()}
+    return json_response(sources, headers=asked.headers)
+
+
+def merged_changes(asked: AllAnswers) -> Response:
+    """Done by those that have the thing: an answer of theirs. Where none has it, the first refusal."""
+    return (asked.good or asked.answers)[0].response
+
+
+def merged_scrapes(asked: AllAnswers, own: dict[str, bytes]) -> Response:
+    """The metrics of all, and the relay's own."""
+    texts = {one.replica.name: bytes(one.response.body).decode() for one in asked.good}
+    texts |= {name: text.decode() for name, text in own.items()}
+    return Response(merged_metrics(texts), headers={"Content-Type": CONTENT_TYPE} | asked.headers)
+
+
+async def pinned_by_all(upstream: Upstream, asked: AllAnswers, out: Outgoing) -> Response:
+    """A new pin that all have; where one refuses it, none has it, and its refusal is the answer."""
+    refused = next((one for one in asked.answers if not one.is_good), None)
+    if refused is None:
+        return asked.answers[0].response
+    for one in asked.good:
+        row = one.rows()
+        query = urlencode({"tenant": str(row["tenant"])}) if row.get("tenant") else ""
+        path = f"/v1/kv/pins/{quote(str(row['name']), safe='')}" + (f"?{query}" if query else "")
+        await ask_all(upstream, [one.replica], replace(out, method="DELETE", path=path, body=()))
+    return refused.response

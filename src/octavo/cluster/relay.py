@@ -1,0 +1,360 @@
+"""The edge of a cluster: the application of `octavo serve` with replicas in place of an engine.
+
+    uvicorn -> Targets, AccessLog, Preflights, Guard (as in `octavo serve`) -> Relay.answer, by Route.spread:
+
+    PREFIX    the handler finds the prompt, the router chooses by its blocks' names, bytes pass
+    LOAD      the same without a prompt    ID        the slot that the id names
+    ALL       each replica, merged         REPLICA   the one of ?replica=    RELAY   the handler itself
+
+A request whose replica is lost before its answer begins goes to the next one, unless it writes a session or a
+response and may have been read: what became of it there is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlencode
+
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.cluster.feed_reader import FeedReader
+from octavo.cluster.fleet import Fleet, NoReplicaLeft, Replica
+from octavo.cluster.merged import (
+    ask_all,
+    merged_changes,
+    merged_lists,
+    merged_scrapes,
+    merged_sources,
+    pinned_by_all,
+)
+from octavo.cluster.passing import PassedAnswer
+from octavo.cluster.prompts import BodyRecorder, PromptReader, names_of
+from octavo.cluster.relay_metrics import RelayMetrics, relay_label
+from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
+from octavo.cluster.view import cluster_view
+from octavo.errors import InvalidRequest, QueueFull, shown
+from octavo.routing.prompt_costs import Prompt
+from octavo.routing.router import Choice, NoReplica, Router
+from octavo.routing.slots import slot_of
+from octavo.server import about, kv
+from octavo.server.app import create_app
+from octavo.server.body import parse_json, read_raw
+from octavo.server.dialects.error_shapes import request_id_of
+from octavo.server.errors import HttpRefusal, JsonObject, json_response
+from octavo.server.generation import Edge, until_disconnect
+from octavo.server.large_bodies import is_large
+from octavo.server.route import Route, Spread
+from octavo.server.run import Server, server_of
+from octavo.server.settings import ServerSettings
+from octavo.serving.client import EngineClient
+
+_WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
+_ROUTED_MAX = 10_000  # requests whose choice is remembered
+_BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def create_relay_app(
+    renderer: EngineClient, settings: ServerSettings, router: Router, fleet: Fleet
+) -> Starlette:
+    """The application over a fleet. `renderer`: as `start_renderer` makes it, of the model that all replicas
+    serve. It follows their reports from its start on. Raises ConfigError."""
+    relay = Relay(renderer, router, fleet)
+    app = create_app(renderer, settings, cluster=relay)
+    app.state.relay = relay
+    return app
+
+
+def create_relay_server(
+    renderer: EngineClient, settings: ServerSettings, router: Router, fleet: Fleet
+) -> Server:
+    """The server of this application, which the caller runs on its event loop. Where it ends, answers that
+    are being passed may end within the drain timeout. Raises ConfigError."""
+    app = create_relay_app(renderer, settings, router, fleet)
+    server = server_of(app, renderer, settings, kind=RelayServer)
+    assert isinstance(server, RelayServer)
+    server.relay = app.state.relay
+    return server
+
+
+class RelayServer(Server):
+    """A server whose requests run elsewhere."""
+
+    relay: Relay
+
+    async def drain_requests(self) -> None:
+        """As a server with an engine; pages that watch a replica are not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                while self.relay.num_open and not self.hurry.is_set():
+                    await asyncio.sleep(0.02)
+
+
+class Relay:
+    """What answers a cluster's clients. On one event loop."""
+
+    def __init__(self, renderer: EngineClient, router: Router, fleet: Fleet) -> None:
+        self._renderer = renderer
+        self._router = router
+        self._fleet = fleet
+        self._upstream = Upstream(fleet.cluster_key)
+        self._feeds = FeedReader(router, fleet, self._upstream)
+        self._metrics = RelayMetrics(router)
+        self._reader: PromptReader | None = None
+        self._routed: OrderedDict[str, JsonObject] = OrderedDict()  # by the engine's id of a request
+        self._num_sent = 0
+        self.num_open = 0  # answers whose replicas are held for them
+
+    # -- what the application calls
+
+    def begin(self) -> None:
+        """Follow the replicas. On the event loop."""
+        self._feeds.begin()
+
+    async def close(self) -> None:
+        """End all connections to replicas."""
+        await self._feeds.close()
+        await self._upstream.close()
+
+    def view(self) -> JsonObject:
+        """GET /cluster."""
+        return cluster_view(self._fleet, self._router, self._metrics)
+
+    async def answer(self, edge: Edge, route: Route, request: Request) -> Response:
+        """The answer to a request of this route. Raises OctavoError."""
+        match route.spread:
+            case Spread.RELAY if route.handler is about.health:
+                return self._health()
+            case Spread.RELAY:
+                return await route.handler(edge, request)
+            case Spread.PREFIX:
+                return await self._by_prefix(edge, route, request)
+        body = await read_raw(request, edge.body_bytes_max)
+        out = Outgoing.of(request, body)
+        match route.spread:
+            case Spread.LOAD:
+                creates = route.success == HTTPStatus.CREATED
+                return await self._to_best(request, out, _any_prompt(request), is_write=creates)
+            case Spread.ID:
+                return await self._by_id(route, request, out)
+            case Spread.ALL if "replica" not in request.query_params:
+                return await self._to_all(edge, route, request, out)
+        return await self._to_named(request, out)
+
+    def _health(self) -> Response:
+        """Whether any replica serves."""
+        if not self._running():
+            raise _no_replica()
+        return json_response({"status": "ok"})
+
+    # -- one replica, chosen
+
+    async def _by_prefix(self, edge: Edge, route: Route, request: Request) -> Response:
+        if self._reader is None:
+            self._reader = PromptReader(self._renderer, edge, _WAITING_MAX)
+        recorder = BodyRecorder(request)
+        found = await self._reader.read(route, recorder.request)
+        if isinstance(found, Response):
+            return found
+        out = Outgoing.of(request, recorder.chunks)
+        if isinstance(found, str):
+            return await self._to_slot(request, out, found)
+        names = await names_of(found, self._router.fingerprints())
+        key = b"".join(token.to_bytes(4, "little") for token in found.prompt[:64])
+        prompt = Prompt(len(found.prompt), names, found.params.max_tokens or 0, key, found.tenant)
+        return await self._to_best(request, out, prompt, is_write=found.session != "")
+
+    async def _to_best(self, request: Request, out: Outgoing, prompt: Prompt, *, is_write: bool) -> Response:
+        """The answer of the replica that the router chooses; of the next one where that is lost, is full or
+        ends."""
+        excluded, refusal = set[str](), None
+        while True:
+            choice = self._router.choose(prompt, time.monotonic(), frozenset(excluded))
+            if isinstance(choice, NoReplica):
+                if refusal is not None:
+                    return refusal
+                raise _all_full() if choice is NoReplica.FULL and not excluded else _no_replica()
+            try:
+                answer = await until_disconnect(request, self._send_chosen(choice, out))
+            except NoReplicaLeft:
+                excluded |= {choice.replica_id, *choice.ranked}
+                continue
+            except (NotSent, ReplicaLost) as lost:
+                self._metrics.lost.inc()
+                if is_write and isinstance(lost, ReplicaLost):
+                    raise _maybe_written(lost.replica) from None
+                excluded.add(lost.replica.replica_id)
+                continue
+            status = answer.status_code
+            if status not in _BUSY_OR_ENDING or (is_write and status != HTTPStatus.TOO_MANY_REQUESTS):
+                return answer
+            self._metrics.refused.inc()
+            excluded.add(answer.replica.replica_id)
+            refusal = await answer.whole()
+
+    async def _send_chosen(self, choice: Choice, out: Outgoing) -> PassedAnswer:
+        """A replica's answer, which has begun. Raises NoReplicaLeft, NotSent or ReplicaLost."""
+        async with AsyncExitStack() as stack:
+            replica = await self._held(stack, (choice.replica_id, *choice.ranked))
+            self._num_sent += 1
+            key = str(self._num_sent)
+            self._router.on_sent(replica.replica_id, choice, key, time.monotonic())
+            stack.callback(self._router.on_ended, key)
+            answer = await self._begun(stack, replica, out)
+            answer.on_first = lambda: self._router.on_first_token(key, time.monotonic(), 0)
+            if replica.replica_id == choice.replica_id:
+                self._note_routed(answer, choice)
+            return answer
+
+    async def _held(self, stack: AsyncExitStack, ranked: Sequence[str]) -> Replica:
+        """The first of these that can be held, until the stack ends. Raises NoReplicaLeft."""
+        replica = await stack.enter_async_context(self._fleet.reserve(ranked))
+        self.num_open += 1
+        stack.callback(self._end_one)
+        return replica
+
+    def _end_one(self) -> None:
+        self.num_open -= 1
+
+    async def _begun(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> PassedAnswer:
+        """Its answer, which takes over what is in the stack. Raises NotSent or ReplicaLost."""
+        self._metrics.requests.labels(replica.name).inc()
+        stack.enter_context(self._metrics.open.labels(replica.name).track_inprogress())
+        received = await self._upstream.send(replica, out)
+        return PassedAnswer(received, replica, stack.pop_all(), self._metrics.cut.inc)
+
+    def _note_routed(self, answer: PassedAnswer, choice: Choice) -> None:
+        """Where its requests went and why, for GET /v1/requests/{id}."""
+        for request_id in answer.headers.get("x-octavo-request", "").split(","):
+            self._routed[request_id] = {"replica": answer.replica.name, "reason": choice.reason}
+        while len(self._routed) > _ROUTED_MAX:
+            self._routed.popitem(last=False)
+
+    # -- one replica, named
+
+    async def _by_id(self, route: Route, request: Request, out: Outgoing) -> Response:
+        [kept_id] = request.path_params.values()
+        answer = await self._to_slot(request, out, kept_id)
+        routed = self._routed.get(kept_id)
+        if route.handler is not kv.show_request or routed is None or not isinstance(answer, PassedAnswer):
+            return answer
+        whole = await answer.whole()
+        if whole.status_code != HTTPStatus.OK:
+            return whole
+        told = parse_json(bytes(whole.body)) | {"routing": routed}
+        return json_response(told, headers={"x-octavo-replica": answer.replica.name})
+
+    async def _to_slot(self, request: Request, out: Outgoing, kept_id: str) -> Response:
+        """The answer of the replica of the slot that an id names. One that names none is known to no
+        replica: any of them says so."""
+        slot = slot_of(kept_id)
+        if slot is None:
+            return await self._to_best(request, out, _any_prompt(request), is_write=False)
+        replica = next((one for one in self._running() if one.slot == slot), None)
+        if replica is None:
+            raise _empty_slot(kept_id, slot)
+        try:
+            return await until_disconnect(request, self._send_reserved(replica, out))
+        except (NoReplicaLeft, NotSent):
+            raise _empty_slot(kept_id, slot) from None
+        except ReplicaLost as lost:
+            raise _maybe_written(lost.replica) from None
+
+    async def _send_reserved(self, replica: Replica, out: Outgoing) -> PassedAnswer:
+        async with AsyncExitStack() as stack:
+            await self._held(stack, (replica.replica_id,))
+            return await self._begun(stack, replica, out)
+
+    async def _to_named(self, request: Request, out: Outgoing) -> Response:
+        """The answer of the replica of ?replica=, without which it is that of the lowest slot. It is not
+        held: a page that is left open must not keep a replica from ending."""
+        replicas, query = self._running(), parse_qsl(out.path.partition("?")[2], keep_blank_values=True)
+        if not replicas:
+            raise _no_replica()
+        named = dict(query).get("replica")
+        replica = next((one for one in replicas if named in (None, one.name)), None)
+        if replica is None:
+            names = ", ".join(one.name for one in replicas)
+            raise InvalidRequest(f"replica is {shown(named)}; allowed: {names}", param="replica")
+        rest = urlencode([(name, value) for name, value in query if name != "replica"])
+        path = out.path.partition("?")[0] + (f"?{rest}" if rest else "")
+        try:
+            return await until_disconnect(request, self._send_plain(replica, out.to(path)))
+        except (NotSent, ReplicaLost) as lost:
+            raise _maybe_written(lost.replica) from None
+
+    async def _send_plain(self, replica: Replica, out: Outgoing) -> PassedAnswer:
+        async with AsyncExitStack() as stack:
+            return await self._begun(stack, replica, out)
+
+    # -- all replicas
+
+    async def _to_all(self, edge: Edge, route: Route, request: Request, out: Outgoing) -> Response:
+        session = _session_of(out.body) if route.handler is kv.create_pin else None
+        if session is not None:
+            return await self._to_slot(request, out, session)
+        asked = await until_disconnect(request, ask_all(self._upstream, self._running(), out))
+        if route.handler is about.metrics:
+            text = self._metrics.render() + generate_latest(edge.metrics.registries[1])
+            return merged_scrapes(asked, {relay_label(): text})
+        if route.handler is about.kv_event_sources:
+            return merged_sources(asked)
+        if route.handler is kv.create_pin:
+            return await pinned_by_all(self._upstream, asked, out)
+        return merged_lists(asked) if route.method == "GET" else merged_changes(asked)
+
+    def _running(self) -> list[Replica]:
+        """Those that can be reached, by slot."""
+        known = self._fleet.replicas().values()
+        return sorted((one for one in known if one.base_url), key=lambda one: one.slot)
+
+
+def _any_prompt(request: Request) -> Prompt:
+    """Of a request that goes by load: among replicas that are as free, to any."""
+    return Prompt(0, key=request_id_of(request.scope).encode())
+
+
+def _session_of(body: Sequence[bytes]) -> str | None:
+    """The session whose tokens a pin is of. A large body names none: it has a prompt."""
+    if is_large(body):
+        return None
+    session = parse_json(b"".join(body)).get("session")
+    return session if isinstance(session, str) else None
+
+
+def _no_replica() -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "no replica serves now; try again when one has started",
+        code="no_replica",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _all_full() -> QueueFull:
+    return QueueFull("the queues of all replicas are full; try again shortly")
+
+
+def _empty_slot(kept_id: str, slot: int) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"{shown(kept_id)} is kept by slot {slot}, which has no replica now; try again when one has started",
+        code="slot_without_replica",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _maybe_written(replica: Replica) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"{replica.name} was lost before it answered; whether it has done what was asked is not known",
+        code="replica_lost",
+    )
