@@ -3,9 +3,9 @@
 # make test-full   the other tests: oracles, Triton's interpreter, restarts, most cells of each matrix, GPU probes
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
-# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations   a real server under malice
-#   and load; other projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU
-#   probes, tiny; the shipped dashboard and alerts in Prometheus
+# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations, test-dynamo   a real server
+#   under malice and load; other projects' programs beside it; schemas by the hundred; the page in a real browser;
+#   the GPU probes, tiny; the shipped dashboard and alerts in Prometheus; workers behind NVIDIA Dynamo
 # make kill-matrix   what the quick tests kill of planted bugs and seeded mutants: hours, in parts that go on where
 #   they stopped, KILL="quick --part 1/4"
 # make demo    records the README's animation
@@ -16,7 +16,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
+.PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations test-dynamo
 .PHONY: demo docs lint sanitize planted-bugs kill-matrix wheel clean
 .DELETE_ON_ERROR:
 # There is one environment, and two pips may not write to it.
@@ -87,6 +87,17 @@ test-schemas: $(VENV)/.installed-for-tests
 test-operations: $(VENV)/.installed-for-tests
 	@command -v promtool >/dev/null || echo "these tests need Prometheus and will be skipped; on Debian: apt-get install prometheus"
 	$(BIN)/python -m pytest tests/operations -m operations -s -rs
+
+# Workers behind NVIDIA Dynamo, which has an environment of its own that sees ours. Its event plane listens on all
+# addresses, so they run in a network namespace; where that is not allowed they are skipped, and say so.
+ALONE = $(shell unshare -rn ip link set lo up 2>/dev/null && echo "unshare -rn sh -c 'ip link set lo up && exec \"\$$0\" \"\$$@\"'")
+test-dynamo: $(VENV)/.installed-for-tests
+	test $(VENV)/dynamo/.installed -nt tests/dynamo/requirements.txt || { $(PYTHON) -m venv $(VENV)/dynamo && \
+	  $(VENV)/dynamo/bin/python $(PIP_IN) -r tests/dynamo/requirements.txt && \
+	  $(VENV)/dynamo/bin/python $(PIP_IN) --no-deps ai-dynamo==1.6.1 && \
+	  $(VENV)/dynamo/bin/python tests/dynamo/add_site.py $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  touch $(VENV)/dynamo/.installed; }
+	$(ALONE) $(BIN)/python -m pytest tests/dynamo -m dynamo -s -rs
 
 # The page in a real browser (Debian's Chromium).
 test-ui: $(VENV)/.installed-for-tests $(VENV)/.packages-ui

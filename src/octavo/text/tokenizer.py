@@ -189,6 +189,11 @@ class Tokenizer:
         """Tokens that no text of a client becomes in a chat."""
         return frozenset(self._controls)
 
+    def to_json(self) -> str:
+        """As a tokenizer.json has it. O(tokens)."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Token ids; special tokens written in the text become themselves, as with Hugging Face.
 

@@ -1,0 +1,84 @@
+"""The command line of a worker: a model, the engine's flags as `octavo serve` has them, and Dynamo's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Self
+
+import typer
+
+from octavo.cli import options as opt
+from octavo.cli.given import ResolvedFlags, with_settings
+from octavo.cli.main import SERVING
+from octavo.config import StartOptions
+from octavo.setting import check, setting
+
+PROGRAM = "python -m octavo.dynamo"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Where a worker joins Dynamo, in the words of Dynamo's own workers. Raises ConfigError."""
+
+    namespace: str = setting("dynamo", "Dynamo's namespace.", group="Dynamo")
+    component: str = setting("backend", "The component in it that this worker is an instance of.")
+    endpoint: str = setting("generate", "The component's endpoint.")
+    endpoint_types: str = setting("chat,completions", "APIs that the frontend opens for the model.")
+    discovery_backend: str = setting(
+        "etcd", "Where workers and frontends find each other.", choices=("etcd", "file", "kubernetes", "mem")
+    )
+    request_plane: str = setting("tcp", "How requests come.", choices=("tcp", "nats"))
+    event_plane: str | None = setting(None, "How KV events go out.", choices=("zmq", "nats"), unset="zmq")
+    dyn_tool_call_parser: str | None = setting(
+        None, "Dynamo's parser of tool calls, run by the frontend.", metavar="NAME", unset="none"
+    )
+    dyn_reasoning_parser: str | None = setting(
+        None, "Dynamo's parser of thinking, run by the frontend.", metavar="NAME", unset="none"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """As Dynamo's operator sets them: DYN_NAMESPACE, DYN_DISCOVERY_BACKEND and so on. Raises
+        ConfigError."""
+        variables = {own.name: f"DYN_{own.name.removeprefix('dyn_').upper()}" for own in fields(cls)}
+        return cls(**{name: os.environ[key] for name, key in variables.items() if os.environ.get(key)})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """What was given."""
+
+    model: str | None
+    engine: StartOptions
+    worker: WorkerOptions
+
+
+def read_command(argv: list[str] | None) -> WorkerCommand:
+    """None: of the process. Raises ConfigError, or SystemExit for --help and what is no flag."""
+    found: list[WorkerCommand] = []
+    defaults = WorkerOptions.of_environment()
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    @app.command()
+    @with_settings
+    def worker(
+        model: opt.Model = None,
+        file: opt.File = None,
+        *,
+        worker: WorkerOptions = defaults,
+        engine: StartOptions = SERVING,
+        resolved: ResolvedFlags,
+    ) -> None:
+        """Serve a model as a worker of NVIDIA Dynamo."""
+        found.append(WorkerCommand(opt.named(model or resolved.model, file), engine, worker))
+
+    try:
+        typer.main.get_command(app)(args=argv, prog_name=PROGRAM)
+    except SystemExit:
+        if not found:
+            raise
+    return found[0]
