@@ -21,6 +21,7 @@ from octavo import __version__
 from octavo.bench.workloads import Planned, WorkloadTargets
 from octavo.cli import options as opt
 from octavo.cli.bench_app import CALIBRATED, CALIBRATING, bench_app
+from octavo.cli.cluster_app import cluster_app
 from octavo.cli.disk_app import disk_app
 from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.models_app import models_app
@@ -64,6 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(disk_app, name="disk")
 app.add_typer(models_app, name="models")
 app.add_typer(pins_app, name="pins")

@@ -28,8 +28,9 @@ ACCESS = "octavo.access"
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def configure_logging(level: str, form: str, replica: str | None = None) -> None:
-    """Let the process log on standard error; each line names the replica, if it is one.
+def configure_logging(level: str, form: str, replica: str | None = None, *, is_guest: bool = False) -> None:
+    """Let the process log on standard error; each line names the replica, if it is one. `is_guest`: the
+    process is another program's, whose own handlers stay.
 
     Raises ConfigError for an unknown level or format."""
     if level not in LEVELS:
@@ -39,7 +40,11 @@ def configure_logging(level: str, form: str, replica: str | None = None) -> None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(replica) if form == "json" else TextLines(replica))
     handler.addFilter(FloodFilter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    if is_guest:
+        octavo = logging.getLogger("octavo")
+        octavo.handlers[:], octavo.propagate = [handler], False
+    else:
+        logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("octavo").setLevel(level.upper())
     logging.raiseExceptions = False  # a full disk or a closed pipe is no reason to write more
 

@@ -100,15 +100,20 @@ def ignore_signals() -> None:
         signal.signal(one, signal.SIG_IGN)
 
 
-def bind(host: str, port: int, others: str = "others with --host and --port") -> socket.socket:
+def bind(
+    host: str, port: int, others: str = "others with --host and --port", *, is_shared: bool = False
+) -> socket.socket:
     """A bound socket that does not listen yet: a port in use is known before a model is loaded for nothing.
 
-    Port 0 takes any free one. Raises ConfigError.
+    Port 0 takes any free one. `is_shared`: other processes of this user listen on the same port, and the
+    kernel gives each connection to one of them. Raises ConfigError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Every connection inherits them: a client that vanished, or reads nothing, is not kept for ever.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MAX_MS)

@@ -1,0 +1,278 @@
+"""The work of `octavo cluster`. It loads Ray, on demand; `cluster_app.py` has the flags."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+from rich.console import Console
+
+from octavo.cli.admin import Columns, show, text
+from octavo.cli.terminal import phases
+from octavo.cluster.ports import listening_ports
+from octavo.cluster.ray_access import check_ray, set_environment
+from octavo.cluster.spec import ClusterSpec, Table, settings_table
+from octavo.cluster.state import ClusterAddress, ClusterFolder
+from octavo.config import StartOptions
+from octavo.errors import ConfigError
+from octavo.model.hub.alias import DEFAULT_ALIAS
+from octavo.server.run import reach_in_words
+from octavo.server.settings import ServerSettings
+from octavo.setting import settings_of
+
+if TYPE_CHECKING:
+    from octavo.cli.cluster_app import ClusterOptions
+    from octavo.cli.given import ResolvedFlags
+
+_STOP_S = 150.0  # beyond the drain timeout
+_LOOK_S = 1.0
+MEMBERS: Columns = {
+    "kind": text("kind"),
+    "slot": lambda row: "" if row["slot"] is None else str(row["slot"]),
+    "state": text("state"),
+    "node": text("node"),
+    "address": text("address"),
+    "pid": lambda row: str(row["pid"] or ""),
+    "child": lambda row: str(row["child_pid"] or ""),
+    "replica": text("replica"),
+}
+
+
+def spec_of(
+    model: str | None,
+    cluster: ClusterOptions,
+    resolved: ResolvedFlags,
+    name: str,
+    server: ServerSettings,
+) -> ClusterSpec:
+    """What a command line asks for. Keys that it gives are written in a file of the cluster's folder. Raises
+    ConfigError."""
+    check_ray()
+    low, high = bounds_of(cluster)
+    table = given_table(resolved, ServerSettings)
+    if table.pop("api_key", None) is not None:
+        table["api_key_file"] = str(ClusterFolder(name).write_keys(server.keys))
+    return ClusterSpec(
+        model=model,
+        min_replicas=low,
+        max_replicas=high,
+        requests_per_replica=cluster.requests_per_replica,
+        replicas_per_node=cluster.replicas_per_node,
+        relays_per_node=cluster.relays_per_node,
+        private_network=cluster.private_network,
+        engine=given_table(resolved, StartOptions),
+        server=table,
+    ).check()
+
+
+def given_table(resolved: ResolvedFlags, cls: type[StartOptions] | type[ServerSettings]) -> Table:
+    """What was given of these settings, by flags, variables or a file."""
+    names = {each.name for each in settings_of(cls)}
+    given = [each for each in resolved.origins if each.setting.name in names]
+    return settings_table((each.setting, each.value) for each in given)
+
+
+def bounds_of(cluster: ClusterOptions) -> tuple[int, int]:
+    """The least and the most replicas. Raises ConfigError."""
+    if cluster.replicas is not None:
+        if (cluster.min_replicas, cluster.max_replicas) != (None, None):
+            raise ConfigError("--replicas is given with --min-replicas or --max-replicas; allowed: one form")
+        return cluster.replicas, cluster.replicas
+    low = 1 if cluster.min_replicas is None else cluster.min_replicas
+    return low, low if cluster.max_replicas is None else cluster.max_replicas
+
+
+def print_config(spec: ClusterSpec) -> None:
+    """On standard output."""
+    from octavo.cluster.ray_apps import config_file
+
+    typer.echo(config_file(spec))
+
+
+def serve(spec: ClusterSpec, name: str, address: str | None, *, open_cluster: bool) -> None:
+    """Serve until a signal; then stop all that was started. A second signal does not wait for requests."""
+    folder = ClusterFolder(name)
+    where = folder.find_address()
+    if where is not None and _is_serving(where):
+        raise ConfigError(
+            f"cluster {name} is served here by process {where.pid}; allowed: another --name, or octavo "
+            "cluster stop first"
+        )
+    token = None if open_cluster or address is not None else folder.make_token()
+    set_environment(token, is_open=open_cluster)
+    from octavo.cluster import ray_cluster  # it loads Ray, which reads the environment once
+
+    try:
+        with phases() as report:
+            report("starting Ray ..." if address is None else "joining Ray ...")
+            found = ray_cluster.enter(address, is_open=open_cluster)
+        folder.write_address(
+            ClusterAddress(found, os.getpid(), None if token is None else str(token), open_cluster)
+        )
+        _serve_until_signal(spec, is_own=address is None, is_open=open_cluster)
+    finally:
+        ray_cluster.leave()
+        folder.forget()
+
+
+def _serve_until_signal(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
+    """On the Ray that this process is of. Raises ConfigError or ClusterFailed, when all has ended again."""
+    from octavo.cluster import ray_cluster
+
+    signals = _Signals()
+    ray_cluster.refuse_second()
+    try:
+        with phases() as report:
+            spec = ray_cluster.begin(spec, report)
+        _show_ready(spec, is_own=is_own, is_open=is_open)
+        signals.is_serving = True
+        while not signals.came.wait(_LOOK_S) and ray_cluster.running_spec() is not None:
+            pass
+    except KeyboardInterrupt:
+        pass  # while it started: what there is by now ends
+    finally:
+        Console(stderr=True).print(
+            "octavo stops; requests that run may end (a second signal: now)", style="dim"
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            ray_cluster.end()
+
+
+def status(name: str, address: str | None, *, open_cluster: bool, as_json: bool) -> None:
+    """Print the members, one a row."""
+    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+        rows = [dataclasses.asdict(member) for member in ray_cluster.members()]
+    show(rows, MEMBERS, as_json=as_json)
+
+
+def scale(name: str, address: str | None, cluster: ClusterOptions, *, open_cluster: bool) -> None:
+    """Return when as many serve."""
+    low, high = bounds_of(cluster)
+    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+        ray_cluster.scale(low, high)
+    typer.echo(f"replicas: {low}" if low == high else f"replicas: {low} to {high}")
+
+
+def update(
+    name: str,
+    address: str | None,
+    cluster: ClusterOptions,
+    resolved: ResolvedFlags,
+    *,
+    open_cluster: bool,
+) -> None:
+    """Return when no replica is left that was not started by this."""
+    engine = given_table(resolved, StartOptions)
+
+    def change(spec: ClusterSpec) -> ClusterSpec:
+        return msgspec.structs.replace(
+            spec,
+            engine={**spec.engine, **engine},
+            replicas_per_node=cluster.replicas_per_node or spec.replicas_per_node,
+        )
+
+    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+        spec = ray_cluster.update(change)
+    typer.echo(f"all replicas are of revision {spec.revision}")
+
+
+def stop(name: str, address: str | None, *, open_cluster: bool) -> None:
+    """Return when every process of it has gone."""
+    folder = ClusterFolder(name)
+    if address is None and _is_serving(where := folder.read_address()):
+        os.kill(where.pid, signal.SIGTERM)
+        _wait_end(where.pid)
+    else:
+        with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+            ray_cluster.end()
+        folder.forget()
+    typer.echo("stopped")
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first one is noted, a second one, or one during the start, interrupts the main
+    thread."""
+
+    def __init__(self) -> None:
+        self.came, self.is_serving = threading.Event(), False
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.came.is_set() or not self.is_serving:
+            self.came.set()
+            raise KeyboardInterrupt
+        self.came.set()
+
+
+@contextlib.contextmanager
+def _joined(name: str, address: str | None, *, open_cluster: bool) -> Iterator[ModuleType]:
+    """`ray_cluster`, as a client of a cluster that runs. Raises ConfigError or ClusterFailed."""
+    token = None
+    if address is None:
+        where = ClusterFolder(name).read_address()
+        address, open_cluster = where.address, open_cluster or where.is_open
+        token = None if where.token is None else Path(where.token)
+    set_environment(token, is_open=open_cluster)
+    from octavo.cluster import ray_cluster
+
+    ray_cluster.enter(address, is_open=open_cluster, quiet=True)
+    try:
+        yield ray_cluster
+    finally:
+        ray_cluster.leave()
+
+
+def _is_serving(where: ClusterAddress) -> bool:
+    """Whether its process lives, and is still that one."""
+    with contextlib.suppress(OSError):
+        return b"cluster" in Path(f"/proc/{where.pid}/cmdline").read_bytes()
+    return False
+
+
+def _wait_end(pid: int) -> None:
+    """Raises ConfigError where it takes too long."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        if not select.select([descriptor], [], [], _STOP_S)[0]:
+            raise ConfigError(f"process {pid} still stops after {_STOP_S:.0f} s; allowed: a second SIGTERM")
+    finally:
+        os.close(descriptor)
+
+
+def _show_ready(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
+    """The banner: where, for whom, and what else listens."""
+    settings = spec.server_settings()
+    scheme = "http" if settings.tls_cert is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    replicas = (
+        f"{spec.min_replicas}" if not spec.is_autoscaled else f"{spec.min_replicas} to {spec.max_replicas}"
+    )
+    console.print(
+        f"[bold]octavo[/] serves {spec.model or DEFAULT_ALIAS} with {replicas} replicas at "
+        f"{scheme}://{host}:{settings.port}/v1   (ctrl-c ends it)"
+    )
+    keys = "every request needs a key" if settings.has_keys else "no key is asked for"
+    console.print(f"reachable by {reach_in_words(settings)}; {keys}", style="dim")
+    where = "on their nodes' addresses" if spec.private_network else "on loopback"
+    console.print(f"replicas listen {where}, and answer to the cluster's key alone", style="dim")
+    style = "yellow" if is_open else "dim"
+    token = "it asks for no token: everyone there can run code here" if is_open else "it asks for its token"
+    console.print(f"Ray listens on all interfaces, whatever is set; {token}", style=style)
+    if is_own:
+        for each in listening_ports(os.getpid()):
+            if each.is_on_all_interfaces:
+                console.print(
+                    f"  {each.program} on {each.address}, port {each.port}", style="dim", markup=False
+                )

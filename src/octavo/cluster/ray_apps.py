@@ -1,0 +1,84 @@
+"""What a Serve config file names: the two applications, from its `args`.
+
+    applications:
+    - name: engines
+      import_path: octavo.cluster.ray_apps:engines
+      route_prefix: null
+      args: {model: smollm2-135m, min_replicas: 2, max_replicas: 2, engine: {max_seqs: 8}}
+    - name: relay
+      import_path: octavo.cluster.ray_apps:relay
+      route_prefix: null
+      args: the same
+
+`octavo cluster serve --print-config` writes such a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+from ray.serve import Application
+
+from octavo.cluster.ray_access import ENGINES, RELAY, write_value
+from octavo.cluster.ray_engines import engines_application
+from octavo.cluster.ray_nodes import Node, check_nodes, living_nodes
+from octavo.cluster.ray_relay import relay_application
+from octavo.cluster.spec import ClusterSpec, read_spec
+from octavo.errors import ConfigError
+
+SPEC_KEY = b"spec"
+
+
+def engines(args: Mapping[str, object]) -> Application:
+    """The replicas. Raises ConfigError, also where a node is not like the others."""
+    spec = spec_for(living_nodes(), read_spec(args))
+    write_value(SPEC_KEY, msgspec.json.encode(spec))
+    return engines_application(spec)
+
+
+def relay(args: Mapping[str, object]) -> Application:
+    """The relays. Raises ConfigError."""
+    return relay_application(read_spec(args))
+
+
+def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:
+    """What these nodes run, once each is known to be able to. Raises ConfigError."""
+    addresses = {node.address for node in nodes}
+    if len(addresses) > 1 and not spec.private_network:
+        raise ConfigError(
+            f"the nodes are {len(addresses)} machines, and replicas listen on loopback alone; allowed: "
+            "--private-network, where nodes reach each other over a network that others do not"
+        )
+    check_nodes(nodes, spec)
+    if spec.replicas_per_node is None:
+        spec = msgspec.structs.replace(spec, replicas_per_node=-(-spec.max_replicas // len(nodes)))
+    check_room(spec, len(nodes))
+    return spec
+
+
+def check_room(spec: ClusterSpec, num_nodes: int) -> None:
+    """Raises ConfigError for more replicas than the nodes divide their memory by."""
+    room = (spec.replicas_per_node or spec.max_replicas) * num_nodes
+    if spec.max_replicas > room:
+        raise ConfigError(
+            f"{spec.max_replicas:,} replicas are asked for; allowed: up to {room:,}, because a node's "
+            f"threads and memory are divided by {spec.replicas_per_node};"
+            " octavo cluster update --replicas-per-node changes that"
+        )
+
+
+def config_file(spec: ClusterSpec) -> str:
+    """A Serve config of these two applications, as JSON, which is YAML, too."""
+    args = {key: value for key, value in msgspec.to_builtins(spec).items() if value is not None}
+    applications = [
+        {
+            "name": name,
+            "import_path": f"octavo.cluster.ray_apps:{name}",
+            "route_prefix": None,
+            "args": args,
+        }
+        for name in (ENGINES, RELAY)
+    ]
+    return json.dumps({"proxy_location": "Disabled", "applications": applications}, indent=2)

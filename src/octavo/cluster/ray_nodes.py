@@ -1,0 +1,100 @@
+"""The nodes of a cluster, checked before anything starts: the same Octavo, Python, model and files.
+
+No runtime environment is sent: code and models are what operators installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from octavo.cluster.spec import ClusterSpec
+from octavo.errors import ConfigError
+
+_FILES = ("api_key_file", "tenants", "tls_cert", "tls_key")
+_LOOK_S = 120.0
+Facts = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that lives."""
+
+    node_id: str
+    address: str
+
+    @property
+    def name(self) -> str:
+        """As operators know it; several nodes of one machine differ in the id."""
+        return f"{self.address} ({self.node_id[:8]})"
+
+
+def living_nodes() -> list[Node]:
+    """In a fixed order."""
+    found = [Node(each["NodeID"], each["NodeManagerAddress"]) for each in ray.nodes() if each["Alive"]]
+    return sorted(found, key=lambda node: (node.address, node.node_id))
+
+
+def check_nodes(nodes: Sequence[Node], spec: ClusterSpec) -> None:
+    """Raises ConfigError that names each node which differs from this process's, and in what."""
+    files = [str(spec.server[name]) for name in _FILES if name in spec.server]
+    look = _look()
+    expected = look(spec.model, files)
+    if "trouble" in expected:
+        raise ConfigError(f"this node: {expected['trouble']}")
+    task = ray.remote(look)
+    answers = {
+        node.name: task.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        ).remote(spec.model, files)
+        for node in nodes
+    }
+    wrong = []
+    for name, answer in answers.items():
+        try:
+            found: Facts = ray.get(answer, timeout=_LOOK_S)
+        except ray.exceptions.RayError as error:
+            found = {"trouble": f"it did not answer: {type(error).__name__}"}
+        if reason := _difference(found, expected):
+            wrong.append(f"node {name}: {reason}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def _difference(found: Facts, expected: Facts) -> str:
+    if "trouble" in found:
+        return found["trouble"]
+    return ", ".join(
+        f"{what} is {found[what][:12]}; allowed: {expected[what][:12]}, as on this node"
+        for what in expected
+        if found[what] != expected[what]
+    )
+
+
+def _look() -> Callable[[str | None, list[str]], Facts]:
+    """The function that each node runs. It is sent as code, so that a node without Octavo can say so."""
+
+    def look(model: str | None, files: list[str]) -> Facts:
+        import platform
+
+        try:
+            import octavo
+            from octavo.cluster.node_files import files_digest, model_digest
+            from octavo.errors import OctavoError
+        except ImportError as error:
+            return {"trouble": f"Octavo cannot be imported there ({error}); install the same version"}
+        try:
+            facts = {
+                "the model": model_digest(model),
+                "the content of key, tenant and TLS files": files_digest(files),
+            }
+        except OctavoError as error:
+            return {"trouble": str(error)}
+        return {"Octavo": octavo.__version__, "Python": platform.python_version(), **facts}
+
+    return look

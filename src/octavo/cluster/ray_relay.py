@@ -1,0 +1,89 @@
+"""The application `relay`: each replica is an actor that takes clients, on one port of its node.
+
+    client -> kernel (SO_REUSEPORT) -> one of two relays -> RayFleet.reserve -> bytes to and from a replica
+
+It has its own application, because an update of the engines must not end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import msgspec
+import ray
+import uvicorn
+from ray import serve
+from ray.serve import Application
+
+from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, ENGINES, RELAY_DEPLOYMENT, cluster_key
+from octavo.cluster.ray_engines import HEALTH_PERIOD_S
+from octavo.cluster.ray_fleet import RayFleet
+from octavo.cluster.relay import create_relay_server
+from octavo.cluster.spec import ClusterSpec, read_spec
+from octavo.routing.router import Router
+from octavo.server.logs import configure_logging
+from octavo.server.run import bind
+from octavo.serving.renderer import start_renderer
+
+ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
+
+_READY_S = 20.0  # to read the first report of a replica
+
+_log = logging.getLogger("octavo.cluster")
+
+
+class RelayReplica:
+    """One relay, on Serve's event loop."""
+
+    async def __init__(self, spec: dict[str, object]) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises ConfigError or ModelError."""
+        read = read_spec(spec)
+        settings = read.server_settings()
+        configure_logging(settings.log_level, settings.log_format, "relay", is_guest=True)
+        self._listener = bind(settings.host, settings.port, is_shared=True)
+        self._renderer = await asyncio.to_thread(start_renderer, read.model, read.engine_options(), _log.info)
+        handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, ENGINES)
+        handle._init()  # Ray reports replicas from now on, not from the first request on
+        fleet = RayFleet(handle, cluster_key())
+        router = Router()
+        self._server: uvicorn.Server = create_relay_server(self._renderer, settings, router, fleet)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        with suppress(TimeoutError):  # without a replica it answers 503
+            async with asyncio.timeout(_READY_S):
+                while not (self._server.started and router.fingerprints()):
+                    self.check_health()
+                    await asyncio.sleep(0.02)
+
+    def check_health(self) -> None:
+        """Raises what ended the server."""
+        if self._task.done():
+            self._task.result()
+            raise RuntimeError("the relay's server has ended")
+
+    async def __del__(self) -> None:
+        """No new connections; running requests may end within the drain timeout."""
+        if (server := getattr(self, "_server", None)) is None:
+            return
+        server.should_exit = True
+        await self._task
+        self._renderer.close()
+
+
+def relay_application(spec: ClusterSpec) -> Application:
+    """What `serve.run` takes."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    entries = [node for node in nodes if ENTRY in node["Resources"]]
+    resources = {"resources": {ENTRY: 0.001}} if entries else {}
+    drain_timeout_s = spec.server_settings().drain_timeout_s
+    deployment = serve.deployment(RelayReplica, name=RELAY_DEPLOYMENT).options(
+        _internal=True,
+        version="1",
+        num_replicas=spec.relays_per_node * len(entries or nodes),
+        max_replicas_per_node=spec.relays_per_node,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=drain_timeout_s + 15,
+        ray_actor_options={"num_cpus": 0.1, **resources},
+    )
+    return deployment.bind(msgspec.to_builtins(spec))

@@ -1,0 +1,59 @@
+"""What Ray Serve asks when a relay reserves a replica.
+
+    relay: handle.choose_replica(("b7", "a1"))         ids by rank, from Octavo's router; nothing of a client
+      -> RankedReplicas.choose_replicas -> [[b7], [a1]]
+      -> Serve reserves on the first that takes it     held until the block ends: a drain waits for it
+
+Ray sends this module's code to relays, so it has no state of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from octavo.cluster.fleet import NoReplicaLeft, Replica
+from octavo.cluster.ray_fleet import ReplicaPicture
+
+
+class RankedReplicas(RequestRouter):
+    """The candidates in the order of the ids that the call's one argument lists."""
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray's news: these run, and no others."""
+        super().update_replicas(replicas)
+        known, now = ReplicaPicture.current, time.time()
+        ReplicaPicture.current = {
+            replica.replica_id.unique_id: known.get(replica.replica_id.unique_id) or _replica(replica, now)
+            for replica in replicas
+        }
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """One list for each rank; without an argument the candidates as they come."""
+        if pending_request is None or not pending_request.args:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else Serve asks again without a pause
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        ranked: Sequence[str] = pending_request.args[0]
+        if chosen := [[by_id[each]] for each in ranked if each in by_id]:
+            return chosen
+        if not pending_request.future.done():  # else it would wait for them for ever
+            pending_request.future.set_exception(NoReplicaLeft(f"none of {len(ranked)} replicas runs"))
+        return [candidate_replicas]
+
+
+def _replica(replica: RunningReplica, now: float) -> Replica:
+    told = replica.replica_metadata
+    return Replica(
+        replica_id=replica.replica_id.unique_id,
+        slot=int(told["slot"]),
+        base_url=str(told["base_url"]),
+        since=now,
+        node=str(told["node"]),
+    )
