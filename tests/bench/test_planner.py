@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from octavo.bench.calibration import VERSION, Calibration
-from octavo.bench.planner import Planner, Served, Server, Traffic
+from octavo.bench.planner import Planner, Served, Traffic
 from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
@@ -154,7 +154,7 @@ def test_plans_ahead_hide_what_is_between_steps() -> None:
     def end(depth: int) -> float:
         calibration = msgspec.structs.replace(calibration_of(setup), depth=depth)
         traffic = Traffic(trace_of(TraceRequest(0.0, 16, 100)))
-        return Server(calibration, setup, 0).serve(traffic, TARGETS, 0).seconds
+        return Planner(calibration, TARGETS, setup).served(traffic).seconds
 
     assert end(1) < end(0)
 
@@ -167,7 +167,7 @@ def test_blocks_come_back_from_a_tier_in_the_time_that_was_measured() -> None:
 
     def served(load_s: float) -> Served:
         calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, load_s=load_s, store_s=0.0001)
-        return Server(calibration, setup, 0).serve(Traffic(trace_of(first, second, again)), TARGETS, 0)
+        return Planner(calibration, TARGETS, setup).served(Traffic(trace_of(first, second, again)))
 
     quick = served(0.0002)
     assert quick.cached_tokens > 500, "nothing came back"

@@ -3,6 +3,7 @@
     Traffic      requests by arrival, or users who think between two of theirs
     Calibration  what a step takes, and what the scheduler is made of (calibration.py)
     Server       the engine's loop: commands, plan, commit; a step takes what the calibration predicts
+    serve        servers on one clock, and a front that chooses one for each request (replicas.py)
     Forecast     figures of several draws of noise and drift, as ranges
 
 Tokens are made up; whatever depends on them (guesses that are right, stops) is not forecast. What the
@@ -18,6 +19,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -31,9 +33,10 @@ from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
 from octavo.params import SamplerParams
+from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation
 from octavo.step.step_times import StepShape, shape_of
-from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone
+from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone, Update
 
 VOCAB_SIZE = 32_000
 COVERED = 1.25  # times what the calibration measured
@@ -68,14 +71,24 @@ class Served:
     good: float  # part of the answers that kept the targets
 
 
-class Server:
-    """One virtual server, which serves its traffic once."""
+@dataclass(slots=True)
+class Results:
+    """What came of all servers' traffic, so far."""
 
-    def __init__(self, calibration: Calibration, setup: SchedulerSetup, seed: int) -> None:
+    done: list[Answer] = field(default_factory=list)
+    served: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+
+
+class Server:
+    """One virtual server, which serves its traffic once. Its clock goes on with `turn`."""
+
+    def __init__(self, calibration: Calibration, setup: SchedulerSetup, seed: int, results: Results) -> None:
         """`setup`: the calibration's, or what it would be; `seed`: of noise and drift."""
         self._calibration = calibration
         self._random = random.Random(seed)
         self._loop = VirtualLoop(_plain(setup), calibration.tier)
+        self.is_idle = True  # it waits for requests alone
         self._now = 0.0
         self._free_at = 0.0  # when the device has computed all that it was given
         self._ends: deque[float] = deque()  # of plans in flight
@@ -84,38 +97,23 @@ class Server:
         self._moved_at = 0.0
         self._drift = self._drift_until = 0.0
         self._answers: dict[int, Answer] = {}
-        self._done: list[Answer] = []
-        self._served = Counter[str]()
-        self._waits = Counter[str]()
-        self._on_end: Callable[[float], None] = lambda now: None
+        self._done, self._served, self._waits = results.done, results.served, results.waits
+        self.on_end: Callable[[float], None] = lambda now: None
+        self.on_update: Callable[[Update, float], None] = lambda update, now: None
 
-    def serve(self, traffic: Traffic, targets: WorkloadTargets, seed: int) -> Served:
-        """To the end of the last answer."""
-        requests = _requests(traffic, seed)
-        arrivals: list[tuple[float, int, Request]] = []
-        total = len(traffic.trace.requests)
+    @property
+    def now(self) -> float:
+        """Its clock, in seconds."""
+        return self._now
 
-        def next_of_user(now: float) -> None:
-            if (one := next(requests, None)) is not None:
-                heapq.heappush(arrivals, (now, one[1].request_id, one[1]))
+    @property
+    def scheduler(self) -> Scheduler:
+        """The real one."""
+        return self._loop.scheduler
 
-        if traffic.users:
-            for _ in range(traffic.users):
-                next_of_user(0.0)
-            self._on_end = lambda now: next_of_user(now + traffic.think_s)
-        else:
-            first = next(requests)
-            arrivals.append((first[0], 1, first[1]))
-        while arrivals or self._loop.scheduler.has_work:
-            while arrivals and arrivals[0][0] <= self._now:
-                at, _, request = heapq.heappop(arrivals)
-                self._submit(request, at)
-                if not traffic.users and (one := next(requests, None)) is not None:
-                    heapq.heappush(arrivals, (one[0], one[1].request_id, one[1]))
-            self._turn(arrivals[0][0] if arrivals else math.inf)
-        return self._result(traffic, targets, total)
-
-    def _submit(self, request: Request, at: float) -> None:
+    def submit(self, request: Request, at: float) -> None:
+        """A request that came at that time."""
+        self._now, self.is_idle = max(self._now, at), False
         answer = Answer(at, request.max_tokens)
         try:
             self._loop.answer(Submit(dataclasses.replace(request, arrival=at)), self._now)
@@ -128,9 +126,9 @@ class Server:
 
     def _end(self, answer: Answer) -> None:
         self._done.append(answer)
-        self._on_end(answer.ended)
+        self.on_end(answer.ended)
 
-    def _turn(self, next_arrival: float) -> None:
+    def turn(self, next_arrival: float) -> None:
         """One turn of the engine's loop; where nothing can be done, the clock goes on to what comes next."""
         loop = self._loop
         while self._moving and self._moving[0][0] <= self._now:
@@ -143,11 +141,14 @@ class Server:
         if loop.in_flight and (plan is None or len(loop.in_flight) > self._calibration.depth):
             self._commit()
         elif plan is None:
+            if not (loop.scheduler.has_work or self._moving):
+                self.is_idle = True
+                return
             soonest = self._moving[0][0] if self._moving else math.inf
             event = loop.scheduler.next_event()
             upcoming = min(next_arrival, soonest, math.inf if event is None else event)
-            assert upcoming < math.inf or not loop.scheduler.has_work, "work is left, and nothing will happen"
-            self._now = self._now if math.isinf(upcoming) else max(self._now, upcoming)
+            assert upcoming < math.inf, "work is left, and nothing will happen"
+            self._now = max(self._now, upcoming)
 
     def _start(self, plan: StepPlan) -> None:
         scheduler = self._loop.scheduler
@@ -199,6 +200,7 @@ class Server:
         result = StepResult(plan.step_id, samples, seconds=seconds)
         told_at = self._now + self._calibration.http_s
         for update in loop.commit(result, self._now):
+            self.on_update(update, told_at)
             answer = self._answers[update.request_id]
             if update.tokens:
                 answer.chunks.append(told_at)
@@ -213,26 +215,95 @@ class Server:
         if plan.chunks:
             self._now += self._calibration.between(shape)
 
-    def _result(self, traffic: Traffic, targets: WorkloadTargets, total: int) -> Served:
-        progress = Progress(total, lambda text: None, self._done)
-        seconds = max((answer.ended for answer in self._done), default=0.0)
-        seconds = max(seconds, 1e-9)
-        arrival = Arrival(traffic.users) if traffic.users else Arrival(rate_per_s=total / seconds)
-        report = report_of(traffic.trace.name, arrival.in_words(), progress, targets, seconds)
-        good = sum(not answer.error and is_good(answer, targets) for answer in self._done)
-        served = self._served
-        return Served(
-            report,
-            seconds,
-            served["cached"],
-            served["prompt"],
-            served["preemptions"],
-            served["blocks"],
-            served["running"],
-            self._waits,
-            served["steps"],
-            good / max(1, len(self._done)),
-        )
+
+class Front(Protocol):
+    """What chooses a server for each request."""
+
+    def place(self, request: Request, now: float) -> int | None:
+        """The server's index; None: none takes it."""
+
+    def follow(self, index: int) -> None:
+        """That server has had a turn."""
+
+
+class OneServer:
+    """The front of a single server."""
+
+    def place(self, request: Request, now: float) -> int | None:
+        """There is one."""
+        return 0
+
+    def follow(self, index: int) -> None:
+        """It is the front of nothing else."""
+
+
+def serve(
+    servers: Sequence[Server],
+    front: Front,
+    results: Results,
+    traffic: Traffic,
+    targets: WorkloadTargets,
+    seed: int,
+) -> Served:
+    """To the end of the last answer. The server that is the furthest behind turns next."""
+    requests = _requests(traffic, seed)
+    arrivals: list[tuple[float, int, Request]] = []
+    total = len(traffic.trace.requests)
+
+    def next_of_user(now: float) -> None:
+        if (one := next(requests, None)) is not None:
+            heapq.heappush(arrivals, (now, one[1].request_id, one[1]))
+
+    if traffic.users:
+        for _ in range(traffic.users):
+            next_of_user(0.0)
+        for server in servers:
+            server.on_end = lambda now: next_of_user(now + traffic.think_s)
+    else:
+        first = next(requests)
+        arrivals.append((first[0], 1, first[1]))
+    while True:
+        busy = [index for index, server in enumerate(servers) if not server.is_idle]
+        last = min(busy, key=lambda index: servers[index].now) if busy else None
+        if arrivals and (last is None or arrivals[0][0] <= servers[last].now):
+            at, _, request = heapq.heappop(arrivals)
+            place = front.place(request, at)
+            if place is None:
+                refused = Answer(at, request.max_tokens, ended=at)
+                refused.fail("QueueFull", "all replicas are full")
+                results.done.append(refused)
+                servers[0].on_end(at)
+            else:
+                servers[place].submit(request, at)
+            if not traffic.users and (one := next(requests, None)) is not None:
+                heapq.heappush(arrivals, (one[0], one[1].request_id, one[1]))
+        elif last is not None:
+            servers[last].turn(arrivals[0][0] if arrivals else math.inf)
+            front.follow(last)
+        else:
+            return _result(results, traffic, targets, total)
+
+
+def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, total: int) -> Served:
+    progress = Progress(total, lambda text: None, results.done)
+    seconds = max((answer.ended for answer in results.done), default=0.0)
+    seconds = max(seconds, 1e-9)
+    arrival = Arrival(traffic.users) if traffic.users else Arrival(rate_per_s=total / seconds)
+    report = report_of(traffic.trace.name, arrival.in_words(), progress, targets, seconds)
+    good = sum(not answer.error and is_good(answer, targets) for answer in results.done)
+    served = results.served
+    return Served(
+        report,
+        seconds,
+        served["cached"],
+        served["prompt"],
+        served["preemptions"],
+        served["blocks"],
+        served["running"],
+        results.waits,
+        served["steps"],
+        good / max(1, len(results.done)),
+    )
 
 
 def _plain(setup: SchedulerSetup) -> SchedulerSetup:
@@ -310,10 +381,17 @@ class Planner:
     setup: SchedulerSetup
     draws: int = 5
     tell: Callable[[str], None] = field(default=lambda text: None)
+    replicas: int = 1
+    front: Callable[[Sequence[Server]], Front] = lambda servers: OneServer()
 
     def served(self, traffic: Traffic, draw: int = 0) -> Served:
         """One draw."""
-        return Server(self.calibration, self.setup, draw).serve(traffic, self.targets, seed=draw)
+        results = Results()
+        servers = [
+            Server(self.calibration, self.setup, 1000 * index + draw, results)
+            for index in range(self.replicas)
+        ]
+        return serve(servers, self.front(servers), results, traffic, self.targets, seed=draw)
 
     def forecast(self, traffic: Traffic) -> Forecast:
         """All draws."""
