@@ -124,6 +124,34 @@ def test_what_a_child_cannot_begin_with_is_told(
     assert message in str(told.value)
 
 
+def test_a_child_waits_until_another_has_left_its_slot(start_child: StartChild, tmp_path: Path) -> None:
+    replica, told = new_replica(4, tmp_path / "4"), list[str]()
+    first = start_child(replica, "--disk-size", "8MiB")
+    first.wait_ready(LIMIT_S)
+    second = start_child(replica, "--disk-size", "8MiB")
+
+    def on_progress(text: str) -> None:
+        told.append(text)
+        if "waiting" in text:
+            first.begin_drain()
+
+    second.wait_ready(LIMIT_S, on_progress)
+    assert told[0] == f"waiting until another process leaves slot 4: {tmp_path / '4'}"
+    assert first.wait(LIMIT_S) == 0
+    second.kill()
+    third = start_child(replica, "--disk-size", "8MiB")
+    third.wait_ready(LIMIT_S)  # a lock ends with its process
+
+
+def test_a_slot_whose_folder_cannot_be_used_is_told(start_child: StartChild, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    child = start_child(new_replica(4, tmp_path / "file" / "4"))
+    with pytest.raises(
+        ReplicaEnded, match=r"the folder of slot 4, .*file/4, cannot be used: Not a directory"
+    ):
+        child.wait_ready(LIMIT_S)
+
+
 def test_a_child_that_no_process_can_be_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ReplicaEnded, match=r"replica-0 cannot be started: .*No such file"):

@@ -76,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.routing": VALUES | {"octavo.memory.changes", "octavo.memory.names"},
     "octavo.conversations": VALUES
     | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
-    | {"octavo.retention"},
+    | {"octavo.retention", "octavo.routing.slots"},
     "octavo.engine": VALUES
     | LEDGER
     | BYTES
@@ -87,7 +87,7 @@ ALLOWED: dict[str, set[str]] = {
     | LEDGER
     | BYTES
     | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.database", "octavo.files"}
-    | {"octavo.kv_events", "octavo.tenants", "octavo._native"},
+    | {"octavo.kv_events", "octavo.routing", "octavo.tenants", "octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
     | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from octavo.engine.backends import expects_device
 from octavo.engine.traffic import TrafficWriter
 from octavo.errors import ConfigError, EngineStopped
 from octavo.server.logs import configure_logging
-from octavo.server.replica import Replica
+from octavo.server.replica import Replica, claimed_slot
 from octavo.server.run import (
     Listeners,
     ignore_signals,
@@ -26,6 +27,7 @@ from octavo.server.run import (
     serve,
 )
 from octavo.server.settings import ServerSettings
+from octavo.serving.replica_feed import ReplicaStart
 
 OnReady = Callable[[str, str], None]  # base URL, and the model's name
 FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
@@ -54,7 +56,11 @@ def run(
     configure_logging(settings.log_level, settings.log_format, name)
     ignore_signals()
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
-    with listening(settings) as listener, listening_for_scrapes(settings) as scrapes:
+    with (
+        ExitStack() as held,
+        listening(settings) as listener,
+        listening_for_scrapes(settings) as scrapes,
+    ):
 
         def on_ready(url: str, name: str) -> None:
             if parent is None:
@@ -62,12 +68,15 @@ def run(
             else:
                 parent.tell_ready(listener.getsockname()[1])
 
+        if parent is not None:
+            held.enter_context(claimed_slot(parent.replica, parent.tell_progress))
         if count := num_front_ends(options, settings):
             run_supervised(model, options, settings, Listeners(listener, scrapes), count, on_ready)
             return
         traffic = traffic_of(settings)
         progress = None if parent is None else parent.tell_progress
-        with running_engine(model, options, policies_of, traffic, progress) as llm:
+        start = None if parent is None else ReplicaStart(parent.replica.slot, parent.replica.name)
+        with running_engine(model, options, policies_of, traffic, progress, start) as llm:
             serve(llm, listener, settings, lambda url: on_ready(url, llm.name), scrapes)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.engine.traffic import TrafficWriter
     from octavo.kernels.probe import Machine
     from octavo.serving.client import EngineClient
+    from octavo.serving.replica_feed import ReplicaStart
     from octavo.serving.start import PoliciesOf
 
 LOG_INTERVAL_S = 2.0
@@ -30,6 +31,7 @@ def running_engine(
     policies_of: PoliciesOf | None = None,
     traffic: TrafficWriter | None = None,
     progress: Callable[[str], None] | None = None,
+    replica: ReplicaStart | None = None,
 ) -> Iterator[EngineClient]:
     """A started engine, with tenants' bounds and a file of its traffic if there are any; phases of the start
     go to `progress`, else they are shown on standard error while they last."""
@@ -37,7 +39,7 @@ def running_engine(
 
     look_at_machine()
     with phases() if progress is None else nullcontext(progress) as report:
-        llm = start_engine(model, options, report, policies_of, traffic)
+        llm = start_engine(model, options, report, policies_of, traffic, replica)
     try:
         yield llm
     finally:

@@ -35,6 +35,7 @@ from octavo.errors import (
     require_range,
 )
 from octavo.files import Files
+from octavo.routing.slots import slotted
 from octavo.units import format_age
 
 log = logging.getLogger("octavo.start")
@@ -56,7 +57,9 @@ class NewResponse:
 class ConversationStore:
     """All sessions of a server, or of a script."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None, slot: int | None = None) -> None:
+        """`slot`: of a replica of a cluster, which the ids of its sessions name."""
+        self._slot = slot
         self.num_graced = 0  # records that had expired when they were read from the file
         self._clock = clock or SteadyClock()
         self._records: dict[str, Record] = {}  # guarded by _lock
@@ -66,12 +69,16 @@ class ConversationStore:
 
     @classmethod
     def open(
-        cls, path: Path, files: Files | None = None, clock: Callable[[], float] | None = None
+        cls,
+        path: Path,
+        files: Files | None = None,
+        clock: Callable[[], float] | None = None,
+        slot: int | None = None,
     ) -> ConversationStore:
         """The sessions in a file, or a new file. One that seems to have expired is kept for its ttl once
         more, at most `GRACE_S`: the clock may be wrong, and what is deleted does not come back. Raises as
         `open_file`."""
-        store = cls(clock)
+        store = cls(clock, slot)
         store._file, records = open_file(path, files or Files())
         now = store._clock()
         store.num_graced = sum(record.expires <= now for record in records)
@@ -93,7 +100,7 @@ class ConversationStore:
         SessionRefused."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         now = self._clock()
-        return self._add(Record(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now), response)
+        return self._add(Record(self._new_id(), tenant, ttl_s, now, now), response)
 
     def fork(
         self,
@@ -113,10 +120,14 @@ class ConversationStore:
         ttl_s = source.ttl_s if ttl_s is None else ttl_s
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         ends, now = source.turn_ends.until(turn), self._clock()
-        session_id, tokens = secrets.token_urlsafe(_ID_BYTES), source.tokens[: ends.ends[-1]]
+        session_id, tokens = self._new_id(), source.tokens[: ends.ends[-1]]
         num_shared = min(source.num_shared, len(tokens))
         made = Record(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
         return self._add(made, response)
+
+    def _new_id(self) -> str:
+        made = secrets.token_urlsafe(_ID_BYTES)
+        return made if self._slot is None else slotted(self._slot, made)
 
     def _add(self, record: Record, response: NewResponse | None) -> Record:
         if response is not None:
@@ -395,13 +406,16 @@ def _at_once() -> Future[bool]:
     return done
 
 
-def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> ConversationStore:
-    """The sessions beside the blocks on disk; without a disk cache they end with the process."""
+def open_sessions(
+    namespace: Path | None, clock: SteadyClock | None = None, slot: int | None = None
+) -> ConversationStore:
+    """The sessions beside the blocks on disk; without a disk cache they end with the process. `slot`: as
+    `ConversationStore`'s."""
     if namespace is None:
-        return ConversationStore(clock)
+        return ConversationStore(clock, slot)
     path = namespace / SESSIONS_FILE
     try:
-        sessions = ConversationStore.open(path, clock=clock)
+        sessions = ConversationStore.open(path, clock=clock, slot=slot)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
     if sessions.reset_reason:

@@ -47,6 +47,7 @@ AnyCommand = (
     | port.ConfirmSuspended
     | port.AbandonSuspending
     | port.ViewStats
+    | port.ViewLoad
     | port.ViewKv
     | port.ViewGlimpse
     | port.ViewRequests

@@ -22,6 +22,7 @@ from octavo.errors import DeviceLost, OctavoError, RequestFailed
 from octavo.executor.executor import Executor, PendingResult
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.memory.changes import ChangeRecord
+from octavo.memory.place_changes import PlaceChanges
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types import RankState, StepPlan, Update
 
@@ -54,6 +55,19 @@ class ChangeReceiver(Protocol):
         """Again does nothing."""
 
 
+class PlaceReceiver(Protocol):
+    """What follows names without tokens: a `ReplicaFeed`. The engine's thread calls, and must not wait."""
+
+    def begin(self, places: PlaceChanges) -> None:
+        """A ledger is new."""
+
+    def hand_over(self) -> None:
+        """A step has ended."""
+
+    def close(self) -> None:
+        """Again does nothing."""
+
+
 class Engine:
     """Scheduler and executor, turned by `step`. `new_scheduler` makes the ledger again after a broken
     invariant."""
@@ -70,6 +84,7 @@ class Engine:
         recorder: Recorder | None = None,
         device: Device | None = None,
         changes: ChangeReceiver | None = None,
+        places: PlaceReceiver | None = None,
     ) -> None:
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
@@ -82,6 +97,7 @@ class Engine:
         self._recorder = recorder
         self._device = device
         self._changes = changes
+        self._places = places
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
         self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
@@ -97,6 +113,8 @@ class Engine:
         self._port = Port(scheduler, self._counters, policy, ranks)
         if self._changes is not None and (record := self._port.changes) is not None:
             self._changes.begin(record)
+        if self._places is not None:
+            self._places.begin(self._port.follow_places())
 
     @property
     def num_tenants(self) -> int:
@@ -141,6 +159,8 @@ class Engine:
         self._port.record(updates)
         if self._changes is not None and (record := self._port.changes) is not None:
             self._changes.hand_over(record)
+        if self._places is not None:
+            self._places.hand_over()
         return updates
 
     def _commit(self, planning_seconds: float) -> list[Update]:
@@ -229,6 +249,8 @@ class Engine:
         self.executor.close()
         if self._changes is not None:
             self._changes.close()
+        if self._places is not None:
+            self._places.close()
         if self._recorder is not None:
             self._recorder.close()
 

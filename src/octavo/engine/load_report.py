@@ -52,7 +52,7 @@ class LoadReporter:
             sum(max(0, s.max_length - max(s.num_prompt, s.known)) for s in (*live.running, *live.waiting)),
             pool.num_available,
             pool.num_blocks,
-            num_waiting >= scheduler.config.max_waiting,
+            len(live) >= scheduler.config.max_waiting,  # where its host takes no more
             is_draining,
             model,
             self._tenants_full(),

@@ -15,15 +15,18 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from octavo.engine.load_report import LoadReporter
 from octavo.errors import RequestFailed
 from octavo.inspect.inspector import Inspector
 from octavo.inspect.readers import view_pin
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks
 from octavo.memory.changes import ChangeRecord
+from octavo.memory.place_changes import PlaceChanges
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.retention.client_pins import PinRequest
 from octavo.retention.session_table import SessionState, StoredSession
+from octavo.routing.reports import Load
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
@@ -221,6 +224,10 @@ class ViewStats(View[EngineStats], frozen=True, tag=True):
     """Counters and gauges."""
 
 
+class ViewLoad(View[Load], frozen=True, tag=True):
+    """What a router must know of the engine's work. O(requests)."""
+
+
 class ViewKv(View[PoolView], frozen=True, tag=True):
     """Pool, pins and recent events, or the tenant's part of them."""
 
@@ -269,11 +276,16 @@ class Port:
         self._counters = counters
         self._pressure = pressure
         self._inspector = inspector_of(scheduler, ranks)
+        self._load: LoadReporter | None = None  # once a router asks
 
     @property
     def changes(self) -> ChangeRecord | None:
         """Names that came and went, where they are published."""
         return self._scheduler.ledger.history.changes
+
+    def follow_places(self) -> PlaceChanges:
+        """Names that come and go from now on, for one receiver."""
+        return PlaceChanges(self._scheduler.ledger)
 
     def answer(self, command: Command[ReplyT], now: float) -> object:
         """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
@@ -327,6 +339,9 @@ class Port:
                 s.session_holds.give_up_suspending(session_id)
             case ViewStats():
                 return look.stats(self._counters)
+            case ViewLoad():
+                self._load = self._load or LoadReporter(s)
+                return self._load.report()
             case ViewKv(tenant):
                 return look.kv(now, tenant)
             case ViewGlimpse(below_from, tenant):

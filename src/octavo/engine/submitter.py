@@ -152,6 +152,11 @@ class Submitter:
 
     # -- the end
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed is not None
+
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests; True when the running ones ended in time, else they were cancelled."""
         with self._lock:

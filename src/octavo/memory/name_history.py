@@ -22,6 +22,7 @@ import msgspec
 from octavo.memory.changes import ChangeRecord, Place
 
 GONE_MAX = 65_536  # names: about 16 MiB
+Move = tuple[bytes, Place, bool]  # a name, a place, and whether it came there or left
 AGES_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0)
 
 
@@ -84,6 +85,7 @@ class NameHistory:
         self.clock: Callable[[], float] = lambda: 0.0  # the engine's, in seconds
         self.places: list[Container[bytes]] = []  # that a name may be found in
         self.changes: ChangeRecord | None = None  # if set: what comes to a tier, and leaves it
+        self.moves: list[Move] | None = None  # if set: the same, as names alone; see `place_changes`
         self._ages_at_hit = _ages_by_place()
         self._ages_at_eviction = _ages_by_place()
         self._gone_max = gone_max
@@ -115,6 +117,8 @@ class NameHistory:
         self._gone.pop(name, None)
         if self.changes is not None:
             self.changes.add(name, place)
+        if self.moves is not None:
+            self.moves.append((name, place, True))
         return self.clock()
 
     def leave(
@@ -124,6 +128,8 @@ class NameHistory:
         it, it is gone."""
         if self.changes is not None and place is not None:
             self.changes.remove(name, place)
+        if self.moves is not None and place is not None:
+            self.moves.append((name, place, False))
         self._leave(name, cause, request_id, self.clock())
 
     def note_hits(self, place: Place, since: Iterable[float | None]) -> None:
@@ -139,6 +145,8 @@ class NameHistory:
         self._ages_at_eviction[Place.POOL].add(now - since)
         if self.changes is not None:
             self.changes.remove(name, Place.POOL)
+        if self.moves is not None:
+            self.moves.append((name, Place.POOL, False))
         self._leave(name, cause, request_id, now)
 
     def note_eviction(self, place: Place, since: float | None) -> None:
@@ -151,6 +159,8 @@ class NameHistory:
         if self.changes is not None:
             self.changes.add(name, target)
             self.changes.remove(name, source)
+        if self.moves is not None:
+            self.moves += [(name, target, True), (name, source, False)]
 
     def _leave(self, name: bytes, cause: Cause, request_id: int | None, now: float) -> None:
         for place in self.places:

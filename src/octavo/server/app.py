@@ -37,7 +37,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
 from octavo.server.route import Handler, Route
-from octavo.server.routes import CLUSTER_ROUTES, RENDER_ROUTES, ROUTES, match_of
+from octavo.server.routes import CLUSTER_ROUTES, RENDER_ROUTES, REPLICA_ROUTES, ROUTES, match_of
 from octavo.server.running import RunningAnswers
 from octavo.server.security import ClusterGuard, Guard
 from octavo.server.settings import ServerSettings
@@ -104,6 +104,7 @@ def create_app(
         LargeBodies(ModelSizes(model.context_length, model.vocab_size)),
         settings.roster,
         begun=begun,
+        slot=None if settings.replica is None else settings.replica.slot,
         openapi=partial(_openapi, routes),
         docs=partial(_docs, routes),
         running=RunningAnswers(None if front_end is None else front_end.answers),
@@ -135,7 +136,9 @@ def create_app(
     app.state.edge = edge
     # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
     app.router.redirect_slashes = False  # a path with a slash more is another path
-    app.router.default = _dispatcher(edge, frozenset(route.handler for route in routes), cluster)
+    private = () if settings.replica is None else REPLICA_ROUTES
+    handlers = frozenset(route.handler for route in (*routes, *private))
+    app.router.default = _dispatcher(edge, handlers, cluster)
     _add_middlewares(app, edge, settings)
     return app
 

@@ -113,7 +113,9 @@ async def begin_chat(
         turn = await taker.turn(replace(wanted, session=session), messages, options)
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
     cut = cut_to(params, len(turn.prompt), edge.model.context_length)
-    generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut)
+    generation = Generation(
+        [turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut, named=edge.named
+    )
     return ChatRun(generation, turn.prompt, params, answer_kind(use, thinking, edge.model, turn.prompt))
 
 

@@ -23,6 +23,7 @@ from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.grammar import Grammar
 from octavo.params import SamplerParams
+from octavo.routing.slots import slotted
 from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.large_bodies import LargeBodies
@@ -61,10 +62,15 @@ class Edge:
     large_bodies: LargeBodies
     roster: TenantRegistry | None = None
     begun: int = 0  # when the server began, in seconds of the epoch
+    slot: int | None = None  # of a replica of a cluster: ids that clients get name it
     openapi: Callable[[], bytes] = lambda: b"{}"
     docs: Callable[[], bytes] = lambda: b""
     cluster: Callable[[], JsonObject] | None = None  # the replicas; None: there is no cluster
     running: RunningAnswers = field(default_factory=RunningAnswers)
+
+    def named(self, given: str) -> str:
+        """An id as clients get it."""
+        return given if self.slot is None else slotted(self.slot, given)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""
@@ -105,7 +111,9 @@ class Generation:
         scores_only: bool = False,
         grammar: Grammar | None = None,
         cut_to: int | None = None,
+        named: Callable[[str], str] = str,
     ) -> None:
+        self._named = named
         self.turn = turn  # of a session, if that is what it is
         self._cut_to = cut_to  # the tokens that the context has room for, where max_tokens is more
         self._grammar = grammar  # that its choices follow
@@ -121,7 +129,8 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """The engine's id of each prompt's request: what /v1/requests/{id} takes; the session's; and what of
         schemas is not followed, as far as a header holds that."""
-        headers = {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
+        ids = [self._named(str(stream.request_id)) for stream in self._streams]
+        headers = {"X-Octavo-Request": ",".join(ids)}
         if self._grammar is not None and self._grammar.let_go:
             headers[LET_GO_HEADER] = _as_header("; ".join(self._grammar.let_go))
         if self._cut_to is not None:
@@ -289,6 +298,7 @@ async def submit_all(
         scores_only=scores_only,
         grammar=params.grammar,
         cut_to=cut_to(params, max(map(len, prompts)), edge.model.context_length),
+        named=edge.named,
     )
 
 

@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import PinRequest, PoolView, Strength, TenantUse
 from octavo.errors import InvalidRequest, require_range
+from octavo.routing.slots import slot_of, without_slot
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.field_list import Body
@@ -117,14 +118,15 @@ async def show_map(edge: Edge, request: Request) -> Response:
 async def list_requests(edge: Edge, request: Request) -> Response:
     """GET /v1/requests: block tables are left empty."""
     views = await edge.model.control.requests(visible_tenant(request))
-    return json_response({"object": "list", "data": [request_row(view) for view in views]})
+    return json_response({"object": "list", "data": [request_row(view, edge.slot) for view in views]})
 
 
 async def show_request(edge: Edge, request: Request) -> Response:
     """GET /v1/requests/{id}."""
     given = request.path_params["request_id"]
-    is_id = given.isascii() and given.isdecimal() and len(given) <= _REQUEST_ID_DIGITS_MAX
-    view = await edge.model.control.request(int(given), visible_tenant(request)) if is_id else None
+    number = without_slot(given) if slot_of(given) == edge.slot else ""
+    is_id = number.isascii() and number.isdecimal() and len(number) <= _REQUEST_ID_DIGITS_MAX
+    view = await edge.model.control.request(int(number), visible_tenant(request)) if is_id else None
     if view is None:
         raise HttpRefusal(
             HTTPStatus.NOT_FOUND,
@@ -132,7 +134,7 @@ async def show_request(edge: Edge, request: Request) -> Response:
             "that have not ended",
             code="unknown_request",
         )
-    return json_response(request_row(view))
+    return json_response(request_row(view, edge.slot))
 
 
 async def list_pins(edge: Edge, request: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from octavo.routing.slots import slotted
 from octavo.server.errors import JsonObject
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def kv_row(pool: PoolView) -> JsonObject:
     }
 
 
-def request_row(request: RequestView) -> JsonObject:
-    """A request with its choices."""
+def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
+    """A request with its choices. `slot`: its id names it."""
+    request_id = request.request_id
     return {
-        "request_id": request.request_id,
+        "request_id": request_id if slot is None else slotted(slot, str(request_id)),
         "tenant": request.tenant,
         "priority": request.priority,
         "age": request.age,

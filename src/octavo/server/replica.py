@@ -1,12 +1,18 @@
 """What a server knows that is one replica of a cluster, and the key that its requests must bring.
 
 The key comes over a socket that the process inherits, and is in no argument, variable, file or log. Behind it
-lies everything: Host, Origin and TLS are the business of what passes requests on.
+lies everything: Host, Origin and TLS are the business of what passes requests on. A slot's folder on disk has
+one process at a time, whose lock ends with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +23,7 @@ from octavo.routing.slots import SLOT_MAX
 
 KEY_HEADER = "x-octavo-cluster"
 LINE_BYTES_MAX = 16_384
+_LOCK, _POLL_S, _TOLD_S = "slot.lock", 0.1, 5.0
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -62,3 +69,39 @@ class Replica:
             raise ConfigError(
                 "the line that a replica begins with is wrong; allowed: key, slot, name and disk as JSON"
             ) from None
+
+
+@contextlib.contextmanager
+def claimed_slot(replica: Replica, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder of its slot, where it has one, until the end of the block. While another process has
+    it, such as a replica that still drains, this waits, and `progress` gets that. Raises ConfigError where
+    the folder cannot be used."""
+    if replica.disk is None:
+        yield
+        return
+    try:
+        replica.disk.mkdir(parents=True, exist_ok=True)
+        lock = os.open(replica.disk / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder of slot {replica.slot}, {replica.disk}, cannot be used: {error.strerror}; allowed: "
+            "one in which this process may write files"
+        ) from None
+    try:
+        told_at = -_TOLD_S
+        while not _try_lock(lock):
+            if time.monotonic() - told_at >= _TOLD_S:
+                told_at = time.monotonic()
+                progress(f"waiting until another process leaves slot {replica.slot}: {replica.disk}")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -6,7 +6,8 @@ it does not exist, and whom it does not name is not let in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.routing import compile_path
@@ -21,6 +22,7 @@ from octavo.server.dialects.responses_routes import RESPONSES_ROUTES
 from octavo.server.embeddings import EmbeddingsBody, check_embeddings, embeddings
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.render import render_chat, render_completions
+from octavo.server.replica_feed import replica_feed
 from octavo.server.route import Access, Route, Spread
 from octavo.server.tokenize import check_detokenize, check_tokenize, detokenize, tokenize, tokenizer_info
 from octavo.server.watch import watch_pool
@@ -364,9 +366,28 @@ RENDER_ROUTES = tuple(
     )
 )
 
-_PATTERNS = tuple((compile_path(route.path)[0], route) for route in CLUSTER_ROUTES)
+# What a replica of a cluster has in addition, for routers. All its routes want the cluster's key.
+REPLICA_ROUTES = (
+    Route(
+        "GET",
+        "/replica/feed",
+        replica_feed,
+        _OPEN,
+        "What routers learn of a replica: blocks that come and go, and its load, in frames",
+        Spread.RELAY,
+        content_type="application/octet-stream",
+        errors=(503,),
+    ),
+)
+
+_Patterns = tuple[tuple[re.Pattern[str], Route], ...]
 
 
+def _patterns(routes: Iterable[Route]) -> _Patterns:
+    return tuple((compile_path(route.path)[0], route) for route in routes)
+
+
+_PATTERNS, _REPLICA_PATTERNS = _patterns(CLUSTER_ROUTES), _patterns((*REPLICA_ROUTES, *ROUTES))
 _SCOPE_KEY = "octavo.route"
 
 
@@ -392,11 +413,11 @@ class RouteMatch:
         return Access.OPERATOR if self.route is None else self.route.access
 
 
-def match_route(method: str, path: str) -> RouteMatch:
+def match_route(method: str, path: str, patterns: _Patterns = _PATTERNS) -> RouteMatch:
     """The route of a method and a path; HEAD is GET's. O(routes)."""
     method = "GET" if method == "HEAD" else method
     of_path = None
-    for pattern, route in _PATTERNS:
+    for pattern, route in patterns:
         found = pattern.match(path)
         if found is not None:
             of_path = of_path or route
@@ -412,6 +433,11 @@ def match_of(scope: Scope) -> RouteMatch:
         found = scope[_SCOPE_KEY] = match_route(scope["method"], scope["path"])
     assert isinstance(found, RouteMatch)
     return found
+
+
+def match_replica_route(scope: Scope) -> None:
+    """Let the request be matched with the routes of a replica too."""
+    scope[_SCOPE_KEY] = match_route(scope["method"], scope["path"], _REPLICA_PATTERNS)
 
 
 def tenant_areas() -> list[str]:

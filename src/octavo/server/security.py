@@ -26,7 +26,7 @@ from octavo.server.hosts import hostname, is_address
 from octavo.server.pages import CONTAINERS_HOST, Pages
 from octavo.server.replica import KEY_HEADER
 from octavo.server.route import Access
-from octavo.server.routes import match_of, tenant_areas
+from octavo.server.routes import match_of, match_replica_route, tenant_areas
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant import set_auth_context
 from octavo.server.tenant_registry import TenantRegistry
@@ -110,6 +110,8 @@ class ClusterGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._has_key(scope):
+            if scope["type"] == "http":
+                match_replica_route(scope)
             await self._app(scope, receive, send)
             return
         refusal = HttpRefusal(

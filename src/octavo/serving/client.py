@@ -22,6 +22,7 @@ from octavo.engine.submitter import Submitter
 from octavo.engine.traffic import TrafficWriter
 from octavo.kv_events.identity import EventSource, Identity
 from octavo.sampling.grammars import Grammars
+from octavo.serving.replica_feed import ReplicaFeed
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -38,6 +39,7 @@ class EngineClient:
     ) -> None:
         """`max_open`: requests at once, and texts and grammars of a tenant that wait."""
         self.facts, self.card = facts, facts.card
+        self.feed: ReplicaFeed | None = None  # what routers learn of it, where it is a replica of a cluster
         self.tokenizer = tokenizer
         vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
         self.compilers = Compilers(facts, max_open)
@@ -122,6 +124,11 @@ class EngineClient:
     def num_open(self) -> int:
         """Requests that the engine has not ended."""
         return self.submitter.num_open
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self.submitter.is_closed
 
     @property
     def gave_up(self) -> str | None:

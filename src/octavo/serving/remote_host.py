@@ -61,7 +61,7 @@ from octavo.serving.channel import (
     raw,
 )
 from octavo.serving.client import EngineClient
-from octavo.serving.start import prepared_tokenizer, words_of
+from octavo.serving.model_parts import prepared_tokenizer, words_of
 from octavo.text.tokenizer import Tokenizer
 
 MessageOf = Callable[[int], Message]  # by the number of a call

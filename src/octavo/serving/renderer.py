@@ -16,7 +16,8 @@ from octavo.model.hub.paths import resolve
 from octavo.model.loader import open_files, read_tokenizer, spec_within
 from octavo.sampling.grammars import Grammars
 from octavo.serving.client import EngineClient
-from octavo.serving.start import Progress, prepared_tokenizer, try_template, words_of
+from octavo.serving.model_parts import prepared_tokenizer, words_of
+from octavo.serving.start import Progress, try_template
 from octavo.text.named_templates import load_template
 
 

@@ -21,7 +21,6 @@ from octavo.engine.backends import choose_backend
 from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
-from octavo.engine.model_card import ModelCard
 from octavo.engine.offload import OffloadStores, open_below
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
@@ -38,23 +37,23 @@ from octavo.kv_events.publishing import identity_of, publishing_of
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
-from octavo.model.loader import LoadedModel, WholeModel, open_files
+from octavo.model.loader import LoadedModel, open_files
 from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
-from octavo.sampling.grammars import Grammars, Words
+from octavo.sampling.grammars import Grammars
 from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.serving.client import EngineClient
+from octavo.serving.model_parts import card_of, prepared_tokenizer, words_of
+from octavo.serving.replica_feed import ReplicaFeed, ReplicaStart, hello_of
 from octavo.speculation.speculator import Speculation
 from octavo.step.config import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT
 from octavo.text.continuation import encode_rendered
 from octavo.text.named_templates import load_template
 from octavo.text.tokenizer import Tokenizer
-from octavo.tools.formats import FORMAT_NAMES
-from octavo.tools.thinking import THINKING_NAMES
 from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
 
@@ -110,6 +109,7 @@ class Started:
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
     runner: Runner  # what the engine's executor runs
+    feed: ReplicaFeed | None = None  # what routers learn of it, where it is a replica of a cluster
     path: ModelPath | None = None  # None: it did not come from files
 
 
@@ -119,10 +119,12 @@ def start_engine(
     progress: Progress,
     policies_of: PoliciesOf | None = None,
     traffic: TrafficWriter | None = None,
+    replica: ReplicaStart | None = None,
 ) -> EngineClient:
     """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
-    guarantees do not fit; `progress` is told each phase. `traffic`: as `EngineHost`'s."""
-    with started_engine(model, options, progress, policies_of) as started:
+    guarantees do not fit; `progress` is told each phase. `traffic`: as `EngineHost`'s. `replica`: of a
+    cluster, where it is one."""
+    with started_engine(model, options, progress, policies_of, replica) as started:
         tokenizer = started.loaded.tokenizer
         tokenizer.start_threads()
         # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
@@ -133,10 +135,14 @@ def start_engine(
 
 @contextlib.contextmanager
 def started_engine(
-    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+    model: str | None,
+    options: StartOptions,
+    progress: Progress,
+    policies_of: PoliciesOf | None = None,
+    replica: ReplicaStart | None = None,
 ) -> Iterator[Started]:
     """A model with its engine, both closed where the block raises. Raises as `start_engine`."""
-    started = build_engine(model, options, progress, policies_of)
+    started = build_engine(model, options, progress, policies_of, replica)
     with contextlib.ExitStack() as undo:
         undo.callback(started.engine.close)
         undo.callback(started.sessions.store.close)
@@ -170,11 +176,17 @@ def try_template(tokenizer: Tokenizer) -> None:
 def client_of(started: Started, options: StartOptions, traffic: TrafficWriter | None = None) -> EngineClient:
     """Start the engine's thread."""
     engine, tokenizer = started.engine, started.loaded.tokenizer
-    return EngineClient.over(engine, tokenizer, started.facts, options.max_queue, started.sessions, traffic)
+    client = EngineClient.over(engine, tokenizer, started.facts, options.max_queue, started.sessions, traffic)
+    client.feed = started.feed
+    return client
 
 
 def build_engine(
-    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+    model: str | None,
+    options: StartOptions,
+    progress: Progress,
+    policies_of: PoliciesOf | None = None,
+    replica: ReplicaStart | None = None,
 ) -> Started:
     """The same without a thread: the caller of `engine.step()` turns it."""
     if options.record is not None and policies_of is not None and not options.record_tenants:
@@ -198,22 +210,9 @@ def build_engine(
             if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
                 log.info("bf16 weights; %s", words)
         loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
-        started = engine_over(loaded, chosen.backend, options, policies_of, progress)
+        started = engine_over(loaded, chosen.backend, options, policies_of, progress, replica)
         undo.pop_all()
     return replace(started, backend_reason=chosen.reason, path=path)
-
-
-def prepared_tokenizer(tokenizer: Tokenizer, options: StartOptions) -> Tokenizer:
-    """With the chat template, and the formats of calls and thinking, that the options name. Raises
-    ConfigError."""
-    if options.chat_template is not None:
-        tokenizer = tokenizer.with_template(load_template(options.chat_template))
-    if tokenizer.chat_template is not None:
-        tokenizer.chat_template.give_formats(
-            None if options.tool_parser is None else FORMAT_NAMES[options.tool_parser],
-            None if options.reasoning_parser is None else THINKING_NAMES[options.reasoning_parser],
-        )
-    return tokenizer
 
 
 def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | None:
@@ -234,6 +233,7 @@ def engine_over(
     options: StartOptions,
     policies_of: PoliciesOf | None = None,
     progress: Progress = lambda text: None,
+    replica: ReplicaStart | None = None,
 ) -> Started:
     """An engine, with a pool of its own, over weights that `backend` has loaded; several may share them.
     Tenants' bounds hold before their sessions are found again.
@@ -243,7 +243,7 @@ def engine_over(
     `options.threads` does nothing here.
     """
     with contextlib.ExitStack() as undo:
-        started = _engine_over(loaded, backend, options, policies_of, progress, undo)
+        started = _engine_over(loaded, backend, options, policies_of, progress, replica, undo)
         undo.pop_all()
     return started
 
@@ -254,6 +254,7 @@ def _engine_over(
     options: StartOptions,
     policies_of: PoliciesOf | None,
     progress: Progress,
+    replica: ReplicaStart | None,
     undo: contextlib.ExitStack,
 ) -> Started:
     """What must be closed when a later part fails goes to `undo`."""
@@ -301,20 +302,27 @@ def _engine_over(
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
     undo.callback(executor.close)
-    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
-    undo.callback(store.close)
+    store = undo.enter_context(contextlib.closing(_open_sessions(below, replica)))
     recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
-    engine = Engine(
-        new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder, runner, publisher
-    )
+    feed = None if replica is None else ReplicaFeed(hello_of(replica, name, setup, options), inbox.wake)
+    of_engine = (clock, inbox, watch, recorder, runner, publisher, feed)
+    engine = Engine(new_scheduler, executor, runner.reset, overlap, *of_engine)
     runner.forward.wake_when_lost(inbox.wake)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
     attach(engine, store)
-    return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
+    return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner, feed)
+
+
+def _open_sessions(below: OffloadStores | None, replica: ReplicaStart | None) -> ConversationStore:
+    """Of what a disk cache has of them, if there is one."""
+    slot = None if replica is None else replica.slot
+    return (
+        open_sessions(None, slot=slot) if below is None else open_sessions(below.namespace, below.clock, slot)
+    )
 
 
 def _worker_over(below: OffloadStores, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
@@ -329,28 +337,6 @@ def _runner_config(loaded: LoadedModel, options: StartOptions) -> RunnerConfig:
     """What a runner over the model must know."""
     spec, stop_ids = loaded.model.spec, frozenset(loaded.tokenizer.stop_ids)
     return RunnerConfig(options.block_size, options.max_seqs, spec.context_length, stop_ids, spec.vocab_size)
-
-
-def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCard:
-    """The model in figures; `is_host`: its weights lie in the host's memory."""
-    spec, weights, template = loaded.model.spec, loaded.model.weights, loaded.tokenizer.chat_template
-    whole = loaded.whole or WholeModel(weights.num_parameters, weights.num_bytes)
-    return ModelCard(
-        family=spec.family,
-        num_parameters=whole.num_parameters,
-        weight_kind=weights.main_kind,
-        weight_bytes=whole.weight_bytes,
-        device_bytes=0 if is_host else whole.weight_bytes,
-        hidden_size=spec.hidden_size,
-        num_layers=spec.num_layers,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        vocab_size=spec.vocab_size,
-        context_length=spec.context_length,
-        chat_template="" if template is None else template.source,
-        fingerprint=loaded.model.fingerprint.hex(),
-        pooling=pooling,
-    )
 
 
 def _scheduler_config(
@@ -376,17 +362,6 @@ def _scheduler_config(
         target_itl_s=options.target_itl_s,
         target_ttft_s=options.target_ttft_s,
         shed=options.shed,
-    )
-
-
-def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
-    """The vocabulary as grammars know it: rows of the output layer that no token has are empty."""
-    count = tokenizer.vocab_size
-    return Words(
-        [tokenizer.token_bytes(token) if token < count else b"" for token in range(vocab_size)],
-        sorted(tokenizer.special_ids),
-        sorted(tokenizer.stop_ids),
-        lambda text: tokenizer.encode(text, add_bos=False),
     )
 
 

@@ -42,7 +42,7 @@ async def create_response(edge: Edge, request: Request) -> Response:
     refuse_session(request, "none, use previous_response_id")
     parsed = read_request(await read_json(edge, request))
     edge.check_model(parsed.body.model)
-    response_id, tenant = new_response_id(), tenant_of(request)
+    response_id, tenant = edge.named(new_response_id()), tenant_of(request)
     context = _context_of(edge, tenant, parsed, response_id)
     response = _begun(edge, parsed, response_id)
     chat = await _begin(edge, request, parsed, response, context, watch)

@@ -32,7 +32,7 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-_ITEM_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([A-Za-z0-9_-]{24})_[0-9]{1,6}")
+_ITEM_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_((?:k[0-9]{1,5}-)?[A-Za-z0-9_-]{24})_[0-9]{1,6}")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
