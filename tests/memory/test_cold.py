@@ -40,7 +40,7 @@ def test_what_is_stored_becomes_cold_oldest_first_and_its_blocks_are_unheld() ->
     table = opened(memory, 5 * SIZE + 1)
     assert memory.tier is not None
     stored(memory.tier, NAMES[:3])
-    assert memory.num_that_can_be_cold(table, 9) == 3
+    assert memory.count_cold_candidates(table, 9) == 3
     assert memory.make_cold(table, 2) == [0, 1]
     assert table.cold == NAMES[:2]
     assert len(table) == 6

@@ -21,7 +21,7 @@ def _read_without_holding(self: OffloadTier, name: bytes) -> None:
 def _make_cold_without_telling(self: LongContexts, sequence: Sequence, at_most: int) -> None:
     ledger, table = self._context.ledger, sequence.table
     assert table is not None
-    if at_most > 0 and (count := ledger.num_that_can_be_cold(table, at_most)):
+    if at_most > 0 and (count := ledger.count_cold_candidates(table, at_most)):
         ledger.make_cold(table, count)
 
 
@@ -66,7 +66,7 @@ COLD_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("row not told of a cold block", LongContexts, "_make_cold", _make_cold_without_telling),
     PlantedBug("fork that does not hold cold blocks", Ledger, "fork", _fork_without_reading),
     PlantedBug("cold blocks never let go", Ledger, "close", _close_without_letting_go),
-    PlantedBug("cold before it is stored", Ledger, "num_that_can_be_cold", _cold_before_it_is_stored),
+    PlantedBug("cold before it is stored", Ledger, "count_cold_candidates", _cold_before_it_is_stored),
     PlantedBug("part of a chunk skipped", ColdChunks, "plan", _skip_a_part),
     PlantedBug("parts of different lengths", ColdChunks, "turns", _parts_of_two),
     PlantedBug("unreadable slots taken for read", LongContexts, "lose", lambda self, slots: None),

@@ -1,1 +1,1 @@
-"""The ledger: which block belongs to whom, and what it is called. Integers only, no bytes, no clock."""
+"""The ledger of KV blocks: the holders of each block, and the names of full ones. No bytes, no clock."""

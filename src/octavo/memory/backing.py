@@ -1,11 +1,11 @@
-"""Which blocks may have memory behind them: the system gives a page to the first that writes to it, and takes
-it back when it is told that it is not needed any more.
+"""Which blocks may have memory behind them. The system maps a page at the first write to it, and takes it
+back when the engine returns it.
 
     taken          the block has memory from now on, whether it is held, cached or free
     given back     it has none until it is taken again
 
-A block may be given back when it is unused: without holder and without name, so that what reads it next
-has written it before. It knows neither bytes nor plans.
+Only an unused block may be given back: it has no holder and no name, so the next reader of it has written it
+first. This module knows neither bytes nor plans.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from collections.abc import Sequence
 
 
 class Backing:
-    """One bit for each block. `count` is how many have memory."""
+    """One bit for each block. `count`: blocks that have memory."""
 
     def __init__(self, capacity: int) -> None:
         self.count = 0
-        self.has_memory = bytearray(capacity)  # changed in place alone
+        self.has_memory = bytearray(capacity)  # changed in place only
 
     def __contains__(self, block: int) -> bool:
         return bool(self.has_memory[block])
 
     def record_taken(self, block: int) -> None:
-        """It may be written from now on."""
+        """The block may be written from now on."""
         if not self.has_memory[block]:
             self.has_memory[block] = 1
             self.count += 1
 
     def record_ready(self, count: int) -> None:
-        """The first `count` blocks get memory before they are taken."""
+        """The first `count` blocks get memory before any request takes them."""
         for block in range(count):
             self.record_taken(block)
 
     def record_given_back(self, first: int, last: int) -> None:
-        """Blocks [first, last) have no memory when the plan that says so has run."""
+        """Blocks [first, last) have no memory once the plan that returns it has run."""
         self.count -= self.has_memory.count(1, first, last)
         self.has_memory[first:last] = bytes(last - first)
 
     def unused_runs(self, holders: Sequence[int], name_of: Sequence[bytes | None]) -> list[tuple[int, int]]:
-        """Ranges [first, last) of unused blocks, each with memory in it; parked ones too. O(blocks).
+        """Ranges [first, last) of unused blocks with memory, inactive blocks included. O(blocks).
 
-        A range is as long as it can be: what the system gave in huge pages reaches beyond single blocks.
+        Each range is as long as possible: a huge page spans several blocks.
         """
         runs, first = [], 0
         for block in range(len(holders) + 1):

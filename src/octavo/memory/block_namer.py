@@ -1,4 +1,4 @@
-"""The names of the blocks that a tenant's tokens fill: under which root, and which all tenants share."""
+"""The names of the blocks that a tenant's tokens fill: from which root, and which names all tenants share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.memory.quota import SHARED
 
 @dataclass(eq=False)
 class BlockNamer:
-    """Makes chains of names. `shared_names`: the names that the operator shares with all tenants now."""
+    """Builds name chains. `shared_names`: names that the operator shares with all tenants now."""
 
     block_size: int
     root_of_tenant: Callable[[str], bytes]
@@ -22,11 +22,11 @@ class BlockNamer:
     def chain(
         self, tenant: str, tokens: array[int], said: Many[bytes] = (), num_shared: int = 0
     ) -> NameChain:
-        """The names of the full blocks: those that the operator shares, as far as they go, then the tenant's
-        own. O(tokens).
+        """The names of the full blocks: first the names that the operator shares, then the tenant's own.
+        O(tokens).
 
-        `said`: names that a session has, the first `num_shared` of them shared ones. Tokens that extend these
-        go on as the session began, whatever is pinned now: their blocks have no other names.
+        `said`: names that a session has already; the first `num_shared` of them are shared. Tokens that
+        extend a session keep its choice of names, whatever is pinned now: its blocks have no other names.
         """
         chain, shared = self._empty(tenant), self.shared_names
         if tenant != SHARED and (shared or num_shared):
@@ -44,13 +44,13 @@ class BlockNamer:
         return chain
 
     def salted(self, tenant: str, salt: str, tokens: array[int]) -> NameChain:
-        """The names under a cache salt, which no other request shares, not even the operator's. O(tokens)."""
+        """The names under a cache salt, which no other request shares, the operator's included. O(tokens)."""
         chain = NameChain(salted_root(self.root_of_tenant(tenant), salt), self.block_size)
         chain.extend(tokens)
         return chain
 
-    def as_named(self, tenant: str, tokens: array[int], num_shared: int) -> NameChain:
-        """The names that these tokens had when the first `num_shared` of them were shared ones. O(tokens)."""
+    def restored_chain(self, tenant: str, tokens: array[int], num_shared: int) -> NameChain:
+        """The names of these tokens when the first `num_shared` blocks had shared names. O(tokens)."""
         chain = self._empty(tenant)
         if num_shared:
             whole = self._empty(SHARED)

@@ -1,14 +1,14 @@
-"""Liveness in one inequality: what keeps every set of pins, tenants and requests advancing.
+"""The liveness inequality: under it, every set of pins, tenants and requests makes progress.
 
-    for every request that was taken:
+    for every accepted request:
         what other tenants are guaranteed (or what is kept for them, where that is more)
         + what is kept for its own tenant + its worst case                               <= blocks of the pool
 
-`Capacity.pool_needed` is its left side. It must hold twice: for what *hard* holders keep and all that was
-taken, and for what all keep and all that runs. Soft holds go when the second would not hold, so every request
-that was taken runs in the end. A tenant's own bounds are the same sum over what is its own.
+`Capacity.pool_needed` is the left side. The inequality must hold twice: for *hard* holders and all accepted
+requests, and for all holders and all running requests. Soft holds are released to keep the second, so every
+accepted request runs in the end. A tenant's own bounds are the same sum over its own blocks.
 
-Plain data that never changes: `Room` replaces it.
+A `Capacity` never changes: `Room` replaces it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from octavo.memory.quota import TenantPolicy
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The pool, what tenants may have of it, and what is kept for each. In blocks."""
+    """The pool, each tenant's bounds, and the blocks kept for each tenant. In blocks."""
 
     num_blocks: int
-    policies: Mapping[str, TenantPolicy]  # a tenant that is not among them has no bounds
-    kept: Mapping[str, int]  # by tenant: what its pins may hold, those that are being filled too
+    policies: Mapping[str, TenantPolicy]  # a tenant without an entry has no bounds
+    kept: Mapping[str, int]  # by tenant: what its pins may hold, pins that are being filled included
 
     def pool_needed(self, tenant: str, need: int) -> int:
-        """Blocks that the pool must have so that a request of this tenant whose worst case is `need` advances
-        beside all that is kept and guaranteed. O(tenants)."""
+        """Blocks that the pool needs for a request of this tenant with the worst case `need` to make
+        progress, given all kept and guaranteed blocks. O(tenants)."""
         others = sum(self.reserved(other) for other in {**self.policies, **self.kept} if other != tenant)
         return others + self.kept.get(tenant, 0) + need
 
     def floor(self, needs: Iterable[tuple[str, int]]) -> int:
-        """The smallest pool for all that is kept and guaranteed, and one of these requests, given as (tenant,
-        worst case). O(tenants for each tenant, and requests)."""
+        """The smallest pool for all kept and guaranteed blocks and any one of these requests, given as
+        (tenant, worst case). O(tenants squared + requests)."""
         largest: dict[str, int] = {}
         for tenant, need in needs:
             largest[tenant] = max(need, largest.get(tenant, 0))
@@ -43,33 +43,33 @@ class Capacity:
         return max([least, *(self.pool_needed(tenant, need) for tenant, need in largest.items())])
 
     def room(self, tenant: str, *, own: int = 0, fills_pin: bool = False) -> int:
-        """The worst case that a request of this tenant may have, of which `own` blocks are kept for it
-        already; one that fills a pin is bounded by the pins' budget, not by the maximum of a request."""
-        room = min(self.room_in_pool(tenant, own), self.room_of_its_own(tenant, own))
+        """The largest worst case that a request of this tenant may have; `own` blocks are kept for it
+        already. The pins' budget bounds a request that fills a pin, not the maximum of a request."""
+        room = min(self.room_in_pool(tenant, own), self.room_in_maximum(tenant, own))
         request_maximum = self.policy(tenant).request_maximum
         return room if request_maximum is None or fills_pin else min(room, request_maximum)
 
     def room_in_pool(self, tenant: str, own: int = 0) -> int:
-        """The same as far as the pool goes."""
+        """The same, bounded by the pool only."""
         return self.num_blocks - self.pool_needed(tenant, 0) + own
 
-    def room_of_its_own(self, tenant: str, own: int = 0) -> int:
-        """The same as far as the tenant's maximum goes."""
+    def room_in_maximum(self, tenant: str, own: int = 0) -> int:
+        """The same, bounded by the tenant's maximum only."""
         maximum = self.policy(tenant).maximum
         bound = self.num_blocks if maximum is None else maximum
         return bound - self.kept.get(tenant, 0) + own
 
     def visible_to(self, tenant: str) -> Capacity:
-        """The same without a number that others move: what is kept for them counts as if they used no more
-        than they are guaranteed. So there may be less room than it says."""
+        """The same without numbers that other tenants change: each other tenant counts with its guarantee
+        only. So the real room may be less."""
         return replace(self, kept={tenant: self.kept.get(tenant, 0)}) if tenant else self
 
     def with_more(self, tenant: str, more: int) -> Capacity:
-        """The same with so many more blocks kept for one tenant."""
+        """The same with `more` blocks kept for one tenant."""
         return replace(self, kept={**self.kept, tenant: self.kept.get(tenant, 0) + more})
 
     def reserved(self, tenant: str) -> int:
-        """Blocks that others may borrow, but never count on."""
+        """Blocks that others may borrow, but not rely on."""
         return max(self.policy(tenant).guaranteed, self.kept.get(tenant, 0))
 
     def policy(self, tenant: str) -> TenantPolicy:

@@ -1,6 +1,6 @@
-"""The whole memory system, recomputed from scratch: because a holder count *is* the number of tables that
-list a block, nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator,
-and idle moments."""
+"""The whole memory system, recomputed from scratch. A holder count *is* the number of tables that list a
+block, so tables and names suffice to check the ledger. O(blocks): for tests, the simulator, and idle
+moments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.memory.ledger import Ledger
 
 
 def check(memory: Ledger) -> None:
-    """Raise AssertionError, saying what differs, unless every invariant of the ledger holds."""
+    """Raise AssertionError, with the difference, unless every invariant of the ledger holds."""
     pool = memory.pool
     counted = Counter(block for table in memory.holders for block in table.blocks)
     for block in range(pool.num_blocks):
@@ -18,10 +18,10 @@ def check(memory: Ledger) -> None:
             f"block {block}: {pool.holders[block]} holders counted, {counted[block]} tables list it"
         )
     for block in range(pool.num_blocks, pool.capacity):
-        assert pool.holders[block] == counted[block] == 0, f"block {block} is parked and held"
-        assert pool.name_of[block] is None, f"block {block} is parked and named"
+        assert pool.holders[block] == counted[block] == 0, f"block {block} is inactive and held"
+        assert pool.name_of[block] is None, f"block {block} is inactive and named"
     line = pool.eviction_order()
-    assert len(line) == len(set(line)) == pool.num_available, "the eviction order is torn"
+    assert len(line) == len(set(line)) == pool.num_available, "the eviction order is inconsistent"
     assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, (
         "a held block is in the eviction order"
     )
@@ -30,7 +30,7 @@ def check(memory: Ledger) -> None:
     )
     silent = {block for table in memory.holders if not table.charges for block in table.blocks}
     held = {block for table in memory.holders if table.charges for block in table.blocks}
-    assert pool.uncharged == silent - held, "a block is charged to nobody, or for a copy on its way alone"
+    assert pool.uncharged == silent - held, "a block's charge is lost, or a copy in flight has one"
     charged = Counter(pool.owner[block] for block in held)
     cached = Counter(pool.owner[block] for block in line if pool.name_of[block] is not None)
     for owner in range(len(pool.weights)):
@@ -50,7 +50,7 @@ def check(memory: Ledger) -> None:
     assert pool.backing.count == len(with_memory), "the count of blocks with memory is wrong"
     assert in_use <= set(with_memory), "the memory of a block that is held or cached was given back"
     cold = Counter(name for table in memory.holders for name in table.cold)
-    assert memory.tier is None or memory.tier.readers() == cold, "cold blocks are miscounted below"
+    assert memory.tier is None or memory.tier.readers() == cold, "cold blocks are miscounted in the tier"
     for table, holder in memory.holders.items():
         assert holder.table is table, f"{holder.label} is registered with a table that is not its own"
         assert len(table.cold) <= table.num_published <= len(table)

@@ -1,4 +1,4 @@
-"""How many blocks a request may need at most, and how many tokens a number of blocks has room for."""
+"""The most blocks that a request may need, and the most tokens that fit into a number of blocks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from octavo.units import blocks_for
 
 
 def blocks_needed(request: Request, block_size: int) -> int:
-    """Blocks of the pool for one of its sequences at its longest: the last token is sampled, never computed.
+    """Pool blocks for one of its sequences at full length; the last token is sampled, never computed.
 
-    Beams run together or not at all, so they count together: they share the full blocks of the prompt.
+    Beams run together or not at all, so they count together. They share the full blocks of the prompt.
     """
     if request.hot_blocks:
         return request.hot_blocks
@@ -23,7 +23,7 @@ def blocks_needed(request: Request, block_size: int) -> int:
 
 
 def slots_needed(request: Request, block_size: int) -> int:
-    """Slots below for the cold blocks of all its sequences at their longest; 0: it has none. They share the
+    """Offload slots for the cold blocks of all its sequences at full length; 0: it has none. They share the
     full blocks of the prompt."""
     if not request.hot_blocks:
         return 0
@@ -33,7 +33,7 @@ def slots_needed(request: Request, block_size: int) -> int:
 
 
 def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:
-    """The greatest max_tokens whose `blocks_needed` are no more than `num_blocks`; below 1: there is none."""
+    """The largest max_tokens whose `blocks_needed` is at most `num_blocks`; less than 1: there is none."""
     shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
     each = shared + (num_blocks - shared) // width
     return each * block_size + 1 - num_prompt

@@ -1,15 +1,15 @@
-"""Holders: whatever keeps blocks. A block's holder count is the number of holders whose tables list it.
+"""Holders of blocks. A block's holder count is the number of holders whose tables list it.
 
-    kind       may lose its blocks to others                               else holds them until
-    sequence   when one that ranks before it finds none: it is preempted   it ends
+    kind       may lose its blocks                                         else holds them until
+    sequence   to one of better rank that lacks blocks: it is preempted    it ends
     fetch      likewise, once it is complete                               a waiting sequence is admitted
-    session    soft: when a request could not run beside it; if it was     its next turn, or expiry
-               resumed it is hard: never
-    pin        never, if a client asked for it                             its client deletes it, or expiry
+    session    soft: to a request that cannot run otherwise;               its next turn, or expiry
+               hard once it was resumed: never
+    pin        never, if a client requested it                             its client deletes it, or expiry
     store      never                                                       its copy to an offload tier is made
 
-Every holder registers with the ledger by a record, so what counts, draws or makes room reads one list. The
-ledger opens and closes tables; what a holder is for, its owner knows.
+Every holder registers a record with the ledger, so counting, drawing and reclaiming read one list. The ledger
+opens and closes tables; the owner of a holder knows its purpose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.memory.table import BlockTable
 
 
 class HolderKind(enum.StrEnum):
-    """What a holder is for."""
+    """The purpose of a holder."""
 
     SEQUENCE = "sequence"
     FETCH = "fetch"
@@ -35,38 +35,38 @@ class HolderKind(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """One holder, as others may know it. `table` is None while it holds nothing and is not registered."""
+    """The public record of one holder. `table` is None while it holds nothing and is not registered."""
 
     kind: HolderKind
     tenant: str = ""
     label: str = ""  # for people
-    is_soft: bool = False  # kept until a request could not run beside it; else hard
-    is_fixed: bool = False  # nothing that runs takes its blocks: pins, copies on their way
-    rank: tuple[int, ...] = ()  # smaller runs first, and loses its blocks last
-    group: int = 0  # of a sequence its request: those of one go together; of a fetch its sequence
-    request_id: int | None = None  # that it takes blocks for; None: not for a single one
-    # Of a sequence, as they were when it was last asked for its record (`Sequence.as_holder`):
-    num_planned: int = 0  # positions that were handed to the executor
-    is_findable: bool = True  # False: what it computed it will not look up again
+    is_soft: bool = False  # released when a request could not run otherwise; else hard
+    is_fixed: bool = False  # no running request takes its blocks: pins, copies in flight
+    rank: tuple[int, ...] = ()  # smaller ranks run first, and lose their blocks last
+    group: int = 0  # a sequence's request, whose sequences go together; a fetch's sequence
+    request_id: int | None = None  # the request that it takes blocks for; None: not a single one
+    # Of a sequence, as of the last `Sequence.as_holder`:
+    num_planned: int = 0  # positions handed to the executor
+    is_findable: bool = True  # False: it will not look up again what it computed
     table: BlockTable | None = None
 
     @property
     def blocks(self) -> list[int]:
-        """What it holds now."""
+        """The blocks that it holds now."""
         return [] if self.table is None else self.table.blocks
 
 
 class HypotheticalRelease:
-    """The pool as it would be without some holders, which are left out one after the other."""
+    """The pool as it would be without some holders. `release` leaves out one more."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.freed: set[int] = set()  # blocks that no other holder lists
         self._pool = pool
         self._listed: Counter[int] = Counter()
-        self._uncharged: Counter[int] = Counter()  # by owner: of what is freed
+        self._uncharged: Counter[int] = Counter()  # by owner: of the freed blocks
 
     def release(self, tables: Iterable[BlockTable | None]) -> HypotheticalRelease:
-        """Without these holders, too. O(blocks that they list)."""
+        """Leave out these holders too. O(blocks that they list)."""
         pool, listed = self._pool, self._listed
         for table in tables:
             for block in table.blocks if table is not None else ():

@@ -1,14 +1,14 @@
 """The ledger: block tables and holder records over one pool.
 
-It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its
-act are one call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an
-exception.
+It turns requests for positions ("make [start, stop) writable") into blocks, copies and names. Check and
+action are one call: `reserve` does all that was requested, or changes nothing. Shortage is a value (None),
+not an exception.
 
     open -> adopt -> reserve -> (a step is planned, run, committed) -> publish -> reserve -> ... -> close
                   \\-> fork (n > 1): one more holder of the same blocks
 
-Order is the fence: plans run in the order in which they are made, so a block that is released now may be
-given to the next plan although a step in flight still reads or writes it.
+Order is the fence: plans run in the order in which they are made. So a block released now may go to the next
+plan although a step in flight still reads or writes it.
 Source: Kwon et al. 2023, sections 4.2 to 4.5.
 """
 
@@ -32,7 +32,7 @@ from octavo.units import blocks_for
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What became of a table: entries [first_index, first_index + len(blocks)) are new; copies must run
+    """The change of a table: entries [first_index, first_index + len(blocks)) are new; copies must run
     first."""
 
     first_index: int
@@ -58,18 +58,18 @@ class Ledger:
 
     def __init__(self, num_blocks: int, block_size: int, capacity: int | None = None) -> None:
         self.block_size = block_size
-        self.tier: OffloadTier | None = None  # where cold blocks lie
+        self.tier: OffloadTier | None = None  # has the cold blocks
         self.pool = BlockPool(num_blocks, capacity)
         self.quotas = Quotas(self.pool)
-        self.holders: dict[BlockTable, Holder] = {}  # every holder there is
+        self.holders: dict[BlockTable, Holder] = {}  # all holders
 
     @property
     def history(self) -> NameHistory:
-        """What became of names."""
+        """The history of names."""
         return self.pool.history
 
     def attach(self, tier: OffloadTier | None) -> None:
-        """Cold blocks lie in this tier from now on, and a name that it has is not gone."""
+        """Cold blocks are in this tier from now on, and a name in it is not gone."""
         self.tier = tier
         if tier is not None:
             tier.history = self.history
@@ -81,14 +81,14 @@ class Ledger:
     def describe(
         self, chain: NameChain, tokens: array[int], tenant: str, salt: str, start: int, stop: int
     ) -> None:
-        """Where changes are recorded, say what the names [start, stop) of the chain stand for, which a
-        sequence of the tenant is about to publish, or has found. O(stop - start)."""
+        """Where changes are recorded, record the content of the names [start, stop) of the chain: a sequence
+        of the tenant is about to publish them, or has found them. O(stop - start)."""
         if (changes := self.history.changes) is not None:
             changes.describe(chain, tokens, None if tenant == SHARED else tenant, salt, start, stop)
 
     @property
     def num_available(self) -> int:
-        """Blocks that `reserve` can take now: free ones and cached ones."""
+        """Blocks that `reserve` can take now: free and cached."""
         return self.pool.num_available
 
     def counts(self) -> BlockCounts:
@@ -98,8 +98,8 @@ class Ledger:
         return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_available, pool.num_cached, free)
 
     def open(self, holder: Holder, num_shared: int = 0, *, charges: bool = True) -> BlockTable:
-        """Register a holder, of nothing yet. What it takes is charged to its tenant, its first `num_shared`
-        only until they are published; one that does not charge keeps what it holds for a moment only."""
+        """Register a holder of nothing yet. Its blocks are charged to its tenant, the first `num_shared` only
+        until they are published. A holder that does not charge holds its blocks only briefly."""
         assert holder.table is None, "a holder has one table"
         table = BlockTable(self.quotas.owner(holder.tenant), num_shared, charges)
         holder.table = table
@@ -107,11 +107,11 @@ class Ledger:
         return table
 
     def without(self, tables: Iterable[BlockTable | None] = ()) -> HypotheticalRelease:
-        """What would be free without these holders. O(blocks that they list)."""
+        """The pool as it would be without these holders. O(blocks that they list)."""
         return HypotheticalRelease(self.pool).release(tables)
 
     def find_prefix(self, names: Sequence[bytes]) -> int:
-        """How many of the leading names are published. Changes nothing; O(hits)."""
+        """The number of leading names that are published. Changes nothing. O(hits)."""
         by_name = self.pool.by_name
         for hits, name in enumerate(names):
             if name not in by_name:
@@ -119,17 +119,17 @@ class Ledger:
         return len(names)
 
     def is_published(self, name: bytes) -> bool:
-        """Whether `adopt` would find a block of that name."""
+        """Whether `adopt` would find this name."""
         return name in self.pool.by_name
 
     def blocks_of(self, names: Sequence[bytes]) -> list[int]:
-        """The blocks of these names, which are published."""
+        """The blocks of these published names."""
         by_name = self.pool.by_name
         return [by_name[name] for name in names]
 
     def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
-        """Become one more holder of the published blocks that lead `names`; returns how many. The table was
-        empty."""
+        """Become one more holder of the published blocks that lead `names`; returns their number. The table
+        was empty."""
         assert not table.blocks, "only a table without blocks adopts"
         for name in names:
             block = self.pool.find(name)
@@ -141,14 +141,14 @@ class Ledger:
         return len(table.blocks)
 
     def adopt_cold(self, table: BlockTable, names: Sequence[bytes]) -> None:
-        """List these names as cold: each `may_read` below. The table was empty."""
+        """List these names as cold; the offload tier `may_read` each. The table was empty."""
         assert not len(table), "only an empty table adopts"
         self._read(table, names)
         table.num_published = len(names)
 
     def make_cold(self, table: BlockTable, count: int) -> list[int]:
-        """The table's first `count` blocks are cold from now on; the pool may take them, and finds them
-        while it has not. Each is published, and `may_read` below. Returns their entries' indices."""
+        """Make the table's first `count` blocks cold: the pool may take them, and finds them until then. Each
+        is published, and the offload tier `may_read` it. Returns the indices of their entries."""
         first, blocks = len(table.cold), table.blocks[:count]
         assert count <= table.num_published - first, "what is not published stays"
         self._read(table, [self._name_of(block) for block in blocks])
@@ -158,7 +158,7 @@ class Ledger:
         return list(range(first, first + count))
 
     def make_hot(self, table: BlockTable) -> list[int]:
-        """The table's cold blocks are hot again: the pool has a block of each name. Returns the blocks."""
+        """Make the table's cold blocks hot: the pool has a block of each name. Returns the blocks."""
         assert self.tier is not None
         blocks = self.blocks_of(table.cold)
         for block in blocks:
@@ -169,8 +169,8 @@ class Ledger:
         table.blocks[:0] = blocks
         return blocks
 
-    def num_that_can_be_cold(self, table: BlockTable, at_most: int) -> int:
-        """How many of the table's first blocks `make_cold` may take. O(these)."""
+    def count_cold_candidates(self, table: BlockTable, at_most: int) -> int:
+        """How many of the table's first blocks `make_cold` may take. O(result)."""
         name_of, tier = self.pool.name_of, self.tier
         for count, block in enumerate(table.published[:at_most]):
             name = name_of[block]
@@ -179,11 +179,11 @@ class Ledger:
         return min(at_most, len(table.published))
 
     def entries(self, table: BlockTable) -> list[int]:
-        """What the executor's row lists: where each entry's bytes are."""
+        """The executor's row: where the bytes of each entry are."""
         return [*self.cold_entries(table), *table.blocks]
 
     def cold_entries(self, table: BlockTable) -> list[int]:
-        """The same for its cold prefix."""
+        """The same for the cold prefix."""
         tier = self.tier
         return [] if tier is None else [COLD_FIRST + tier.slot_read(name) for name in table.cold]
 
@@ -201,10 +201,9 @@ class Ledger:
     def reserve(self, table: BlockTable, start: int, stop: int) -> Reservation | None:
         """Make positions [start, stop) writable, or change nothing and return None.
 
-        Blocks of the range that are shared or published are replaced (copy-on-write; bytes before `start`
-        are copied), missing ones are taken from the line of unheld blocks, which evicts published ones,
-        longest unheld first. Copies must run before the step that writes. O(blocks of the range). Source:
-        Kwon et al. 2023, section 4.4.
+        Shared or published blocks of the range are replaced (copy-on-write; bytes before `start` are copied).
+        Missing blocks are taken from the available ones in eviction order. Copies must run before the step
+        that writes. O(blocks of the range). Source: Kwon et al. 2023, section 4.4.
         """
         size, pool, num_cold = self.block_size, self.pool, len(table.cold)
         first, end = start // size - num_cold, -(-stop // size) - num_cold  # in `blocks`
@@ -226,7 +225,7 @@ class Ledger:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
             table.blocks[index] = new
-        table.num_published = min(table.num_published, num_cold + first)  # the rest is about to be rewritten
+        table.num_published = min(table.num_published, num_cold + first)  # the rest will be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
             table.blocks.append(pool.take(table.owner, request_id))
@@ -246,8 +245,8 @@ class Ledger:
         return twin
 
     def truncate(self, table: BlockTable, num_positions: int) -> None:
-        """Give back the blocks that hold no position below `num_positions`, tail first. A published block
-        that is cut stays held, and is copied before it is written; for this table it is not published."""
+        """Release the blocks that hold no position before `num_positions`, tail first. A cut published block
+        stays held, and is copied before it is written; in this table it is unpublished."""
         keep = blocks_for(num_positions, self.block_size)
         assert keep >= len(table.cold), "what is cold stays"
         while len(table) > keep:
@@ -255,13 +254,13 @@ class Ledger:
         table.num_published = min(table.num_published, num_positions // self.block_size)
 
     def publish(self, table: BlockTable, names: Sequence[bytes], num_computed: int) -> list[int]:
-        """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose
+        """Name the blocks that committed positions [0, num_computed) fill; returns the table indices whose
         block changed.
 
-        Where a held block has the name already, the entry becomes that canonical block and the duplicate is
-        freed: bit-equal by the exactness contract. A cached one gives its name away and is free: so no owner
-        is charged for more than before. Call it only after the step that wrote the last of these positions
-        was committed.
+        If a held block has the name already, the entry becomes that canonical block and the duplicate is
+        freed: the two are bit-equal by the exactness contract. If only a cached block has the name, the name
+        moves to the new block, so no owner is charged for more. Call it only after the commit of the step
+        that wrote the last of these positions.
         """
         changed, pool = [], self.pool
         for index in range(table.num_published, num_computed // self.block_size):
@@ -269,12 +268,12 @@ class Ledger:
             if pool.name_of[block] is None:  # else a fork that shares the block has published it
                 existing = pool.find(names[index])
                 if existing in pool.uncharged and pool.holders[block] > 1:
-                    break  # it is on its way down; to hold both, as we would have to, may be one too many
+                    break  # it is being stored; holding both may exceed the pool by one block
                 if existing is not None and pool.holders[existing] == 0:
                     pool.forget(names[index])
                 canonical = pool.publish(block, names[index])
                 if canonical == block and (index < table.num_shared or table.owner == self.quotas.shared):
-                    pool.hand_over(block, self.quotas.once_shared)  # what is pinned now is there already
+                    pool.hand_over(block, self.quotas.once_shared)  # the pin holds its own copy
                 if canonical != block:
                     self.pool.retain(canonical)
                     self.pool.release(block)
@@ -284,23 +283,23 @@ class Ledger:
         return changed
 
     def take(self, table: BlockTable, count: int) -> list[int]:
-        """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
+        """Add `count` new private blocks to the end of the table. The caller has checked `num_available`."""
         before, request_id = len(table.blocks), self.holders[table].request_id
         table.blocks += [self.pool.take(table.owner, request_id) for _ in range(count)]
         return table.blocks[before:]
 
     def publish_loaded(self, block: int, name: bytes, *, is_shared: bool = False) -> None:
-        """A block of a holder has been filled with the bytes of `name`, which may be one that all tenants
-        have in common. Where that name exists already, the block stays private and is of no more use."""
+        """Publish a held block that was filled with the bytes of `name`. `is_shared`: all tenants have the
+        name in common. If the name exists already, the block stays private and is useless."""
         if self.pool.publish(block, name) == block and is_shared:
             self.pool.hand_over(block, self.quotas.once_shared)
 
     def resize(self, num_blocks: int, fixed: Collection[int]) -> tuple[BlockCopy, ...] | None:
-        """Make the pool `num_blocks` large. Held blocks beyond its new end move to unheld ones before it (the
-        copies), cached ones there are evicted.
+        """Make the pool `num_blocks` large. Held blocks after its new end move to available ones before it
+        (the copies); cached ones there are evicted.
 
-        None, and nothing is changed, when more blocks are held than would be left, or one of the `fixed`,
-        which cannot move, would have to.
+        Returns None and changes nothing if more blocks are held than would remain, or if one of the `fixed`
+        blocks would have to move.
         """
         pool = self.pool
         if num_blocks >= pool.num_blocks:
@@ -319,15 +318,15 @@ class Ledger:
         return tuple(BlockCopy(old, new) for old, new in target.items())
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Take these names away, also of held blocks: what a poisoned request wrote is never found
-        again, also where it was preempted and holds nothing itself."""
+        """Remove these names, also from held blocks: what a poisoned request wrote is never found again, even
+        if the request was preempted and holds nothing."""
         for name in names:
             if name in self.pool.by_name:
                 self.pool.forget(name)
                 self.history.leave(name, Cause.POISONED, place=Place.POOL)
 
     def close(self, table: BlockTable) -> None:
-        """Hold nothing any more. Tail first, so that the tail is evicted before the head."""
+        """Release all blocks, tail first, so that the tail is evicted before the head."""
         for block in reversed(table.blocks):
             self.pool.release(block, charge=table.charges)
         table.blocks.clear()

@@ -1,12 +1,12 @@
-"""What became of names: how old they were when they were found or evicted, and why those that are in no tier
-any more are gone.
+"""The history of names: their age when they were found or evicted, and why names that no tier has any more
+are gone.
 
     pool | host memory | disk   --leaves the last of them-->   gone: name -> when, why, for which request
                                 <--is computed, or stored--    no longer gone
 
-A name that leaves one tier and is still found in another is not gone. The table is bounded: of the names that
-are gone the one that left first is dropped first, so a name in no tier and not in the table was never
-computed, or left long ago. Every operation is O(1). It does not know blocks, tokens or tenants.
+A name that leaves one tier and is still in another is not gone. The table is bounded and drops the oldest
+departure first. So a name in no tier and not in the table was never computed, or left long ago. Every
+operation is O(1). The history does not know blocks, tokens or tenants.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ AGES_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400
 class Cause(enum.StrEnum):
     """Why a name left a tier."""
 
-    EVICTED = "evicted"  # another block took its place
-    EXPIRED = "expired"  # it was not used for as long as the disk keeps what is not used
-    BOUNDED = "bounded"  # its tenant had more in the offload tiers than it may have
-    UNREADABLE = "unreadable"  # it could not be stored, or not be read as it was written
+    EVICTED = "evicted"  # another block needed its slot
+    EXPIRED = "expired"  # it was unused for the lifetime of the disk cache's entries
+    BOUNDED = "bounded"  # its tenant exceeded its bound in the offload tiers
+    UNREADABLE = "unreadable"  # its bytes could not be stored, or not be read back intact
     POISONED = "poisoned"  # the request that computed it failed
     RESIZED = "resized"  # the pool became smaller
     RESTARTED = "restarted"  # the engine found its state broken and began with an empty pool
 
     @property
     def is_loss(self) -> bool:
-        """False where room was needed, or its time had passed."""
+        """False if it was evicted for room, or expired."""
         return self not in (Cause.EVICTED, Cause.EXPIRED, Cause.BOUNDED)
 
 
@@ -48,7 +48,7 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
 
     at: float
     cause: Cause
-    request_id: int | None = None  # the request that took its block; None: not taken for a single one
+    request_id: int | None = None  # the request that took its block; None: not a single one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class AgeCounts:
     """A histogram of ages: `counts[i]` are those up to `AGES_S[i]` seconds, the last are older."""
 
     counts: tuple[int, ...] = (0,) * (len(AGES_S) + 1)
-    seconds: float = 0.0  # all ages together
+    seconds: float = 0.0  # the sum of all ages
 
 
 class _Ages:
@@ -79,13 +79,13 @@ def _ages_by_place() -> dict[Place, _Ages]:
 
 
 class NameHistory:
-    """Names that are gone, and ages by tier. The pool and the tiers of a ledger share one."""
+    """Names that are gone, and ages by tier. The pool and the tiers of a ledger share one history."""
 
     def __init__(self, gone_max: int = GONE_MAX) -> None:
         self.clock: Callable[[], float] = lambda: 0.0  # the engine's, in seconds
-        self.places: list[Container[bytes]] = []  # that a name may be found in
-        self.changes: ChangeRecord | None = None  # if set: what comes to a tier, and leaves it
-        self.moves: list[Move] | None = None  # if set: the same, as names alone; see `place_changes`
+        self.places: list[Container[bytes]] = []  # tiers that may have a name
+        self.changes: ChangeRecord | None = None  # if set: records arrivals and departures
+        self.moves: list[Move] | None = None  # if set: the same, names only; see `place_changes`
         self._ages_at_hit = _ages_by_place()
         self._ages_at_eviction = _ages_by_place()
         self._gone_max = gone_max
@@ -96,24 +96,24 @@ class NameHistory:
 
     @property
     def ages_at_hit(self) -> dict[Place, AgeCounts]:
-        """How long blocks had been in a tier when requests found them there."""
+        """Time that blocks had been in a tier when a request found them."""
         return {place: ages.so_far() for place, ages in self._ages_at_hit.items()}
 
     @property
     def ages_at_eviction(self) -> dict[Place, AgeCounts]:
-        """How long blocks had been in a tier when they were evicted from it."""
+        """Time that blocks had been in a tier at their eviction."""
         return {place: ages.so_far() for place, ages in self._ages_at_eviction.items()}
 
     def find(self, name: bytes) -> Departure | None:
-        """How a name left; None: it is in a tier, was never computed, or left too long ago."""
+        """How a name left; None: a tier has it, it was never computed, or it left too long ago."""
         return self._gone.get(name)
 
     def names(self) -> Iterable[bytes]:
-        """Those that are gone, the one that left first before others: for checks."""
+        """Names that are gone, the first to leave first: for checks."""
         return self._gone
 
     def arrive(self, name: bytes, place: Place) -> float:
-        """It can be found in that tier from now on; returns the time."""
+        """The name is findable in that tier from now on. Returns the time."""
         self._gone.pop(name, None)
         if self.changes is not None:
             self.changes.add(name, place)
@@ -124,8 +124,8 @@ class NameHistory:
     def leave(
         self, name: bytes, cause: Cause, request_id: int | None = None, place: Place | None = None
     ) -> None:
-        """It was taken out of one tier, or (`place` is None) could not be stored in it. Where no other has
-        it, it is gone."""
+        """The name left one tier, or (`place` is None) could not be stored there. If no tier has it, it is
+        gone."""
         if self.changes is not None and place is not None:
             self.changes.remove(name, place)
         if self.moves is not None and place is not None:
@@ -133,14 +133,14 @@ class NameHistory:
         self._leave(name, cause, request_id, self.clock())
 
     def note_hits(self, place: Place, since: Iterable[float | None]) -> None:
-        """A request found blocks that have been there since these times; None: not known, and not counted."""
+        """A request found blocks that came at these times; None: unknown, not counted."""
         now, ages = self.clock(), self._ages_at_hit[place]
         for begun in since:
             if begun is not None:
                 ages.add(now - begun)
 
     def evict(self, name: bytes, since: float, cause: Cause, request_id: int | None) -> None:
-        """The pool had it since that time, and it was taken out."""
+        """The pool evicts a name that it has had since that time."""
         now = self.clock()
         self._ages_at_eviction[Place.POOL].add(now - since)
         if self.changes is not None:
@@ -150,12 +150,12 @@ class NameHistory:
         self._leave(name, cause, request_id, now)
 
     def note_eviction(self, place: Place, since: float | None) -> None:
-        """A tier evicts a block that came there at that time; None: not known, and not counted."""
+        """A tier evicts a block that came at that time; None: unknown, not counted."""
         if since is not None:
             self._ages_at_eviction[place].add(self.clock() - since)
 
     def move(self, name: bytes, source: Place, target: Place) -> None:
-        """It is found in another tier from now on, and not in that one."""
+        """The name moves from one tier to another."""
         if self.changes is not None:
             self.changes.add(name, target)
             self.changes.remove(name, source)
@@ -174,7 +174,7 @@ class NameHistory:
             gone.popitem(last=False)
 
     def continue_from(self, old: NameHistory, lost: Iterable[bytes]) -> None:
-        """Go on from that of an earlier ledger, whose pool had the names `lost`. O(names)."""
+        """Continue the history of an earlier ledger, whose pool had the names `lost`. O(names)."""
         self._ages_at_hit, self._ages_at_eviction = old._ages_at_hit, old._ages_at_eviction
         for name, departure in old._gone.items():
             if not any(name in place for place in self.places):

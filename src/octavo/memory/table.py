@@ -1,4 +1,4 @@
-"""A block table: what a holder lists, and the only thing that keeps KV alive.
+"""A block table: the blocks of one holder. Only tables keep KV alive.
 
     position p of the sequence  ->  slot p % B of block blocks[p // B]
 
@@ -7,8 +7,8 @@
 
 A block's holder count is the number of tables that list it. Only `memory.Ledger` changes a table.
 
-A sequence larger than the pool has a cold prefix: its first entries are names, whose bytes lie in an offload
-tier, and `blocks` are those behind them.
+A sequence larger than the pool has a cold prefix: its first entries are names, whose bytes are in an offload
+tier. `blocks` are the entries after them.
 
     cold            [ name 0 | name 1 ]
     blocks                             [ 9 | 4 ]       entry 2 is block 9; num_published is 3
@@ -30,21 +30,21 @@ class BlockTable:
 
     owner: int = 0
     num_shared: int = 0
-    charges: bool = True  # False: a copy on its way to an offload tier, which keeps its block for a moment
+    charges: bool = True  # False: a copy in flight to an offload tier, which holds its block only briefly
     num_published: int = 0  # entries, cold ones included
     blocks: list[int] = field(default_factory=list)
     cold: list[bytes] = field(default_factory=list)
-    # Of a long sequence: entries that could be cold, or could when that was last looked at.
+    # Of a long sequence: entries that could be cold, as of the last check.
     num_stored: int = 0
-    number: int = field(default_factory=_next_number)  # no other table's: views name tables by it
+    number: int = field(default_factory=_next_number)  # unique: views name tables by it
 
     def __len__(self) -> int:
-        """Entries."""
+        """The number of entries."""
         return len(self.cold) + len(self.blocks)
 
     @property
     def published(self) -> list[int]:
-        """The blocks of the pool that were published through it or adopted by it."""
+        """The pool blocks that were published through it or adopted by it."""
         return self.blocks[: self.num_published - len(self.cold)]
 
     def block_at(self, index: int) -> int:

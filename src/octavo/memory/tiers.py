@@ -1,25 +1,25 @@
-"""The ledger of the tiers below the pool: which name has its bytes in which slot. Integers and names only.
+"""The ledger of the offload tiers: the slot of each name. Integers and names only.
 
-    storing    its bytes are on their way down; not findable yet, the slot is taken
-    stored     findable; the least recently used one is taken when a slot is needed
-    loading    stored, and its bytes are on their way up: the slot cannot be taken
+    storing    its bytes are being copied to the tier; not findable yet, the slot is taken
+    stored     findable; the least recently used one is evicted when a slot is needed
+    loading    stored, and its bytes are being copied to the pool: the slot cannot be taken
 
-Slots are one space of integers over both tiers, either of which may have none:
+Both tiers share one space of slot numbers; either may be empty:
 
     [ 0 ... num_host - 1 | num_host ... num_slots - 1 ]
-      host memory          disk: what a restart finds
+      host memory          disk: survives a restart
 
-A store goes to host memory. Where that is full, the least recently used name of it moves on to disk
-(`moved`), where the least recently used one is forgotten. The transfers keep the order: a move
-comes before the store that takes its slot, and before any later load.
+A store goes to host memory. If that is full, its least recently used name moves to disk (`moved`), and the
+least recently used name there is forgotten. The transfers keep the order: a move comes before the store that
+takes its slot, and before any later load.
 
-A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks,
-and time is an argument.
+A name may be in the pool and in a tier at once: evicting it from the pool is then free. The ledger does not
+know blocks, and time is an argument.
 
-A name may be *read* in its slot, by sequences whose table lists it as cold: nothing takes its slot meanwhile.
+A name may be *read* in its slot by sequences whose table lists it as cold: its slot is not taken meanwhile.
 
-A name may be *kept*, by several keepers, also before it is stored: on disk alone, and then nothing but damage
-takes its slot. At most `kept_max` names are, so that there is always room for others.
+A name may be *kept* by several keepers, even before it is stored. It is then on disk only, and nothing but
+damage frees its slot. At most `kept_max` names are kept, so there is always room for others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Moved:
 
 
 class OffloadTier:
-    """Slots and names. Every operation is O(1), but for slots that are passed because they are loading."""
+    """Slots and names. Every operation is O(1), except for skipping slots that are loading."""
 
     def __init__(
         self,
@@ -57,28 +57,28 @@ class OffloadTier:
         kept_max: int | None = None,
         num_readable: int = 0,
     ) -> None:
-        """`num_readable`: attention can read the slots before this one."""
+        """`num_readable`: attention can read slots with smaller numbers."""
         assert 0 <= num_host <= num_slots
         self.num_slots = num_slots
         self.num_host = num_host
-        # Names that may be kept: only on disk, where a restart finds them, and never all of it.
+        # Names that may be kept: only on disk, which survives a restart, and never all of it.
         self._kept_max = (num_slots - num_host) * 3 // 4 if kept_max is None else kept_max
-        # Where cold blocks may lie, and how many of these slots they may take; some are left to all else.
+        # Slots that cold blocks may be in, and how many of them they may take; some are left for other names.
         self.num_readable = num_readable
         self.read_max = num_readable - max(1, num_readable // 8)
-        self.num_claimed = 0  # slots for the cold blocks of requests: those that run together, or the largest
+        self.num_claimed = 0  # slots for cold blocks: of the requests that run together, or the largest
         self.claimed_by: dict[str, int] = {}  # the same by tenant
-        self.spoilt: list[bytes] = []  # names that are read and whose bytes are not to be trusted any more
+        self.damaged_reads: list[bytes] = []  # names that are read and whose bytes are damaged
         self.history = NameHistory()
         self.history.places.append(self)
         self.num_evictions = 0
         self.num_expired = 0
-        self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
-        self.moved: list[Moved] = []  # that was not carried out yet
+        self.dropped: list[int] = []  # slots whose bytes must not be found again, even after a restart
+        self.moved: list[Moved] = []  # not carried out yet
         self._max_age_s = max_age_s
         self._now: float | None = None
         self._slot_of: dict[bytes, int] = dict(stored)
-        # By tier: name -> when it was last used, None: before this ledger began; least recently used first.
+        # By tier: name -> its last use (None: before this ledger began), least recently used first.
         self._used: tuple[dict[bytes, float | None], ...] = ({}, {})
         for name, slot in self._slot_of.items():
             self._used[self._tier_of(slot)][name] = None
@@ -88,62 +88,62 @@ class OffloadTier:
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
         self._readers: Counter[bytes] = Counter()  # of names that are stored
-        # Names whose bytes were found right since this ledger began: stored, loaded or verified.
+        # Names whose bytes were intact since this ledger began: stored, loaded or verified.
         self._verified: set[bytes] = set()
-        self._leaving: Counter[bytes] = Counter()  # names whose bytes are on their way to another slot
-        # When a name came to its tier, on the history's clock; of those that were there at first not known.
+        self._leaving: Counter[bytes] = Counter()  # names that are moving to another slot
+        # When a name came to its tier, on the history's clock; unknown for names found at the start.
         self._since: dict[bytes, float] = {}
         self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
-        self._names_of: dict[int, dict[bytes, None]] = {}  # that are not kept, least recently used first
+        self._names_of: dict[int, dict[bytes, None]] = {}  # not kept ones, least recently used first
         self._kept_of: Counter[int] = Counter()  # by owner
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
-        self._doomed: set[bytes] = set()  # forgotten while they were on their way
+        self._doomed: set[bytes] = set()  # forgotten during a transfer
 
     def __contains__(self, name: object) -> bool:
         return name in self._slot_of and name not in self._doomed
 
     @property
     def num_stored(self) -> int:
-        """Names that can be found."""
+        """Names that are findable."""
         return len(self._slot_of)
 
     @property
     def num_kept(self) -> int:
-        """Names that are kept, stored or not."""
+        """Names that are kept, whether they are stored yet or not."""
         return len(self._keepers)
 
     @property
     def kept_max(self) -> int:
-        """How many may be kept now, beside the cold blocks of the request that needs most slots."""
+        """How many may be kept now; the cold blocks of the request with the most need the others."""
         return min(self._kept_max, self.num_slots - self.num_claimed)
 
     @property
     def num_in_host(self) -> int:
-        """Those of them whose bytes are in host memory."""
+        """Evictable names in host memory."""
         return len(self._used[_HOST])
 
     @property
     def num_free(self) -> int:
-        """Slots that nothing is in."""
+        """Empty slots."""
         return sum(map(len, self._free))
 
     def is_storing(self, name: bytes) -> bool:
-        """True while its bytes are on their way down."""
+        """True while its bytes are being stored."""
         return name in self._storing
 
     def names(self) -> list[bytes]:
-        """All that can be found, tier by tier from below, least recently used first, kept ones last."""
+        """All findable names, lower tier first, least recently used first, kept and read ones last."""
         used = [name for tier in reversed(self._used) for name in tier]
         others = [name for name in {**self._keepers, **self._readers} if name in self._slot_of]
         return [name for name in used + others if name not in self._doomed]
 
     def slots(self) -> dict[bytes, int]:
-        """Every slot that is taken, by name: for checks."""
+        """Every taken slot, by name: for checks."""
         return self._slot_of | self._storing
 
     def slot_of(self, name: bytes) -> int | None:
-        """Where it can be found."""
+        """The slot of a findable name."""
         return self._slot_of[name] if name in self else None
 
     def place_of(self, name: bytes) -> Place:
@@ -155,7 +155,7 @@ class OffloadTier:
         return self._since.get(name)
 
     def can_keep(self, name: bytes) -> bool:
-        """True when it can be found on disk."""
+        """True if it is findable on disk."""
         return name in self and self._tier_of(self._slot_of[name]) == _DISK
 
     @property
@@ -168,43 +168,43 @@ class OffloadTier:
         return Counter(self._readers)
 
     def is_read(self, name: bytes) -> bool:
-        """True while a table lists it as cold, also where it was forgotten meanwhile."""
+        """True while a table lists it as cold, even if it was forgotten meanwhile."""
         return name in self._readers
 
     def may_read(self, name: bytes) -> bool:
-        """Whether it can be listed as cold: found where attention reads, and known to be right."""
+        """Whether it can be listed as cold: attention can read its slot, and its bytes are intact."""
         return name in self._verified and self.could_read(name)
 
     def could_read(self, name: bytes) -> bool:
-        """Whether it may be listed as cold once it is verified."""
+        """Whether it may be listed as cold after verification."""
         return name in self and self._slot_of[name] < self.num_readable and name not in self._leaving
 
     def is_leaving(self, name: bytes) -> bool:
-        """True while its bytes are on their way to another slot."""
+        """True while its bytes are moving to another slot."""
         return name in self._leaving
 
     def is_kept(self, name: bytes) -> bool:
-        """True for one that is kept."""
+        """Whether it is kept."""
         return name in self._keepers
 
     @property
     def num_to_read(self) -> int:
-        """Slots that cold blocks of all sequences may take together now."""
+        """Slots that the cold blocks of all sequences may take together now."""
         return min(self.read_max, self.num_slots - self.num_kept)
 
     def read(self, name: bytes) -> None:
         """One more table lists it as cold: its slot is not taken until `end_read`."""
-        assert self.may_read(name) or name in self._readers  # a fork reads what its parent does
+        assert self.may_read(name) or name in self._readers  # a fork reads what its parent reads
         self._readers[name] += 1
         for used in self._used:
             used.pop(name, None)
 
     def slot_read(self, name: bytes) -> int:
-        """Where a name is that is read, also one that was forgotten meanwhile."""
+        """The slot of a name that is read, even if it was forgotten meanwhile."""
         return self._slot_of[name]
 
     def end_read(self, name: bytes) -> None:
-        """One table less; without any it is the most recently used one."""
+        """One table less; after the last it is the most recently used name."""
         self._readers[name] -= 1
         if self._readers[name]:
             return
@@ -215,13 +215,13 @@ class OffloadTier:
             self._forget(name, Cause.UNREADABLE)
 
     def keepers(self) -> Counter[bytes]:
-        """How many keep each name: for checks."""
+        """How many keepers each name has: for checks."""
         return Counter(self._keepers)
 
     def keep(self, names: Sequence[bytes]) -> bool:
-        """The slots of these names are not taken from now on, also of those that are stored later. False, and
-        nothing is changed, when more names would be kept than may be. What is in host memory is forgotten
-        there: it must be stored again, on disk. O(names)."""
+        """Keep these names: their slots are not taken from now on, also if they are stored later. Returns
+        False and changes nothing if too many names would be kept. Names in host memory are forgotten there
+        and must be stored again, on disk. O(names)."""
         in_host = [name for name in names if self._slot_of.get(name, self.num_host) < self.num_host]
         num_kept = self.num_kept + sum(name not in self._keepers for name in names)
         if num_kept > self.kept_max:
@@ -239,8 +239,8 @@ class OffloadTier:
         return True
 
     def unkeep(self, names: Sequence[bytes]) -> None:
-        """One keeper less; without any, a name is one of the most recently used of those that may be taken:
-        of a chain the head, which is the first of these names."""
+        """Remove a keeper. Without any, a name is evictable and most recently used; of a chain the head,
+        which is the first of these names, is evicted last."""
         for name in reversed(names):
             self._keepers[name] -= 1
             if self._keepers[name] == 0:
@@ -251,18 +251,18 @@ class OffloadTier:
                     self._put(name, self._slot_of[name], self._now)
 
     def count_of(self, owner: int) -> int:
-        """Names that were stored for that owner since this ledger began, those on their way included."""
+        """Names stored for that owner since this ledger began, stores in flight included."""
         return len(self._names_of.get(owner, ())) + self._kept_of[owner]
 
     def oldest_of(self, owner: int) -> bytes | None:
-        """The one of them that it can best do without; None: all are kept, or on their way somewhere."""
+        """The owner's least recently used name; None: all are kept or in transfer."""
         own = self._names_of.get(owner, ())
         return next((name for name in own if not (name in self._storing or self._is_in_use(name))), None)
 
     def begin_store(self, name: bytes, owner: int = 0) -> int | None:
-        """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
-        name that is not kept, which moves on or is forgotten; a kept name goes to disk at once. None when
-        every slot is kept or on its way somewhere."""
+        """A slot for `name`, whose bytes are written next: a free one, or that of the least recently used
+        name that is not kept, which moves to disk or is forgotten. A kept name goes to disk at once. None if
+        every slot is kept or in transfer."""
         assert name not in self._slot_of
         assert name not in self._storing
         slot = None if name in self._keepers else self._take(_HOST)
@@ -277,8 +277,8 @@ class OffloadTier:
         return slot
 
     def end_store(self, name: bytes, ok: bool) -> None:
-        """The bytes are there, or could not be written. Where the name came to be kept meanwhile, host memory
-        is not the place: it must be stored again."""
+        """The store has ended. A name in host memory that became kept meanwhile must be stored again, on
+        disk."""
         slot = self._storing.pop(name)
         is_in_place = name not in self._keepers or self._tier_of(slot) == _DISK
         if ok and is_in_place and name not in self._doomed:
@@ -295,7 +295,7 @@ class OffloadTier:
             self.history.changes.end_store(name)
 
     def end_move(self, moved: Moved, ok: bool) -> None:
-        """The bytes are at their target, or could not be written there: then the name is forgotten."""
+        """The move has ended. A name that could not be written is forgotten."""
         self._leaving[moved.name] -= 1
         if not self._leaving[moved.name]:
             del self._leaving[moved.name]
@@ -303,17 +303,17 @@ class OffloadTier:
             self.forget(moved.name)
 
     def begin_load(self, name: bytes) -> int:
-        """The slot of a stored name, which may not be taken until `end_load`."""
+        """The slot of a stored name, which is not taken until `end_load`."""
         self._loading[name] += 1
         return self._slot_of[name]
 
     def touch(self, name: bytes) -> None:
-        """A stored name is the most recently used one now."""
+        """Make a stored name the most recently used one."""
         self._put(name, self._slot_of[name], self._now)
 
     def end_load(self, name: bytes, ok: bool) -> bool:
-        """The bytes are in the pool, or were damaged: then the name is forgotten. Returns whether they may be
-        found under it."""
+        """The load has ended. A damaged name is forgotten. Returns whether the block may be published under
+        the name."""
         self._loading[name] -= 1
         if self._loading[name] == 0:
             del self._loading[name]
@@ -325,9 +325,9 @@ class OffloadTier:
         return wanted
 
     def forget(self, name: bytes, cause: Cause = Cause.UNREADABLE) -> None:
-        """It is not found again; who reads it in its slot must not trust that."""
+        """The name is not found again. Readers of its slot are notified by `damaged_reads`."""
         if name in self._readers:
-            self.spoilt.append(name)
+            self.damaged_reads.append(name)
         self._forget(name, cause)
 
     def _forget(self, name: bytes, cause: Cause) -> None:
@@ -335,7 +335,7 @@ class OffloadTier:
         if name in self._storing:
             self._doomed.add(name)
         elif self._is_in_use(name):
-            self._doomed.add(name)  # its slot is free when the last load or read has ended
+            self._doomed.add(name)  # its slot is free after the last load or read
         else:
             self._doomed.discard(name)
             if name in self._slot_of:
@@ -345,9 +345,9 @@ class OffloadTier:
             self.history.leave(name, cause, place=place)
 
     def expire(self, now: float, at_most: int = 16) -> None:
-        """Forget up to so many names on disk that were not used for `max_age_s`. O(names forgotten).
+        """Forget up to `at_most` names on disk that were unused for `max_age_s`. O(names forgotten).
 
-        Of those that were there when this ledger began, only the time since then is known.
+        For names found at the start, age counts from the start of this ledger.
         """
         began, self._now = self._now, now
         for name in self._used[_DISK] if began is None else ():
@@ -366,7 +366,7 @@ class OffloadTier:
         return _HOST if slot < self.num_host else _DISK
 
     def _take(self, tier: int) -> int | None:
-        """A slot of that tier, empty now."""
+        """Empty a slot of that tier and return it."""
         if self._free[tier]:
             return self._free[tier].pop()
         oldest = next((name for name in self._used[tier] if name not in self._loading), None)
@@ -392,7 +392,7 @@ class OffloadTier:
         return slot
 
     def _put(self, name: bytes, slot: int, used_at: float | None) -> None:
-        """The name is in that slot, and the most recently used one of its tier."""
+        """Put the name into that slot, as the most recently used one of its tier."""
         used = self._used[self._tier_of(slot)]
         used.pop(name, None)
         if name not in self._keepers and name not in self._readers:
@@ -403,7 +403,7 @@ class OffloadTier:
             own[name] = own.pop(name)
 
     def _own(self, name: bytes) -> None:
-        """Count it with its owner's, kept ones apart."""
+        """Count it for its owner; kept names count separately."""
         owner = self._owner_of.get(name)
         if owner is None:
             return

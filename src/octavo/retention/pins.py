@@ -174,10 +174,10 @@ class Pins:
                 self.shared_names[name] -= 1
                 if self.shared_names[name] <= 0:
                     del self.shared_names[name]
-            self._cease_to_share(pin.table)
+            self._unshare(pin.table)
         self._ledger.close(pin.table)
 
-    def _cease_to_share(self, table: BlockTable) -> None:
+    def _unshare(self, table: BlockTable) -> None:
         """The tenant `shared` is charged no more for those blocks that no other pin shares, also where others
         hold them on."""
         pool = self._ledger.pool

@@ -76,14 +76,14 @@ class SessionHolds:
         session.turn = request.request_id
         session.ttl_s = request.session_ttl
         session.shared = list(names[: self._room.num_hits_max(request)])
-        session.num_told = None
+        session.num_sent = None
 
-    def stop_turn(self, session_id: str, request_id: int, num_told: int) -> None:
-        """The client found a stop string and will cancel: what it was told, `num_told` tokens, counts as
+    def stop_turn(self, session_id: str, request_id: int, num_sent: int) -> None:
+        """The client found a stop string and will cancel: what it was told, `num_sent` tokens, counts as
         said."""
         session = self._table.get(session_id)
         if session is not None and session.turn == request_id:
-            session.num_told = num_told
+            session.num_sent = num_sent
 
     def on_last_token(self, request: Request) -> str:
         """Nothing is kept before its blocks are unheld."""
@@ -95,11 +95,11 @@ class SessionHolds:
         session = self._table.turn_of(request)
         if session is None:
             return  # it was deleted meanwhile
-        if not is_well and session.num_told is None:
+        if not is_well and session.num_sent is None:
             self._close_turn(session)
             return
-        if session.num_told is not None:
-            num_computed = min(num_computed, session.num_told)
+        if session.num_sent is not None:
+            num_computed = min(num_computed, session.num_sent)
         session.names = chain.names[: num_computed // self._context.ledger.block_size]
         session.num_shared = min(chain.num_shared, len(session.names))
         session.is_suspended = session.is_promised = session.may_lack_last = False
@@ -143,7 +143,7 @@ class SessionHolds:
         expires = now + stored.left_s
         session = Session(stored.session_id, tenant, stored.ttl_s, expires, stored.is_response)
         self._table.add(session)
-        session.names = self._namer.as_named(tenant, tokens, stored.num_shared).names
+        session.names = self._namer.restored_chain(tenant, tokens, stored.num_shared).names
         session.num_shared = min(stored.num_shared, len(session.names))
         session.may_lack_last = len(tokens) % self._context.ledger.block_size == 0
         self._set_timer(session)
@@ -232,7 +232,7 @@ class SessionHolds:
         if tier is None or limit is None or all(name in tier for name in names):
             return False
         blocks = [pool.find(name) for name in names]
-        return sum(b is None or quotas.owner_below(pool.owner[b]) == quotas.shared for b in blocks) > limit
+        return sum(b is None or quotas.owner_in_tier(pool.owner[b]) == quotas.shared for b in blocks) > limit
 
     def give_up_suspending(self, session_id: str) -> None:
         """It was not suspended after all: it stays in the pool and below as far as it is there."""
@@ -364,7 +364,7 @@ class SessionHolds:
         return self._room.shortage(num_blocks, session.tenant, what, given_up)
 
     def _close_turn(self, session: Session) -> None:
-        session.turn, session.shared, session.num_told = None, [], None
+        session.turn, session.shared, session.num_sent = None, [], None
         session.expires = self._context.now + session.ttl_s
         self._set_timer(session)
 

@@ -48,7 +48,7 @@ class Session:
     num_shared: int = 0  # of these, the leading ones that all tenants have in common
     turn: int | None = None  # id of the request that runs
     shared: list[bytes] = field(default_factory=list)  # of that turn: names of blocks that can be hits
-    num_told: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
+    num_sent: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
     is_suspended: bool = False  # or will be, when its blocks are in an offload tier
     is_promised: bool = False  # a client asked for that, and no turn has ended well since
     may_lack_last: bool = False  # it was restored: its last token's K and V may never have been computed

@@ -73,7 +73,7 @@ class SoftHolds:
         needed = blocks_needed(request, self._context.ledger.block_size)
         own = self._room.own_blocks(request)
         of_hold = own - self._room.own_blocks(request, hard_only=True)  # its own, of its session's hold
-        short_of_own = needed - capacity.room_of_its_own(tenant, own)
+        short_of_own = needed - capacity.room_in_maximum(tenant, own)
         short_of_pool = needed - capacity.room_in_pool(tenant, own)
         chosen: dict[Pin, None] = {}
         pinned = Counter[str]()  # by tenant: what was chosen of its

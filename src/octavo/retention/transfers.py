@@ -179,7 +179,7 @@ class Transfers:
     def _has_room_below(self, tier: OffloadTier, block: int) -> bool:
         """Whether the tenant of a block of the pool may store one more, once its least recently used one is
         forgotten if need be."""
-        owner = self._owner_below(block)
+        owner = self._owner_in_tier(block)
         limit = self._context.ledger.quotas.disk_maximum(owner)
         if limit is None:
             return True
@@ -187,8 +187,8 @@ class Transfers:
         self._send_forgets(tier)
         return tier.count_of(owner) < limit
 
-    def _owner_below(self, block: int) -> int:
-        return self._context.ledger.quotas.owner_below(self._context.ledger.pool.owner[block])
+    def _owner_in_tier(self, block: int) -> int:
+        return self._context.ledger.quotas.owner_in_tier(self._context.ledger.pool.owner[block])
 
     def _trim(self, tier: OffloadTier, owner: int, limit: int) -> None:
         """Forget what an owner has below beyond the limit, as far as it can go now."""
@@ -197,7 +197,7 @@ class Transfers:
 
     def _begin_store(self, tier: OffloadTier, name: bytes, block: int) -> bool:
         """False when every slot that may be taken is on its way somewhere."""
-        slot = tier.begin_store(name, self._owner_below(block))
+        slot = tier.begin_store(name, self._owner_in_tier(block))
         if slot is None:
             self._no_slot = True
             return False
@@ -225,7 +225,7 @@ class Transfers:
         assert source is not None, "a staged block is a copy of one of the pool"
         if not self._has_room_below(self.tier, source):
             return False
-        slot = self.tier.begin_store(name, self._owner_below(source))
+        slot = self.tier.begin_store(name, self._owner_in_tier(source))
         if slot is None:
             return False
         self._begin_moves(self.tier)

@@ -85,7 +85,7 @@ def _bound(request: Request, needed: int, told: Capacity, own: int) -> tuple[str
     if policy.request_maximum is not None and needed > policy.request_maximum and not request.fills_pin:
         of_one = "what one request of its tenant may need"
         return f"{policy.request_maximum:,}, {of_one} (`request_maximum` in the tenants file)", quota
-    room = told.room_of_its_own(request.tenant, own)
+    room = told.room_in_maximum(request.tenant, own)
     if policy.maximum is not None and needed > room:
         return f"{room:,}, what pins leave of its tenant's maximum (`maximum` in the tenants file)", quota
     room = told.room_in_pool(request.tenant, own)

@@ -81,7 +81,7 @@ class LongContexts:
         than cut to less than `ANSWER_MIN` tokens by the pool. Raises RequestTooLarge where the tier has no
         slots for it."""
         policy, size = capacity.policy(request.tenant), self._context.ledger.block_size
-        room = min(capacity.room_in_pool(request.tenant, own), capacity.room_of_its_own(request.tenant, own))
+        room = min(capacity.room_in_pool(request.tenant, own), capacity.room_in_maximum(request.tenant, own))
         fits = blocks_needed(fitted, size) <= room
         asked, left = request.params.max_tokens, self._context.config.context_length - len(request.prompt)
         is_open = not request.max_tokens and (asked is None or asked > left)
@@ -217,7 +217,7 @@ class LongContexts:
         assert table is not None
         if at_most <= 0:
             return
-        count = ledger.num_that_can_be_cold(table, at_most)
+        count = ledger.count_cold_candidates(table, at_most)
         if count < at_most:  # what was stored further on may have been forgotten there
             table.num_stored = len(table.cold) + count
         if not count:
@@ -296,14 +296,14 @@ class LongContexts:
         num_long = sum(s.is_long for s in self._live.running)
         return why is WhyNot.FAILING or (why is WhyNot.NO_SLOT and num_long == 1)
 
-    def take_spoilt(self) -> set[int]:
+    def take_damaged(self) -> set[int]:
         """Requests that read what is not to be trusted any more, since the last call. O(their blocks)."""
         tier = self._transfers.tier
-        if tier is None or not tier.spoilt:
+        if tier is None or not tier.damaged_reads:
             return set()
-        names = set(tier.spoilt)
+        names = set(tier.damaged_reads)
         self.num_unreadable += len(names)
-        tier.spoilt.clear()
+        tier.damaged_reads.clear()
         tables = ((s.request.request_id, s.table) for s in self._live.running)
         return {number for number, table in tables if table and not names.isdisjoint(table.cold)}
 

@@ -269,9 +269,9 @@ class Scheduler:
     def _end_stuck(self) -> list[Update]:
         """Sequences whose cold blocks are not to be trusted, or that go no further, begin again, or end."""
         updates: list[Update] = []
-        if spoilt := self.long_contexts.take_spoilt():
+        if damaged_reads := self.long_contexts.take_damaged():
             later = (in_flight for _, in_flight in self._in_flight)
-            updates += self._shortage.begin_again(spoilt, later, UNREADABLE, set())
+            updates += self._shortage.begin_again(damaged_reads, later, UNREADABLE, set())
         for sequence, why in self.long_contexts.stuck().items():
             later = (in_flight for _, in_flight in self._in_flight)
             failing = {sequence.seq_id} if self.long_contexts.is_final(why) else set[int]()
@@ -485,7 +485,7 @@ class Scheduler:
     def has_stuck(self) -> bool:
         """True while sequences go no further that `expire` will end, or let begin again."""
         tier = self.transfers.tier
-        return tier is not None and bool(tier.spoilt or self.long_contexts.stuck())
+        return tier is not None and bool(tier.damaged_reads or self.long_contexts.stuck())
 
     @property
     def has_work(self) -> bool:
