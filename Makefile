@@ -3,7 +3,7 @@
 # make test-full   the other tests: oracles, Triton's interpreter, restarts, most cells of each matrix, GPU probes
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
-# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations, test-dynamo   a real server
+# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations, test-dynamo, test-cluster   a real server
 #   under malice and load; other projects' programs beside it; schemas by the hundred; the page in a real browser;
 #   the GPU probes, tiny; the shipped dashboard and alerts in Prometheus; workers behind NVIDIA Dynamo
 # make kill-matrix   what the quick tests kill of planted bugs and seeded mutants: hours, in parts that go on where
@@ -16,7 +16,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations test-dynamo
+.PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations test-dynamo test-cluster
 .PHONY: demo docs lint sanitize planted-bugs kill-matrix wheel clean
 .DELETE_ON_ERROR:
 # There is one environment, and two pips may not write to it.
@@ -98,6 +98,10 @@ test-dynamo: $(VENV)/.installed-for-tests
 	  $(VENV)/dynamo/bin/python tests/dynamo/add_site.py $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  touch $(VENV)/dynamo/.installed; }
 	$(ALONE) $(BIN)/python -m pytest tests/dynamo -m dynamo -s -rs
+
+# Replicas on Ray, and what is lost when parts of them are killed.
+test-cluster: $(VENV)/.installed-for-tests $(VENV)/.packages-ray
+	$(BIN)/python -m pytest tests/cluster -m cluster -s -rs
 
 # The page in a real browser (Debian's Chromium).
 test-ui: $(VENV)/.installed-for-tests $(VENV)/.packages-ui

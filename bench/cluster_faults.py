@@ -79,7 +79,7 @@ class RunningCluster:
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder, self.log = folder, folder / "serve.log"
         self._nodes = nodes
-        self._environment = _environment(folder, nodes)
+        self._environment = environment_of(folder, nodes)
         self._model = [] if model is None else [model]
         self._flags = [*flags, "--port", str(self.port), "--log-level", "warning"]
         self._address = [] if nodes is None else ["--address", nodes.address]
@@ -117,7 +117,7 @@ class RunningCluster:
         """All that descend from it, by id, with when they began."""
         assert self.process is not None
         roots = [self.process.pid, *(() if self._nodes is None else self._nodes.pids)]
-        return {pid: began for root in roots for pid in descendants(root) if (began := _began(pid))}
+        return {pid: began for root in roots for pid in descendants(root) if (began := began_at(pid))}
 
     def stop(self) -> int:
         """As ctrl-c does, and its exit status. At the latest after a while by force."""
@@ -130,9 +130,10 @@ class RunningCluster:
 
 
 class RayNodes:
-    """`ray start` once for each node, all on this machine, with a token of their own."""
+    """`ray start` once for each node, all on this machine, with a token of their own unless they are open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_open: bool = False) -> None:
+        self.is_open = is_open
         self.folder, self.token = folder, folder / "ray-token"
         self.started: list[subprocess.Popen[bytes]] = []
         self.token.touch(0o600)
@@ -151,7 +152,7 @@ class RayNodes:
         where = ["--address", self.address] if self.started else first
         size = ["--num-cpus", "2", "--object-store-memory", str(80 * 2**20)]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *size]
-        environment = _environment(self.folder, self)
+        environment = environment_of(self.folder, self)
         path = self.folder / f"node-{len(self.started)}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
@@ -176,10 +177,10 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(count: int) -> Iterator[RayNodes]:
+def ray_nodes(count: int, is_open: bool = False) -> Iterator[RayNodes]:
     """A Ray of so many nodes, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="octavo-nodes-") as folder:
-        nodes = RayNodes(Path(folder))
+        nodes = RayNodes(Path(folder), is_open)
         link_models(Path(folder))
         try:
             for _ in range(count):
@@ -189,11 +190,12 @@ def ray_nodes(count: int) -> Iterator[RayNodes]:
             nodes.stop()
 
 
-def _environment(folder: Path, nodes: RayNodes | None) -> dict[str, str]:
+def environment_of(folder: Path, nodes: RayNodes | None) -> dict[str, str]:
     """Of a process: the cache folder, and the token of those nodes."""
     found = {**os.environ, "OCTAVO_CACHE": str(folder)}
     if nodes is not None:
-        found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(nodes.token)}
+        mode = "disabled" if nodes.is_open else "token"
+        found |= {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(nodes.token)}
     return found
 
 
@@ -346,7 +348,7 @@ class Faults:
             if fault in ("child", "actor", "relay"):
                 until(lambda: len(self.ids() - before) == 1 and self.is_whole())
                 return time.monotonic() - began
-            until(lambda: not _began(pid))
+            until(lambda: not began_at(pid))
         until(self.is_whole)
         return time.monotonic() - began
 
@@ -399,7 +401,7 @@ def _name(pid: int) -> str:
     return ""
 
 
-def _began(pid: int) -> str:
+def began_at(pid: int) -> str:
     """When a process began, in the kernel's ticks; "": there is none, or it has ended."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -458,7 +460,7 @@ def one_node(given: argparse.Namespace, expected: dict[str, str], faults: Sequen
             print(Outcome(fault, load, causes.orphans(), heal_s).line, flush=True)
             everything |= running.processes()
         status = running.stop()
-    left = [pid for pid, began in everything.items() if _began(pid) == began]
+    left = [pid for pid, began in everything.items() if began_at(pid) == began]
     print(f"stopped with status {status}; processes left: {len(left)}")
 
 

@@ -23,7 +23,7 @@ from ray.serve import Application
 
 from octavo.cluster.ray_access import ENGINES, RELAY, write_value
 from octavo.cluster.ray_engines import engines_application
-from octavo.cluster.ray_nodes import Node, check_nodes, living_nodes
+from octavo.cluster.ray_nodes import Node, check_nodes, check_reach, living_nodes
 from octavo.cluster.ray_relay import relay_application
 from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.errors import ConfigError
@@ -45,12 +45,7 @@ def relay(args: Mapping[str, object]) -> Application:
 
 def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:
     """What these nodes run, once each is known to be able to. Raises ConfigError."""
-    addresses = {node.address for node in nodes}
-    if len(addresses) > 1 and not spec.private_network:
-        raise ConfigError(
-            f"the nodes are {len(addresses)} machines, and replicas listen on loopback alone; allowed: "
-            "--private-network, where nodes reach each other over a network that others do not"
-        )
+    check_reach(nodes, spec)
     check_nodes(nodes, spec)
     if spec.replicas_per_node is None:
         spec = msgspec.structs.replace(spec, replicas_per_node=-(-spec.max_replicas // len(nodes)))

@@ -11,11 +11,9 @@ What the actor knows of clients' requests is how many there are.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
 import math
 import os
-import re
 from pathlib import Path
 
 import msgspec
@@ -25,7 +23,9 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 
 from octavo.cluster.child import ReplicaChild
+from octavo.cluster.last_load import LastLoad
 from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, cluster_key
+from octavo.cluster.ray_nodes import check_reach, living_nodes
 from octavo.cluster.ray_slots import slot_keeper
 from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.engine.available import available_cores, available_memory
@@ -38,8 +38,8 @@ _HEALTH_TIMEOUT_S = 10.0
 _CLAIM_PERIOD_S = 0.25
 _DRAIN_MARGIN_S = 15.0  # beyond the child's own drain timeout
 _REQUESTS_MAX = 100_000  # of relays at once; the engine's own queue refuses earlier
+_OF_NODES = ("OCTAVO_CACHE", "OCTAVO_ISA")  # variables that differ between nodes, and change no answer
 _CHILD_DIED = 70  # exit status
-_RUNNING = re.compile(rb"^octavo_sequences_(?:running|waiting)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 _log = logging.getLogger("octavo.cluster")
 
@@ -50,6 +50,7 @@ class EngineReplica:
     async def __init__(self, spec: dict[str, object]) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises ReplicaEnded where the child cannot serve: Serve tries again, and says why."""
         self._spec = read_spec(spec)
+        check_reach(living_nodes(), self._spec)  # a machine may have joined since the start
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
         self._is_ending = False
@@ -61,15 +62,16 @@ class EngineReplica:
         self._child = self._start_child()
         await asyncio.to_thread(self._child.wait_ready)
         await self._keeper.on_ready.remote(self._replica_id, self._child.base_url, self._child.pid)
+        self._load = LastLoad(self._child)
         self._watch = asyncio.create_task(self._end_with_child())
 
     def record_replica_metadata(self) -> dict[str, object]:
         """What relays know of it; the key is not in it."""
         return {"slot": self._slot, "base_url": self._child.base_url, "node": self._node}
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
+    def record_autoscaling_stats(self) -> dict[str, float]:
         """Requests that run and wait, as its engine counts them."""
-        return {"active": float(await asyncio.to_thread(self._count_requests))}
+        return {"active": float(self._load.num_requests)}
 
     async def check_health(self) -> None:
         """Raises ReplicaEnded where the child does not answer."""
@@ -95,11 +97,14 @@ class EngineReplica:
         sharing = self._spec.replicas_per_node or 1
         kv_memory = None if expects_device(options) else available_memory() // 4 // sharing
         threads = max(1, available_cores() // sharing)
-        name = f"replica-{self._slot}"
         disk = None if options.disk_folder is None else Path(options.disk_folder) / str(self._slot)
         host = ray.util.get_node_ip_address() if self._spec.private_network else "127.0.0.1"
         arguments = self._spec.child_arguments(threads, kv_memory)
-        return ReplicaChild(Replica(cluster_key(), self._slot, name, disk), arguments, host)
+        for name in [each for each in os.environ if each.startswith("OCTAVO_") and each not in _OF_NODES]:
+            del os.environ[name]  # the spec alone says how replicas run
+        return ReplicaChild(
+            Replica(cluster_key(), self._slot, f"replica-{self._slot}", disk), arguments, host
+        )
 
     async def _end_with_child(self) -> None:
         """A dead child is a dead actor: Serve sees that at its next health check, not after three."""
@@ -107,16 +112,6 @@ class EngineReplica:
         if not self._is_ending:
             _log.error("%s", self._child.how_it_ended())
             os._exit(_CHILD_DIED)
-
-    def _count_requests(self) -> int:
-        address = self._child.base_url.removeprefix("http://")
-        connection = http.client.HTTPConnection(address, timeout=_HEALTH_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics", headers=self._child.replica.headers)
-            text = connection.getresponse().read()
-        finally:
-            connection.close()
-        return sum(round(float(each)) for each in _RUNNING.findall(text))
 
 
 class ReplicasByRequests:

@@ -38,6 +38,16 @@ def living_nodes() -> list[Node]:
     return sorted(found, key=lambda node: (node.address, node.node_id))
 
 
+def check_reach(nodes: Sequence[Node], spec: ClusterSpec) -> None:
+    """Raises ConfigError where relays of one node could not reach replicas of another."""
+    addresses = {node.address for node in nodes}
+    if len(addresses) > 1 and not spec.private_network:
+        raise ConfigError(
+            f"the nodes are {len(addresses)} machines, and replicas listen on loopback alone; allowed: "
+            "--private-network, where nodes reach each other over a network that others do not"
+        )
+
+
 def check_nodes(nodes: Sequence[Node], spec: ClusterSpec) -> None:
     """Raises ConfigError that names each node which differs from this process's, and in what."""
     files = [str(spec.server[name]) for name in _FILES if name in spec.server]

@@ -1,0 +1,137 @@
+"""Replicas on Ray: parts are killed under load, and no answer is wrong. `make test-cluster` runs these."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bench.cluster_faults import (
+    PROMPTS,
+    Faults,
+    RunningCluster,
+    alone,
+    began_at,
+    cluster,
+    environment_of,
+    octavo,
+    ray_nodes,
+    under_load,
+    until,
+)
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-cluster"
+    ),
+]
+MAX_TOKENS, NUM_CLIENTS = 24, 4
+FLAGS = ("--threads", "1", "--kv-memory", "8MiB")
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder: Path) -> dict[str, str]:
+    """One server's answers, by prompt."""
+    return alone(str(tiny_folder), PROMPTS, MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def running(tiny_folder: Path) -> Iterator[RunningCluster]:
+    with cluster(str(tiny_folder), "--replicas", "2", *FLAGS) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("fault", "may_lose"),
+    [
+        ("child", True),
+        ("actor", True),
+        ("relay", True),
+        ("controller", False),
+        ("scale", False),
+        ("update", False),
+    ],
+)
+def test_under_load_no_answer_is_wrong_and_only_running_ones_are_lost(
+    running: RunningCluster, expected: dict[str, str], fault: str, may_lose: bool
+) -> None:
+    faults = Faults(running, num_replicas=2, num_relays=2)
+    with under_load(running.url, expected, NUM_CLIENTS, MAX_TOKENS) as load:
+        faults.cause(fault)
+    assert load.whole > 0
+    assert load.wrong == 0
+    assert sum(load.lost.values()) <= (NUM_CLIENTS if may_lose else 0), load.lost
+    assert faults.orphans() == 0
+
+
+def test_the_clusters_key_is_in_no_argument_variable_or_file_of_ray(running: RunningCluster) -> None:
+    folder = running.folder / "clusters" / "octavo"
+    where = json.loads((folder / "cluster.json").read_text())
+    script = (
+        "from pathlib import Path; from octavo.cluster.ray_access import set_environment; "
+        f"setenvironment_of(Path({where['token']!r})); "
+        "from octavo.cluster.ray_access import cluster_key, join_ray; "
+        f"join_ray({where['address']!r}, quiet=True); print('KEY', cluster_key())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    key = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("KEY"))
+    assert len(key) == 64
+    for secret in (key, Path(where["token"]).read_text()):
+        for pid in running.processes():
+            for name in ("cmdline", "environ"):
+                assert secret.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+        logs = Path("/tmp/ray/session_latest/logs")
+        shown = subprocess.run(["grep", "-rl", secret, logs], capture_output=True, text=True, timeout=120)
+        assert shown.stdout == ""
+        assert secret not in running.ask("status", "--json")
+
+
+def test_a_stopped_cluster_leaves_no_process_and_no_folder(
+    running: RunningCluster, tiny_folder: Path
+) -> None:
+    before = running.processes()
+    assert len(before) > 8
+    assert running.stop() == 0
+    until(lambda: not [pid for pid, began in before.items() if began_at(pid) == began], 30)
+    assert not (running.folder / "clusters" / "octavo").exists()
+
+
+def test_a_nodes_raylet_is_killed_and_another_node_takes_its_replica(
+    tiny_folder: Path, expected: dict[str, str]
+) -> None:
+    with (
+        ray_nodes(2) as nodes,
+        cluster(
+            str(tiny_folder), "--replicas", "2", "--replicas-per-node", "1", *FLAGS, nodes=nodes
+        ) as running,
+    ):
+        used = {str(row["node"]) for row in running.members("engine")}
+        assert len(used) == 2  # one replica each
+        faults = Faults(running, num_replicas=2, num_relays=4)
+        second = nodes.started[1]
+        with under_load(running.url, expected, NUM_CLIENTS, MAX_TOKENS) as load:
+            os.kill(nodes.raylet(second), 9)
+            nodes.start()
+            until(
+                lambda: used != {str(row["node"]) for row in running.members("engine")} and faults.is_whole()
+            )
+        assert (load.wrong, faults.orphans()) == (0, 0)
+        assert load.whole > 0
+
+
+def test_a_ray_without_a_token_is_refused(tiny_folder: Path) -> None:
+    with ray_nodes(1, is_open=True) as nodes:
+        command = [*octavo(), "cluster", "serve", str(tiny_folder), "--address", nodes.address]
+        environment = environment_of(nodes.folder, None) | {"RAY_AUTH_TOKEN": "x" * 64}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert "asks for no token: everyone who reaches its ports runs code on every node" in done.stderr
