@@ -145,14 +145,14 @@ class RayNodes:
         """Of the processes that have the nodes'."""
         return [process.pid for process in self.started]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, **variables: str) -> subprocess.Popen[bytes]:
         """One more node, the head first; it is there when the cluster says so."""
         port = self.address.rpartition(":")[2]
         first = ["--head", "--port", port, "--include-dashboard", "false"]
         where = ["--address", self.address] if self.started else first
         size = ["--num-cpus", "2", "--object-store-memory", str(80 * 2**20)]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *size]
-        environment = environment_of(self.folder, self)
+        environment = environment_of(self.folder, self) | variables
         path = self.folder / f"node-{len(self.started)}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(

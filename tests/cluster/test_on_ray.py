@@ -135,3 +135,14 @@ def test_a_ray_without_a_token_is_refused(tiny_folder: Path) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2
         assert "asks for no token: everyone who reaches its ports runs code on every node" in done.stderr
+
+
+def test_a_node_without_the_model_is_refused_by_name(tmp_path: Path) -> None:
+    with ray_nodes(1) as nodes:
+        nodes.start(OCTAVO_CACHE=str(tmp_path))
+        command = [*octavo(), "cluster", "serve", "--replicas", "2", "--address", nodes.address]
+        environment = environment_of(nodes.folder, nodes)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 2
+        assert done.stderr.count("octavo models pull smollm2-135m") == 1
+        assert "node " in done.stderr

@@ -63,6 +63,7 @@ def start_ray() -> str:
     """Start Ray's head in processes of this one; they end with it. Returns the address of its GCS."""
     import ray
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(
         address="local",
         namespace=NAMESPACE,
@@ -78,6 +79,7 @@ def join_ray(address: str, *, is_open: bool = False, quiet: bool = False) -> Non
     ConfigError where it takes requests without one, unless that `is_open` is known."""
     import ray
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if not is_open and not _token():
         raise ConfigError(
             "there is no token for Ray; allowed: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN with the cluster's, "
