@@ -11,6 +11,11 @@ export function changeKey(key) {
   location.reload();
 }
 
+// Of a cluster: the replica whose pool the page shows, as its address names it.
+const replica = new URLSearchParams(location.search).get('replica');
+const ofPool = (path) =>
+  replica && /^\/v1\/kv(\/watch)?$/.test(path) ? `${path}?replica=${encodeURIComponent(replica)}` : path;
+
 export class Refused extends Error {
   constructor(status, code, message) {
     super(message);
@@ -26,7 +31,7 @@ export async function send(method, path, { body, signal, keepalive } = {}) {
   if (readKey()) headers.Authorization = `Bearer ${readKey()}`;
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   const text = body === undefined ? undefined : JSON.stringify(body);
-  const response = await fetch(path, { method, headers, body: text, signal, keepalive, cache: 'no-store' });
+  const response = await fetch(ofPool(path), { method, headers, body: text, signal, keepalive, cache: 'no-store' });
   if (response.ok) return response;
   let error = {};
   try {

@@ -8,6 +8,7 @@ import { Events, Kept, Tenants, Tiers } from './panels.js';
 import { Chats, Playground } from './playground.js';
 import { Pool, keyOf } from './pool.js';
 import { BlockTable, ColdBlocks, Requests, Speeds } from './requests.js';
+import { Replicas } from './replicas.js';
 import { Charts, History } from './series.js';
 import { FrameStream } from './stream.js';
 
@@ -120,6 +121,7 @@ function App() {
     ${wantsDemo && html`<${Demo} pool=${pool} chats=${chats} select=${select} tell=${tell} />`}
     <main class=${state.word === 'live' ? '' : 'dim'}>
       <div class="left">
+        ${page.stream.replica && html`<${Replicas} shown=${page.stream.replica} />`}
         <section class="panel" id="map" aria-labelledby="map-title">
           <h2 id="map-title">The pool <small>${sizeInWords()}</small></h2>
           <${PoolMap} pool=${pool} painterRef=${page.painter} select=${select} />

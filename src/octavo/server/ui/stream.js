@@ -21,6 +21,7 @@ export class FrameStream {
     this.failures = 0;
     this.word = '';
     this.hiddenSince = 0;
+    this.replica = null; // of a cluster: the one whose frames these are
     setInterval(() => this.look(), 1000);
     document.addEventListener('visibilitychange', () => this.look());
   }
@@ -90,6 +91,7 @@ export class FrameStream {
     this.heard = performance.now();
     try {
       const response = await send('GET', '/v1/kv/watch', { signal: this.abort.signal });
+      this.replica = response.headers.get('x-octavo-replica');
       await this.read(response.body.getReader());
     } finally {
       this.abort.abort(); // whatever happened, the server need not go on sending
