@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from tests.tiny import VOCAB
 
 from octavo.speculation.drafter import NO_DRAFT, Draft
-from octavo.speculation.speculator import Drafting, Speculation, Speculator
+from octavo.speculation.speculator import DrafterState, Speculation, Speculator
 
 KINDS = ("truth", "one error", "garbage", "mixed")
 Tokens = tuple[int, ...]
@@ -94,7 +94,7 @@ class EagerSpeculator(Speculator):
 
     def counts(
         self,
-        offers: Sequence[tuple[Drafting, int]],
+        offers: Sequence[tuple[DrafterState, int]],
         num_positions: int,
         budget: int,
         *,

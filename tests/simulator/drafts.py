@@ -11,7 +11,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.sim.oracle import next_token
 from octavo.speculation.drafter import NO_DRAFT, Draft
-from octavo.speculation.speculator import Drafting, Speculation, Speculator
+from octavo.speculation.speculator import DrafterState, Speculation, Speculator
 from octavo.step.events import EventKind
 from octavo.types import StepPlan
 from octavo.units import blocks_for
@@ -77,7 +77,7 @@ class SimulatedSpeculator(Speculator):
 
     def counts(
         self,
-        offers: Sequence[tuple[Drafting, int]],
+        offers: Sequence[tuple[DrafterState, int]],
         num_positions: int,
         budget: int,
         *,

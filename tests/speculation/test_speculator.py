@@ -7,7 +7,7 @@ import pytest
 
 from octavo.speculation.automaton import SuffixAutomaton
 from octavo.speculation.drafter import NO_DRAFT, Draft
-from octavo.speculation.speculator import DRAFTS_MAX, STEP_DRAFTS_MAX, Drafting, Speculation, Speculator
+from octavo.speculation.speculator import DRAFTS_MAX, STEP_DRAFTS_MAX, DrafterState, Speculation, Speculator
 
 RIGHT, WRONG = 1, 2
 
@@ -77,7 +77,7 @@ def mean(numbers):
 
 def offered(match, count):
     """A drafting that guesses so many tokens by such a match."""
-    drafting = Drafting(FixedDrafter())
+    drafting = DrafterState(FixedDrafter())
     drafting.draft = Draft((RIGHT,) * count, match)
     return drafting
 
@@ -290,7 +290,7 @@ def test_what_is_read_is_not_read_again():
 
 def test_guesses_are_counted_by_the_name_of_their_drafter():
     speculator = Speculator(Speculation.AUTO)
-    one, other = Drafting(FixedDrafter(name="one")), Drafting(FixedDrafter(name="other"))
+    one, other = DrafterState(FixedDrafter(name="one")), DrafterState(FixedDrafter(name="other"))
     speculator.learn(one, [RIGHT, RIGHT, WRONG], 5, 2)
     speculator.learn(other, [RIGHT], 1, 0)
     speculator.learn(one, [RIGHT, RIGHT], 3, 1)
@@ -325,7 +325,7 @@ def test_guesses_that_were_not_computed_teach_as_much_as_others():
 def test_nothing_is_learned_behind_the_first_guess_that_is_wrong():
     speculator = Speculator(Speculation.AUTO)
     before = [speculator._acceptance.rate(match) for match in (7, 8, 16)]
-    drafting = Drafting(FixedDrafter())
+    drafting = DrafterState(FixedDrafter())
     drafting.draft = Draft((RIGHT,) * 16, 7)
     speculator.learn(drafting, [WRONG] + [RIGHT] * 15, 16, 0)
     after = [speculator._acceptance.rate(match) for match in (7, 8, 16)]
@@ -336,7 +336,7 @@ def test_nothing_is_learned_behind_the_first_guess_that_is_wrong():
 def test_a_guess_counts_as_of_a_longer_match_the_more_were_right_before_it():
     speculator = Speculator(Speculation.AUTO)
     before = [speculator._acceptance.rate(match) for match in (7, 8, 16)]
-    drafting = Drafting(FixedDrafter())
+    drafting = DrafterState(FixedDrafter())
     drafting.draft = Draft((RIGHT, RIGHT, RIGHT), 7)
     speculator.learn(drafting, [RIGHT, WRONG], 0, 0)
     after = [speculator._acceptance.rate(match) for match in (7, 8, 16)]

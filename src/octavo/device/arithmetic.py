@@ -59,7 +59,7 @@ class Arithmetic(Protocol):
     def prepare(self, shape: StepShape, writes: Writes) -> None:
         """Write into the rows, and bring the next step's arrays to the device; a shape may have no chunks."""
 
-    def read_below(self, slots: Bytes) -> int | None:
+    def read_cold_from(self, slots: Bytes) -> int | None:
         """Attention reads cold blocks in these slots (S, bytes of a slot) of host memory from now on. What
         stands in a table for the first of them; None: it cannot."""
 

@@ -96,7 +96,7 @@ class CompiledArithmetic:
         """Write into the rows, and bring the step's arrays to their place."""
         self._steps.prepare(shape, writes)
 
-    def read_below(self, slots: Bytes) -> int | None:
+    def read_cold_from(self, slots: Bytes) -> int | None:
         """By their distance from the pool, in blocks: a kernel's pointer to a block leads there as to any
         other. So one kernel reads both memories, where a device sees host memory at the host's
         addresses."""

@@ -27,7 +27,7 @@ from octavo.device.sampler import is_drawn_on_device
 from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.errors import ConfigError
 from octavo.executor.batch import shape_of
-from octavo.executor.draws import Draw, Drawn, SamplingResult
+from octavo.executor.draws import DeviceDraws, Draw, SamplingResult
 from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Floats, Ints, SlotMemory
@@ -85,12 +85,12 @@ class DeviceForward(Forward):
         """Slots of host memory at whole blocks from the pool have block numbers of their own."""
         return self.pool.data.data_ptr(), self.pool.layout.bytes_per_block
 
-    def read_below(self, memory: SlotMemory) -> ColdReach:
+    def read_cold_from(self, memory: SlotMemory) -> ColdReach:
         """Attention finds cold blocks in host memory from now on, in the step of all others; not on disk."""
         if memory.host is None or memory.host_slot_bytes != self.pool.layout.bytes_per_block:
             return ColdReach()
         slots = memory.host[: memory.num_host * memory.host_slot_bytes].reshape(memory.num_host, -1)
-        first = self.arithmetic.read_below(slots)
+        first = self.arithmetic.read_cold_from(slots)
         if first is None:
             log.warning(
                 "attention cannot read host memory here: requests larger than the KV memory are refused"
@@ -144,13 +144,13 @@ class DeviceForward(Forward):
         rows: Floats = self._at(places).float().cpu().numpy()
         return rows
 
-    def draw(self, draws: Sequence[Draw]) -> Drawn:
+    def draw(self, draws: Sequence[Draw]) -> DeviceDraws:
         """Start those that need nothing of the host; their tokens stand in the rows for the next step."""
         own: list[Draw] = []
         left: list[Draw] = []
         for one in draws:
             (own if is_drawn_on_device(one.params, one.has_guide) else left).append(one)
-        return Drawn(left, begin_drawing(own, self._hidden, self.arithmetic, self._stop_ids))
+        return DeviceDraws(left, begin_drawing(own, self._hidden, self.arithmetic, self._stop_ids))
 
     def append(self, draws: Sequence[Draw], taken: SamplingResult) -> None:
         """What the host sampled stands in the device's rows, too; a later plan writes beams' tokens."""

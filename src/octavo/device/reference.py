@@ -111,7 +111,7 @@ class ReferenceArithmetic:
         self._rows.state[torch.from_numpy(indices).long()] = torch.from_numpy(values)
         self._shape = shape
 
-    def read_below(self, slots: Bytes) -> int:
+    def read_cold_from(self, slots: Bytes) -> int:
         """As blocks of another pool."""
         self._below = DevicePool(self.pool.layout, torch.from_numpy(slots))
         return COLD_FIRST

@@ -1,4 +1,4 @@
-"""A backend: what computes, and where the bytes of KV blocks lie. The rooms above see no more of it.
+"""A backend computes steps and owns the bytes of KV blocks. Other packages see no more of it.
 
     native    C++ kernels on the processor                        HostBackend(NativeOps)
     reference the same in NumPy: the executable specification      HostBackend(ReferenceOps)
@@ -26,33 +26,33 @@ from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
-EXACT = "the exactness contract holds (a request's bits do not depend on what runs beside it)"
+EXACT = "the exactness contract holds (a request's bits do not depend on what else runs)"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """The KV blocks that a runner is to own."""
+    """The KV blocks that a runner owns."""
 
     shape: KvShape
     num_blocks: int
-    ready_blocks: int = 0  # whose memory is asked for at once
+    ready_blocks: int = 0  # blocks whose memory is requested at the start
 
 
 class Backend(Protocol):
-    """Owns weights, pools and what computes over them: its own kind of `Forward`.
+    """Owns weights, pools and its own kind of `Forward`, which computes over them.
 
-    What has a body here is what a backend needs whose weights are all in this process.
+    The default bodies are for a backend whose weights are all in this process.
     """
 
     name: str  # "native" | "reference" | "torch"
     device: str  # where it computes, in words
-    arithmetic_id: str  # names what decides its bits: they are equal within one id
-    layout_id: str = ""  # names what else decides how a block's bytes lie
+    arithmetic_id: str  # bits are equal within one id
+    layout_id: str = ""  # names what else decides the layout of a block's bytes
     weights: WeightOps
-    is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
-    pads_steps: bool  # small steps are computed as the next of few sizes (`padded_positions`)
+    is_host: bool  # blocks are host memory: its pages are allocated when first written, and can be freed
+    pads_steps: bool  # small steps are padded to the next of few sizes (`padded_positions`)
     exactness: str  # how far the contract holds, in words
-    notes: Sequence[tuple[str, str]]  # what else `octavo doctor` says of it
+    notes: Sequence[tuple[str, str]]  # further lines of `octavo doctor` about it
 
     def load(
         self,
@@ -65,11 +65,11 @@ class Backend(Protocol):
         return load_model(path, self.weights, context_length, progress, packed)
 
     def close(self) -> None:
-        """Let go of what loading has begun, where nothing was built over it. Idempotent."""
+        """Release what loading has begun, if nothing was built over it. Idempotent."""
         return
 
     def memory_available(self) -> int:
-        """Bytes to be had for blocks now."""
+        """Bytes available for blocks now."""
 
     def measure_steps(
         self,
@@ -79,15 +79,15 @@ class Backend(Protocol):
         step_tokens: int,
         progress: Callable[[str], None],
     ) -> int | None:
-        """Bytes that steps of up to so many tokens need beside weights and pool, found by running them; None:
-        it is not measured. Raises ConfigError where they do not fit."""
+        """Bytes that steps of up to so many tokens need besides weights and pool, found by running them;
+        None: not measured. Raises ConfigError where they do not fit."""
 
     def bytes_per_block(self, shape: KvShape) -> int:
-        """What a block takes. Raises ConfigError for a shape or a kind of KV that it does not know."""
+        """Bytes of a block. Raises ConfigError for a shape or a kind of KV that it does not support."""
 
     def bytes_per_layer(self, shape: KvShape) -> int | None:
-        """What each layer of a block takes, layer after layer from its beginning; None: blocks are not laid
-        out so."""
+        """Bytes of each layer of a block, layer after layer from its beginning; None: blocks have another
+        layout."""
 
     def new_runner(
         self,
@@ -100,7 +100,7 @@ class Backend(Protocol):
         """A runner with a pool of its own, over weights that this backend has loaded."""
 
     def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """Where plans run; `runner` is one of this backend's own."""
+        """The executor for plans; `runner` is one of this backend's own."""
 
 
 class HostBackend(Backend):
@@ -120,7 +120,7 @@ class HostBackend(Backend):
         self._memory_available = memory_available
 
     def memory_available(self) -> int:
-        """Bytes to be had for blocks now."""
+        """Bytes available for blocks now."""
         return self._memory_available()
 
     def measure_steps(
@@ -131,7 +131,7 @@ class HostBackend(Backend):
         step_tokens: int,
         progress: Callable[[str], None],
     ) -> int | None:
-        """The default pool leaves three quarters of the memory to all else."""
+        """Not measured: the default pool leaves three quarters of the memory free for steps."""
         return None
 
     def bytes_per_block(self, shape: KvShape) -> int:

@@ -1,4 +1,4 @@
-"""A plan's chunks as arrays, one chunk behind the other: what every backend computes a step from."""
+"""A plan's chunks as concatenated arrays: the input of a step on every backend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from octavo.types import Chunk
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """C chunks of T tokens; R of the tokens are those whose logits are wanted. It holds no tokens: a step
-    before may still be sampling them."""
+    """C chunks of T tokens; logits are needed for R of the tokens. It holds no tokens: an earlier step may
+    still be sampling them."""
 
     table_rows: Ints  # (C,) the row of each chunk
     starts: Ints  # (C,) position of its first token
@@ -53,7 +53,7 @@ def batch_of(shape: StepShape, tokens: Ints, tables: Ints, block_size: int) -> H
 
 
 def host_batch(chunks: Sequence[Chunk], rows: Rows) -> HostBatch:
-    """A step of these chunks over the host's rows, in which its drafts stand from now on."""
+    """A step of these chunks over the host's rows; writes the chunks' drafts into the rows."""
     for chunk in chunks:
         entry, known = rows[chunk.row], chunk.stop - len(chunk.drafts)
         assert entry.seq_id == chunk.seq_id, "a chunk runs in another's row"

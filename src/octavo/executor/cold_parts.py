@@ -1,6 +1,6 @@
-"""A cold chunk on a processor: its parts are the layers of one step, which other steps run between.
+"""A cold chunk on a CPU: its parts are groups of layers of one step, and other steps run between them.
 
-plan t      part 0: the step is begun, its cold blocks are read ahead   --> layers [0, n)
+plan t      part 0: the step begins, its cold blocks are read ahead     --> layers [0, n)
 plan t + 1  part 1                                                      --> layers [n, m)
 plan t + k  the last part                                               --> its hidden rows
 """
@@ -18,26 +18,26 @@ from octavo.types import Chunk
 
 @dataclass(frozen=True, slots=True)
 class ColdPart:
-    """What became of a plan's cold chunk."""
+    """The outcome of a plan's cold chunk."""
 
     seq_id: int
     seconds: float
-    unreadable: tuple[int, ...] = ()  # slots; then its hidden rows mean nothing
+    unreadable: tuple[int, ...] = ()  # slots; if any, its hidden rows are invalid
 
 
 @dataclass(slots=True, eq=False)
 class ColdParts:
-    """Runs the parts of one chunk after the other."""
+    """Runs the parts of one chunk, one after another."""
 
     _step: ColdStep
     _num_layers: int
     done: ColdPart | None = None  # of the plan that ran last
-    _chunk: Chunk | None = None  # of the plan that is prepared
+    _chunk: Chunk | None = None  # of the prepared plan
     _tables: Ints | None = None  # (1, W) of its row
-    _width: int = field(default=0, init=False)  # of the tables of the step that is begun
+    _width: int = field(default=0, init=False)  # of the current step's tables
 
     def prepare(self, chunk: Chunk | None, rows: Rows) -> None:
-        """This is the cold chunk of the plan that runs next, if it has one. The first part's reads begin."""
+        """Set the cold chunk of the plan that runs next, if it has one. The first part's reads begin."""
         self._chunk, self.done = chunk, None
         if chunk is None:
             return

@@ -8,8 +8,8 @@
         index.sqlite     meta: what all of this is bound to
                          blocks: slot -> name, digest of (name, bytes), last use
 
-A running store answers from its records in memory. The index is what a restart will find, and every slot is
-in one of four states:
+A running store answers from its records in memory. The index is what a restart reads. Every slot is in one of
+four states:
 
                      record   row          becomes
     empty            no       no           uncommitted by write()
@@ -19,15 +19,15 @@ in one of four states:
 
 Three rules make a crash harmless:
 
-1. An old row is deleted before its slot is overwritten. The deletion is in SQLite's log, but not waited for:
-   it survives the death of the process, so after kill -9 the index lists nothing that does not read back
-   right. It may not survive a power cut, and then rule 3 turns the row into a miss. A synced deletion would
-   cost every write to a full store a wait for the medium, and save only a miss after a power cut.
-2. A new row is inserted after fdatasync() of what it lists, in a transaction that is waited for.
-3. Name and bytes are under one checksum, so bytes that are torn, stale, flipped or another block's are never
-   taken for the block that was asked for.
+1. An old row is deleted before its slot is overwritten. The deletion is in SQLite's log, but not synced: it
+   survives the death of the process, so after kill -9 the index lists nothing that does not read back right.
+   It may not survive a power cut, and then rule 3 turns the row into a miss. A synced deletion would make
+   every write to a full store wait for the medium, and save only a miss after a power cut.
+2. A new row is inserted after fdatasync() of what it lists, in a transaction that is synced.
+3. One checksum covers name and bytes, so torn, stale, flipped or another block's bytes are never returned
+   as the requested block.
 
-Whatever is wrong with an index costs its names, never an answer: the namespace is begun afresh. It does not
+A damaged index loses its names and never causes a wrong answer: the namespace is reset. The store does not
 know what a name means, which blocks deserve a slot, or what the bytes are.
 """
 
@@ -52,15 +52,15 @@ from octavo.executor.disk_layout import Extents, choose_lanes
 from octavo.files import Files, Whereabouts
 
 _PAGE = 4096
-_PARTS, _CORES_EACH = 4, 4  # of a block, for its digest; cores of the machine for each further thread
+_PARTS, _CORES_EACH = 4, 4  # parts of a block for its digest; cores for each further digest thread
 
 
 class DiskStore:
-    """The bytes of one lower tier, in slots that its caller hands out.
+    """The bytes of one offload tier, in slots that its caller allocates.
 
-    Use `open`. One thread makes all calls; `open` and the `entries` that follows it may come from another
-    one before it. After `open`, trouble with the disk is an answer and a counter, never an exception. It
-    holds about 140 bytes of memory for a stored block.
+    Use `open`. One thread makes all calls, except that an earlier thread may call `open` and then `entries`.
+    After `open`, disk errors are results and counters, never exceptions. It holds about 140 bytes of memory
+    for a stored block.
     """
 
     @classmethod
@@ -79,12 +79,12 @@ class DiskStore:
     ) -> DiskStore:
         """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
 
-        A block lies in pieces of `piece_bytes`, what it has of one layer, or (None) in one piece. Takes the
-        space of all slots now, so that a full disk is met here, before memory is taken for so many slots. A
-        store that grew or shrank keeps the blocks of the slots that it still has, unless these are fewer than
-        its lanes; blocks that were last used more than `max_age_s` ago are dropped; `needed_s`, which is
-        asked under the store's lock, may say a longer time. Raises ConfigError for a folder that cannot be
-        used, is in use, or has no room. O(blocks stored), without reading them.
+        A block is stored in pieces of `piece_bytes` (one layer's bytes), or (None) in one piece. Allocates
+        the space of all slots now, so that a full disk is found before memory is allocated for so many slots.
+        A resized store keeps the blocks of the slots that remain, unless these are fewer than its lanes.
+        Blocks last used more than `max_age_s` ago are dropped; `needed_s`, called under the store's lock, may
+        return a longer time. Raises ConfigError for a folder that cannot be used, is in use, or has no room.
+        O(blocks stored), without reading them.
         """
         assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
         files = files or Files()
@@ -133,29 +133,29 @@ class DiskStore:
     ) -> None:
         self.namespace = Path()  # the folder of this fingerprint
         self.block_bytes = block_bytes
-        self.extents = extents  # where slots lie, for what reads pieces of blocks by itself
+        self.extents = extents  # where slots lie, for readers of single pieces
         self.slot_bytes = extents.pieces * extents.piece_bytes
         self.num_slots = extents.num_slots
-        self.reset_reason = index.reset_reason  # why the content was given up at open; "" when it was not
+        self.reset_reason = index.reset_reason  # why `open` discarded the content; "" if it did not
         self.writes = 0  # blocks written, committed or not
         self.reads = 0  # blocks read and found sound
-        self.damaged = 0  # blocks dropped because their bytes or rows were not what was written
-        self.aged = 0  # blocks dropped at open because they had not been used for too long
+        self.damaged = 0  # blocks dropped because their bytes or rows were not as written
+        self.aged = 0  # blocks dropped at open because they were unused for too long
         self.errors = 0  # errors of the operating system or of SQLite
         self.given_up: list[bytes] = []  # names, see `take_given_up`
-        self.last_error = ""  # the words of the last of either
+        self.last_error = ""  # the message of the last one
         self._files = files
         self._fd = extents.fd
         self._index = index
-        self._records: list[bytes | None] = [None] * self.num_slots  # name and digest of what can be read now
-        self._used = [0] * self.num_slots  # when, in microseconds since 1970; it grows with every use
+        self._records: list[bytes | None] = [None] * self.num_slots  # name and digest of each readable block
+        self._used = [0] * self.num_slots  # last use, microseconds since 1970; strictly increasing
         self._last_use = 0
         self._clock = clock
         self._uncommitted: set[int] = set()  # slots with a record and no row
         self._stale: set[int] = set()  # slots without a record that have a row, or may have one
-        self._cut: set[int] = set()  # slots that the file lost, and that the caller still takes for stored
+        self._cut: set[int] = set()  # slots that the file lost, and that the caller still counts as stored
         self._touched: set[int] = set()  # slots used since the last commit
-        self._verified = bytearray()  # where blocks are read that are only verified
+        self._verified = bytearray()  # scratch for `verify`
         self._digester = _Digester(len(os.sched_getaffinity(0)))
         self._resources = contextlib.ExitStack()
         self._content_of: Callable[[int, bytes], ContentRow | None] = lambda slot, name: None
@@ -170,7 +170,7 @@ class DiskStore:
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
         """Put a block into a slot, over whatever was there; a restart finds it after the next `commit`.
 
-        False: the slot is empty now, and so is the caller's book about it. The checksum is taken before the
+        False: the slot is empty now, and the caller records it as empty. The checksum is computed before the
         bytes are written: data that changes meanwhile is a miss later, not a wrong answer.
         """
         assert self._is_open
@@ -178,7 +178,7 @@ class DiskStore:
         data = data.cast("B")
         assert data.nbytes == self.block_bytes
         self.forget(slot)
-        # Rule 1: the old row goes first. All that is stale goes with it, in one transaction.
+        # Rule 1: delete the old row first, with all stale rows in the same transaction.
         if slot in self._stale and not self._delete_stale():
             return False
         digest = self._digester.digest(name, data)
@@ -196,10 +196,10 @@ class DiskStore:
         return True
 
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
-        """Copy a block into `into`; committed or not. True: all of it is there, exactly as written.
+        """Copy a block into `into`, committed or not. True: all of it is there, exactly as written.
 
-        False: the slot does not hold that name, or its bytes did not come back as they were written; then
-        the slot is empty now. `into` may hold anything after False, and it may not be read.
+        False: the slot does not hold that name, or its bytes did not read back as written; then the slot is
+        empty now. After False, `into` holds garbage.
         """
         assert self._is_open
         record = self._records[slot]
@@ -225,7 +225,7 @@ class DiskStore:
         return True
 
     def verify(self, slot: int, name: bytes) -> bool:
-        """Whether `read` would find the block: it is read to the same ends, and not kept."""
+        """Whether `read` would find the block: reads and checks it, with the same effects on the store."""
         self._verified = self._verified or bytearray(self.block_bytes)
         return self.read(slot, name, memoryview(self._verified))
 
@@ -233,13 +233,13 @@ class DiskStore:
         """No slot lies in host memory."""
 
     def is_listed(self, slot: int, name: bytes) -> bool:
-        """Whether a restart would find that name in the slot: what the last `commit` made of it."""
+        """Whether a restart would find that name in the slot, as of the last `commit`."""
         record = self._records[slot]
         return record is not None and slot not in self._uncommitted and self._name(slot) == name
 
     def keep_contents(self, content_of: Callable[[int, bytes], ContentRow | None]) -> list[ContentRow]:
-        """From now on the index has what blocks hold, as far as `content_of` (of slot and name, called by
-        `commit`) knows it; returns what it has of those that are there."""
+        """From now on the index keeps the contents of blocks, where `content_of(slot, name)`, called by
+        `commit`, returns them. Returns the contents that it has already."""
         try:
             found = self._index.keep_contents()
         except sqlite3.Error as error:
@@ -249,7 +249,7 @@ class DiskStore:
         return found
 
     def find_vanished(self) -> Path | None:
-        """A file of it that was removed, moved or replaced: no restart would find what is written now."""
+        """A file of the store that was removed, moved or replaced: a restart would not find new blocks."""
         return self._where.find_vanished()
 
     def forget(self, slot: int) -> None:
@@ -268,8 +268,8 @@ class DiskStore:
         """Make a restart find what was written, and not what was forgotten. One or two waits for the medium.
 
         False: every block written since the last True is lost: those slots are empty, in this process and
-        after a restart, and the caller takes their names out of its book. What was committed before that
-        stays. A caller that goes on as before only sees `read` answer False.
+        after a restart, and the caller drops their names. What was committed before stays. For a caller that
+        does not drop them, `read` returns False.
         """
         assert self._is_open
         if not (self._uncommitted or self._stale or self._touched):
@@ -278,7 +278,7 @@ class DiskStore:
             try:
                 self._files.fdatasync(self._fd)
             except OSError as error:
-                # The kernel may have dropped the dirty pages and called them clean: asking again proves
+                # The kernel may have dropped the dirty pages and marked them clean: a second fdatasync proves
                 # nothing, so the blocks are given up.
                 self._record(error)
                 self._give_up_uncommitted()
@@ -286,7 +286,7 @@ class DiskStore:
         added = [self._row(slot) for slot in sorted(self._uncommitted)]
         used = [(self._used[slot], slot) for slot in sorted(self._touched - self._uncommitted)]
         try:
-            # The order of use alone is not worth a wait.
+            # The order of use alone is not worth a sync.
             found = (self._content_of(row.slot, row.name) for row in added)
             contents = [content for content in found if content is not None]
             self._index.change(self._stale, added, used, contents, durable=bool(added or self._stale))
@@ -303,13 +303,13 @@ class DiskStore:
         return True
 
     def take_given_up(self) -> list[bytes]:
-        """Names that a commit since the last call could not bring to the medium, or that a file which
-        somebody cut has no more: they cannot be read."""
+        """Names lost since the last call, because a commit failed or the file was truncated: they cannot be
+        read."""
         names, self.given_up = self.given_up, []
         return names
 
     def close(self) -> None:
-        """Commit, and let go of files and lock. Again does nothing. `errors` tells what did not go well."""
+        """Commit, and release files and lock. Idempotent. `errors` counts what failed."""
         if not self._is_open:
             return
         try:
@@ -323,7 +323,7 @@ class DiskStore:
                 self._record(error)
 
     def _fit(self, max_age_s: float) -> None:
-        """Give the file its size, and take over the rows whose bytes it has and that are not too old."""
+        """Resize the file, and keep the rows whose bytes it has and that are not too old."""
         index, length = self._index, self._files.size(self._fd)
         num_present = self.extents.num_present(length)
         num_cut = sum(num_present <= row.slot < self.num_slots for row in index.rows)
@@ -334,10 +334,10 @@ class DiskStore:
         kept = [row for row in present if self._clock() - row.used / 1e6 <= max_age_s]
         self.aged = len(present) - len(kept)
         gone = {row.slot for row in index.rows}.union(index.unsound).difference(row.slot for row in kept)
-        # 1. Rows go before their bytes do.
+        # 1. Delete rows before their bytes.
         if gone:
             index.change(gone, [], [], durable=True)
-        # 2. The file; one that cannot grow is left as it was.
+        # 2. Resize the file; one that cannot grow keeps its size.
         wanted = self.extents.file_bytes
         if length > wanted:
             self._files.truncate(self._fd, wanted)
@@ -354,8 +354,8 @@ class DiskStore:
             self._last_use = max(self._last_use, row.used)
 
     def _check_length(self) -> None:
-        """Raise OSError where somebody cut the file, until the caller has forgotten all that was cut off: it
-        would read as zeros in a file that grew again. Then the file gets its size back."""
+        """Raise OSError if the file was truncated, until the caller has forgotten every lost slot: in a file
+        that grew again it would read as zeros. Then the file gets its size back."""
         length = self._files.size(self._fd)
         if length >= self.extents.file_bytes:
             return
@@ -400,7 +400,7 @@ class DiskStore:
 
     def _pread_pieces(self, pieces: Sequence[tuple[int, memoryview]]) -> bool:
         """False when the file ends first."""
-        if len(pieces) > 1:  # one after another, each would wait for the medium
+        if len(pieces) > 1:  # read one by one, each would wait for the medium
             for offset, piece in pieces:
                 self._files.read_ahead(self._fd, offset, len(piece))
         return all(self._pread(offset, piece) for offset, piece in pieces)
@@ -441,11 +441,11 @@ def namespace_of(fingerprint: bytes) -> str:
 
 
 class _Digester:
-    """Digests of blocks: of the name and the digests of four parts, which several threads make where there
-    are cores for it: a block is read and written faster than one thread makes its digest."""
+    """Digests of blocks: of the name and the digests of four parts. Several threads make them if there are
+    enough cores, because one thread is slower than reads and writes."""
 
     def __init__(self, num_cores: int) -> None:
-        """Of the calling thread and one for each four cores."""
+        """The calling thread computes, and one more for each four cores."""
         num_threads = min(_PARTS - 1, num_cores // _CORES_EACH)
         self._threads = ThreadPoolExecutor(num_threads, "octavo-digest") if num_threads else None
 

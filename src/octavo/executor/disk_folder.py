@@ -1,10 +1,9 @@
-"""The folder of a disk cache as a whole: the namespaces in it, how large they are, when they were last used,
-how one goes away, and what is said where one has no room or cannot be used.
+"""The folder of a disk cache as a whole: its namespaces, their sizes and last uses, how one is removed, and
+the refusals where one has no room or cannot be used.
 
-Only what looks like a namespace is looked at: a folder of 32 hex digits. One goes away only if nothing is in
-it but what a store makes, and only while its lock is held here, so never under a process that has it open.
-Before that it gets another name, so that a store that is opened meanwhile begins a namespace of its own. It
-does not know models.
+Only folders named by 32 hex digits count as namespaces. One is removed only if it holds nothing but a store's
+files, and only while this process holds its lock, so never under a process that has it open. It is renamed
+first, so that a store opened meanwhile begins a namespace of its own. It does not know models.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What one fingerprint of model and KV layout keeps in the folder."""
+    """The cache of one fingerprint of model and KV layout."""
 
     path: Path
-    num_bytes: int  # that it takes on the medium
+    num_bytes: int  # on the medium
     used_at: float  # seconds since 1970
     in_use: bool  # a process has it open
-    num_blocks: int | None  # that a restart would find; None: not known
+    num_blocks: int | None  # blocks that a restart would find; None: not known
 
     @property
     def name(self) -> str:
@@ -52,8 +51,7 @@ class Namespace:
 
 
 def survey(folder: Path) -> list[Namespace]:
-    """The namespaces in the folder, longest unused first; none where there is no such folder. It changes
-    nothing."""
+    """The namespaces in the folder, longest unused first; none if there is no folder. Changes nothing."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -63,7 +61,7 @@ def survey(folder: Path) -> list[Namespace]:
 
 
 def bytes_free(folder: Path) -> int | None:
-    """Of the medium that the folder is on, or would be; None: not known."""
+    """Free bytes on the medium of the folder, existing or not; None: not known."""
     for path in (folder, *folder.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(path).free
@@ -81,7 +79,7 @@ def remove(namespace: Namespace) -> bool:
             return True  # another process was faster
         try:
             if set(os.listdir(path)).difference(_FILES):
-                return False  # something else is kept in it
+                return False  # it holds other files
             gone = path.with_name(path.name.removesuffix(".removed") + ".removed")
             if gone != path:
                 if gone.exists():  # left by a process that was killed while removing
@@ -94,8 +92,8 @@ def remove(namespace: Namespace) -> bool:
 
 
 def remove_unused(folder: Path, keep: str, before: float) -> list[Namespace]:
-    """Remove the namespaces that were last used before that time and that no process has open, but not the
-    one named `keep`; returns those that are gone."""
+    """Remove the namespaces last used before that time that no process has open, but not the one named
+    `keep`; returns the removed ones."""
     old = [n for n in survey(folder) if n.name != keep and n.used_at < before and not n.in_use]
     return [namespace for namespace in old if remove(namespace)]
 
@@ -136,8 +134,8 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _count_blocks(index: Path) -> int | None:
-    """Rows of an index that no process writes, read without changing it; what only its log knows is left
-    out."""
+    """Rows of an index that no process writes, read without changing it; rows only in its log are not
+    counted."""
     try:
         with contextlib.closing(connect_unchanged(index)) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
@@ -153,8 +151,8 @@ def _empty(path: Path) -> None:
 
 
 def check_room(blocks: Path, num_bytes: int) -> None:
-    """Raise ConfigError where the disk has no room for the file to become so large; it may be there already.
-    Where the system does not tell, the file itself will."""
+    """Raise ConfigError where the disk has no room for the file at this size; it may exist already. If the
+    free space is not known, resizing the file will fail instead."""
     present, free = 0, bytes_free(blocks.parent)
     with contextlib.suppress(OSError):
         present = blocks.stat().st_blocks * 512
@@ -163,7 +161,7 @@ def check_room(blocks: Path, num_bytes: int) -> None:
 
 
 def refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> str:
-    """What to tell the person who chose the folder and the size."""
+    """The error text for the person who chose the folder and the size."""
     if isinstance(error, sqlite3.Error):
         is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
         reason = f"its index says: {error}"

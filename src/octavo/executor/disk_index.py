@@ -4,14 +4,14 @@
     blocks   slot | name | digest | used (microseconds since 1970)
     contents slot | name | parent (empty: none) | tokens | salt | tenants (JSON)
 
-The last table is there where `keep_contents` was called once; a row of it counts if the block in its slot has
-its name.
+The last table exists once `keep_contents` was called; a row of it counts if the block in its slot has its
+name.
 
-It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
-removed and begun afresh, and `reset_reason` says why. An error that speaks of the disk and not of the file
-(no space, no permission, in use) removes nothing and is raised.
+An index is opened for one binding. A file that is damaged, or bound to something else, is removed and created
+again, and `reset_reason` says why. An error of the disk rather than the file (no space, no permission, in
+use) removes nothing and is raised.
 
-How the file is opened and changed, `octavo.database` says. It does not know blocks' bytes.
+`octavo.database` opens and changes the file. The index does not know blocks' bytes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _CONTENTS = "CREATE TABLE contents (slot INTEGER PRIMARY KEY, name, parent, toke
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a namespace holds. Another number of slots is adapted to, and lanes are kept where there are slots
-    for them; another anything begins afresh."""
+    """What a namespace holds. A change of `num_slots` keeps the content (and the lanes, if there are enough
+    slots); a change of any other field resets it."""
 
     fingerprint: bytes
     block_bytes: int
     piece_bytes: int  # 0: a block is one piece
-    lanes: int  # of a namespace that begins
-    num_slots: int  # there is room for
+    lanes: int  # of a new namespace
+    num_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +63,22 @@ class IndexRow:
 
 @dataclass(frozen=True, slots=True)
 class ContentRow:
-    """What a stored block holds, for those who publish it. `tokens`: little-endian uint32."""
+    """The content of a stored block, for KV events. `tokens`: little-endian uint32."""
 
     slot: int
     name: bytes
-    parent: bytes  # the name before it; empty: it begins a prompt
+    parent: bytes  # the name of the block before it; empty: it begins a prompt
     tokens: bytes
     salt: str
     tenants: tuple[str, ...]
 
 
 class DiskIndex:
-    """An open index. `rows` and `unsound` are what it held when it was opened."""
+    """An open index. `rows` and `unsound` are its content when it was opened."""
 
     def __init__(self, database: sqlite3.Connection, reset_reason: str, lanes: int) -> None:
         self.reset_reason = reset_reason
-        self.lanes = lanes  # that the namespace has
+        self.lanes = lanes  # of this namespace
         self.rows: list[IndexRow] = []
         self.unsound: list[int] = []  # slots whose rows make no sense
         self._database = database
@@ -86,9 +86,7 @@ class DiskIndex:
 
     @classmethod
     def open(cls, files: Files, path: Path, binding: Binding) -> DiskIndex:
-        """The index at `path`, continued or begun. Raises sqlite3.Error or OSError for trouble with the
-        disk.
-        """
+        """The index at `path`, existing or new. Raises sqlite3.Error or OSError for errors of the disk."""
         why = ""
         if path.exists():
             found = _continue(files, path, binding)
@@ -122,7 +120,7 @@ class DiskIndex:
         *,
         durable: bool,
     ) -> None:
-        """One transaction: rows away, rows in, (use, slot) for rows that stay, and what new blocks hold.
+        """One transaction: delete rows, insert rows, update (use, slot) of others, add new blocks' contents.
         Raises sqlite3.Error, and then it is undone, except that a `durable` one may still be found after a
         crash.
         """
@@ -140,8 +138,7 @@ class DiskIndex:
                 )
 
     def keep_contents(self) -> list[ContentRow]:
-        """From now on `change` takes contents; returns those of blocks that are there. Raises
-        sqlite3.Error."""
+        """From now on `change` stores contents; returns those of stored blocks. Raises sqlite3.Error."""
         if not self._has_contents:
             with transaction(self._database, durable=False):
                 self._database.execute(_CONTENTS)
@@ -153,7 +150,7 @@ class DiskIndex:
         return [row for row in (_content_of(*fields) for fields in found) if row is not None]
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
     def _remove(self, slots: Iterable[int]) -> None:
@@ -165,7 +162,7 @@ class DiskIndex:
 
 @contextlib.contextmanager
 def _kept_unless_raised(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """It is closed where the block raises."""
+    """Close it if the body raises."""
     try:
         yield database
     except BaseException:
@@ -185,7 +182,7 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
             tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             index._has_contents = tables != (len(_SCHEMA),)
             _load(index, database)
-            # Some damage shows only when something is written.
+            # Some damage shows only on a write.
             with transaction(database, durable=False):
                 database.execute("UPDATE meta SET num_slots = ?", (binding.num_slots // lanes * lanes,))
             return index
@@ -241,7 +238,7 @@ def _load(index: DiskIndex, database: sqlite3.Connection) -> None:
 def _content_of(
     slot: int, name: bytes, parent: object, tokens: object, salt: object, tenants: object
 ) -> ContentRow | None:
-    """None: the row makes no sense, and what the block holds is not known."""
+    """None: the row makes no sense, so the content of the block is unknown."""
     if not isinstance(parent, bytes) or len(parent) not in (0, NAME_BYTES) or not isinstance(salt, str):
         return None
     if not isinstance(tokens, bytes) or not tokens or len(tokens) % 4 or not isinstance(tenants, str):

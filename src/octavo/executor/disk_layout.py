@@ -4,12 +4,11 @@
     stripe    [ piece 0 of all its slots | piece 1 of all its slots | ... ]
     piece p   [ lane 0 | lane 1 | ... | lane L - 1 ]               `piece_bytes` each
 
-A piece is what a block holds of one layer, so one layer of consecutive slots is one contiguous range. The end
-of the last piece lies behind the block and is never read. Where a block is one piece, and there is one lane,
-slots lie one after another.
+A piece is one layer of a block, so one layer of consecutive slots is one contiguous range. Padding after the
+last piece is never read. If a block is one piece, and there is one lane, slots follow one another.
 
-The number of lanes is chosen when a namespace begins (`choose_lanes`), and kept while it lives: to change it
-would move every block. It does not know what the bytes are, or which slots are in use.
+The number of lanes is chosen for a new namespace (`choose_lanes`) and never changed: that would move every
+block. The layout does not know what the bytes are, or which slots are in use.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LANES_MIN, LANES_MAX = 16, 256
-_RUN_BYTES = 1 << 20  # of one layer, to be read at once: a medium's rate needs no more
+_RUN_BYTES = 1 << 20  # of one layer, read at once: enough to reach a medium's rate
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """An open blocks file, and where the pieces of its slots lie in it; what reads pieces by itself needs no
-    more. A slot is `pieces * piece_bytes` long, which is a block or more. `fd` is valid until the store is
-    closed."""
+    """An open blocks file, and where the pieces of its slots lie in it: all that a reader of pieces needs. A
+    slot is `pieces * piece_bytes` long, at least a block. `fd` is valid until the store is closed."""
 
     fd: int
     lanes: int
@@ -48,18 +46,18 @@ class Extents:
         return stripe * self.stripe_bytes + (piece * self.lanes + lane) * self.piece_bytes
 
     def num_present(self, length: int) -> int:
-        """Slots whose stripes lie wholly within a file of so many bytes: the first ones."""
+        """The number of slots, from the first, whose stripes lie wholly within a file of so many bytes."""
         return length // self.stripe_bytes * self.lanes
 
 
 def choose_lanes(piece_bytes: int, num_slots: int) -> int:
-    """For a namespace that begins: a power of two, for runs of up to 1 MiB where that makes 16 to 256 lanes.
-    Never more than there are slots, nor, beyond 8, than an eighth of them: few are lost where they are no
-    multiple of it."""
+    """For a new namespace: a power of two, for runs of up to 1 MiB where that makes 16 to 256 lanes. Never
+    more than there are slots, nor, beyond 8, than an eighth of them: few slots are lost where their number
+    is no multiple of it."""
     lanes = min(max(_RUN_BYTES // piece_bytes, LANES_MIN), LANES_MAX, num_slots, max(8, num_slots // 8))
     return 1 << (lanes.bit_length() - 1)
 
 
 def are_lanes(lanes: object) -> bool:
-    """Whether that may have been chosen."""
+    """Whether `choose_lanes` may have returned that."""
     return isinstance(lanes, int) and 1 <= lanes <= LANES_MAX and lanes & (lanes - 1) == 0

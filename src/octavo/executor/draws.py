@@ -1,8 +1,8 @@
-"""The rows of a step that are sampled, and what their sampling came to.
+"""The rows that a step samples, and the results.
 
     positions   | last known | d0 | d1 | d2 |            without drafts a row takes one token
     samples          s0        s1   s2   s3
-    taken       s0 = d0: the next counts; s1 is not d1: the end. SamplingResult: s0 s1
+    taken       s0 = d0: s1 is valid; s1 is not d1: stop. SamplingResult: s0 s1
 
 A row whose prompt is pooled (`pooling.py`) is not sampled.
 """
@@ -21,8 +21,8 @@ from octavo.types import SampledToken, StepPlan
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """A row, and the hidden rows `first`, first + 1, ... that its tokens come from; the first token will
-    stand at `position`."""
+    """A row, and the hidden rows `first`, first + 1, ... that its tokens are sampled from; the first token
+    will be at `position`."""
 
     seq_id: int
     row: int
@@ -30,15 +30,15 @@ class Draw(msgspec.Struct, frozen=True):
     position: int
     drafts: tuple[int, ...]
     params: SamplerParams
-    has_guide: bool  # a grammar may lead it
+    has_guide: bool  # a grammar may constrain it
 
     @property
     def count(self) -> int:
-        """Tokens at most."""
+        """The largest possible number of tokens."""
         return 1 + len(self.drafts)
 
     def goes_on(self, place: int, token: int, stop_ids: frozenset[int]) -> bool:
-        """Whether a token follows this one, the draw's `place`-th: where its draft guessed it, and it does
+        """Whether another token follows this one, the draw's `place`-th: the draft guessed it, and it does
         not end the output."""
         is_guessed = place < len(self.drafts) and self.drafts[place] == token
         return is_guessed and token not in self.params.end_ids(stop_ids)
@@ -46,24 +46,24 @@ class Draw(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SamplingResult:
-    """What a step's draws came to, by sequence. One that failed has no samples."""
+    """The samples of a step, by sequence. A sequence that failed has none."""
 
     samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     failed: dict[int, SampleFailure] = field(default_factory=dict)
-    num_forced: int = 0  # of the samples, those that grammars force
-    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now
+    num_forced: int = 0  # of the samples, those that grammars forced
+    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar constrains now
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a device draws by itself, and what it leaves to the host."""
+class DeviceDraws:
+    """The draws that a device leaves to the host, and how to collect its own."""
 
     left: Sequence[Draw]
-    collect: Callable[[SamplingResult], None] | None = None  # waits for the device's tokens, and adds them
+    collect: Callable[[SamplingResult], None] | None = None  # waits for the device's tokens and adds them
 
 
 def draws_of(plan: StepPlan, rows: Rows) -> list[Draw]:
-    """For every chunk that is sampled from, and every fork of one."""
+    """A draw for every chunk that is sampled, and for every fork of one."""
     draws, end = [], 0
     begun: dict[int, Draw] = {}  # by the chunk's row
     for chunk in plan.ended:

@@ -1,5 +1,5 @@
-"""Where plans run: in turn on the caller's thread (overlap depth 0), or ahead, on a thread of their own or on
-a device."""
+"""Where plans run: on the caller's thread (overlap depth 0), or asynchronously, on their own thread or on a
+device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PlanRunner(Protocol):
-    """Whatever turns a plan into a result: a Runner, or the simulator's oracle."""
+    """Turns a plan into a result: a Runner, or the simulator's oracle."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -31,13 +31,13 @@ class PendingResult(Protocol):
 
 
 class Executor(Protocol):
-    """What the engine's step needs. Plans are run in the order of submission."""
+    """Runs the engine's plans in the order of submission."""
 
     def submit(self, plan: StepPlan) -> PendingResult:
         """Start a plan."""
 
     def close(self) -> None:
-        """Wait for what runs, then let go of the thread."""
+        """Wait for running plans, then end the thread."""
 
 
 class InlineExecutor:
@@ -59,7 +59,7 @@ class InlineExecutor:
 
 
 class ThreadedExecutor:
-    """Runs plans on one thread, so that the next plan is made while this one runs."""
+    """Runs plans on one thread, so that the scheduler makes the next plan while this one runs."""
 
     def __init__(self, runner: PlanRunner) -> None:
         self._runner = runner
@@ -74,7 +74,7 @@ class ThreadedExecutor:
 
 
 class DeviceExecutor:
-    """Starts plans where they are made; the caller that asks for a result waits for it."""
+    """Starts plans on the caller's thread; `result` waits for them."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -84,5 +84,5 @@ class DeviceExecutor:
         return self._runner.submit(plan)
 
     def close(self) -> None:
-        """Let go of what the runner has."""
+        """Close the runner."""
         self._runner.close()

@@ -1,9 +1,9 @@
-"""What a runner asks of a backend: the bytes of a pool, and a model's arithmetic over them.
+"""What a runner needs of a backend: the bytes of a pool, and a model's arithmetic over them.
 
     plan --> Runner --> Forward.prepare(plan), run() --> likeliest tokens, or logits, of sampled rows
 
-A runner knows rows, drafts and grammars; a `Forward` knows none of them. What it computes with, and where
-its blocks lie, is its own: NumPy arrays and native kernels here, tensors of a device in `octavo.device`.
+A runner knows rows, drafts and grammars; a `Forward` knows none of them. How it computes, and where blocks
+lie, is its own: NumPy arrays and native kernels here, tensors of a device in `octavo.device`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.executor.batch import host_batch
 from octavo.executor.cold_parts import ColdPart, ColdParts
-from octavo.executor.draws import Draw, Drawn, SamplingResult
+from octavo.executor.draws import DeviceDraws, Draw, SamplingResult
 from octavo.executor.rows import Rows
 from octavo.kernels.contract import Bytes, Floats, HostBatch, Ints, KvShape, Ops, SlotMemory
 from octavo.kernels.prefault import PagePrefaulter
@@ -27,37 +27,37 @@ from octavo.types import Chunk, Fork, RankState, StepPlan, StepWay
 
 
 class BlockMover(Protocol):
-    """Blocks on their way between the pool and host memory, on the transfer thread."""
+    """Copies blocks between the pool and host memory, on the transfer thread."""
 
     @property
     def bytes_per_block(self) -> int:
-        """What a block takes."""
+        """Bytes of a block."""
 
     def read_block(self, block: int) -> memoryview:
         """Its bytes, until the next call."""
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes; False where that failed: the block holds garbage."""
+        """Have `fill` write its bytes; False if that failed: the block holds garbage."""
 
     def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """Copy the bytes of blocks to host memory that lasts, in this order."""
+        """Copy blocks to pinned host memory, in this order."""
 
     def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """Copy the bytes of blocks from host memory that lasts, in this order."""
+        """Copy blocks from pinned host memory, in this order."""
 
     def fence(self) -> None:
-        """Calls from now on come behind all that the caller has started. The runner calls it."""
+        """Order all later calls after the work that the caller has started. The runner calls it."""
 
     def pin(self, memory: memoryview) -> None:
-        """Host memory that copies will come from and go to, all of it: a device wants it to stay in place."""
+        """Pin all host memory that copies will use: a device needs it to stay in place."""
 
     def unpin(self) -> None:
-        """It goes now: no copy will follow."""
+        """Unpin it before it is freed: no copy will follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a device could not compute a step, in words; `is_shortage`: a smaller one it may."""
+    """Why a device could not compute a step, in words; `is_shortage`: a smaller step may succeed."""
 
     text: str
     is_shortage: bool = False
@@ -65,18 +65,18 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class ColdReach:
-    """The slots below in which attention can read cold blocks, from the first on, and into how many parts a
-    chunk that does may be cut."""
+    """The number of offload slots, from the first, in which attention can read cold blocks, and into how many
+    parts a cold chunk may be cut."""
 
     num_slots: int = 0
     num_parts: int = 1
 
 
 class Forward(Protocol):
-    """Owns the bytes of the KV blocks, and computes steps over them. All calls but the mover's come from one
-    thread, in order of plans; results of a step live until the next one runs.
+    """Owns the bytes of the KV blocks, and computes steps over them. One thread makes all calls but the
+    mover's, in order of plans; results of a step are valid until the next one runs.
 
-    What has a body here is what a backend needs whose rows and tokens are the host's.
+    The default bodies are for a backend that uses the host's rows and tokens.
     """
 
     blocks: BlockMover
@@ -86,97 +86,97 @@ class Forward(Protocol):
         return nullcontext()
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """Make ready what steps of up to so many tokens will need, before the first. Raises ConfigError where
-        the memory does not suffice."""
+        """Prepare what steps of up to so many tokens need, before the first one. Raises ConfigError where
+        memory does not suffice."""
         return
 
     def warm_more(self) -> bool:
-        """One more piece of it, that is needed less often; False: nothing is left."""
+        """Prepare one more piece that is needed less often; False: nothing is left."""
         return False
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
-        """Make the step's arrays; `rows` are the host's, as the plan leaves them. Nothing is computed yet."""
+        """Build the step's arrays; `rows` are the host's, with the plan applied. Computes nothing yet."""
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
     def discard_blocks(self, first: int, last: int) -> None:
-        """The memory of blocks [first, last) may go; what they hold is lost."""
+        """Free the memory of blocks [first, last); their content is lost."""
 
     def fork(self, fork: Fork) -> None:
-        """The child's row becomes the parent's, but for its choice."""
+        """Copy the parent's row to the child's, but for its choice."""
         return
 
     def run(self) -> None:
-        """Compute the step that was prepared: K and V of its tokens are written."""
+        """Compute the prepared step: K and V of its tokens are written."""
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): the likeliest token of each of these hidden rows, lowest first among equals; -1 where its
         logits hold NaN or +inf, or nothing but -inf. No logits are written."""
 
     def logits(self, places: Sequence[int]) -> Floats:
-        """(S, V) raw logits of these hidden rows; they live until the next call."""
+        """(S, V) raw logits of these hidden rows; valid until the next call."""
 
     def hidden(self, places: Sequence[int]) -> Floats:
-        """(S, E): these hidden rows themselves, on the host; they live until the next call."""
+        """(S, E): these hidden rows, on the host; valid until the next call."""
 
-    def draw(self, draws: Sequence[Draw]) -> Drawn:
-        """Start those that need nothing of the host's sampler; which they are depends on the request."""
-        return Drawn(draws)
+    def draw(self, draws: Sequence[Draw]) -> DeviceDraws:
+        """Start the draws that do not need the host's sampler; the request decides which."""
+        return DeviceDraws(draws)
 
     def append(self, draws: Sequence[Draw], taken: SamplingResult) -> None:
-        """What the host sampled for these stands in their rows now."""
+        """Write what the host sampled for these draws into their rows."""
         return
 
     def describe_trouble(self, error: Exception) -> Trouble | None:
-        """What went wrong, where the error is the device's and all others can go on; None: the error is a bug
-        of ours."""
+        """The trouble, if the error is the device's and other steps can go on; None: the error is a bug of
+        ours."""
         return None
 
     def anchor(self) -> tuple[int, int] | None:
-        """An address and a number of bytes: slots of host memory shall lie at multiples of these from there;
-        None: anywhere."""
+        """(address, bytes): host slots must be aligned to multiples of `bytes` from `address`; None: no
+        alignment needed."""
         return None
 
-    def read_below(self, memory: SlotMemory) -> ColdReach:
-        """Attention finds cold blocks there from now on, in so many slots."""
+    def read_cold_from(self, memory: SlotMemory) -> ColdReach:
+        """From now on attention reads cold blocks from `memory`; returns how many slots it can reach."""
         return ColdReach()
 
     def cold_part(self) -> ColdPart | None:
-        """What became of the cold chunk of the step that ran last, if it had one."""
+        """The outcome of the cold chunk of the last step, if it had one."""
         return None
 
     def way(self) -> StepWay | None:
-        """How the step that ran last was started; None: not on a device."""
+        """How the last step was launched; None: not on a device."""
         return None
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Until the memory that was asked for at once is there, or so long; whether it is."""
+        """Wait until the memory requested at the start is there, or until the timeout; whether it is."""
         return True
 
     def finish(self) -> None:
-        """A step that was started has ended. Raises DeviceLost where a device was lost meanwhile."""
+        """Called when a started step has ended. Raises DeviceLost if a device was lost meanwhile."""
         return
 
     def check(self) -> None:
-        """Raises DeviceLost where a device was lost, be it while nothing runs."""
+        """Raise DeviceLost if a device was lost, even while nothing runs."""
         return
 
     def ranks(self) -> tuple[RankState, ...]:
-        """The devices that compute the model together, where there are several."""
+        """The devices that compute the model together, if there are several."""
         return ()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
-        """Any thread calls it once where a device is lost while nothing runs."""
+        """`wake` is called once, from any thread, if a device is lost while nothing runs."""
         return
 
     def close(self) -> None:
-        """Let go of threads. Idempotent."""
+        """End threads. Idempotent."""
         return
 
 
 class HostBlocks:
-    """A `BlockMover` over host memory (N, bytes of a block): blocks are read and written where they lie."""
+    """A `BlockMover` over host memory (N, bytes of a block): blocks are read and written in place."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -187,7 +187,7 @@ class HostBlocks:
         return memoryview(self._data[block]).toreadonly()
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes."""
+        """Have `fill` write its bytes."""
         return fill(memoryview(self._data[block]))
 
     def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
@@ -216,16 +216,16 @@ class HostForward(Forward):
     def __init__(
         self, model: Model, ops: Ops, shape: KvShape, num_blocks: int, ready_blocks: int = 0
     ) -> None:
-        """`ready_blocks`: whose memory is asked for at once."""
+        """`ready_blocks`: blocks whose memory is requested at the start."""
         pool = ops.allocate_kv(shape, num_blocks)
         self.pool = pool
         self.blocks = HostBlocks(pool.data)
         self.readying = PagePrefaulter(pool, ready_blocks)
         self._model, self._ops = model, ops
         self._cold: ColdParts | None = None
-        self._chunks: tuple[Chunk, ...] = ()  # of the step that is prepared: those with hidden rows
+        self._chunks: tuple[Chunk, ...] = ()  # of the prepared step: those with hidden rows
         self._batch: HostBatch | None = None
-        self._hidden: Floats  # (R, E) of the step that ran last
+        self._hidden: Floats  # (R, E) of the last step
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
 
@@ -242,9 +242,9 @@ class HostForward(Forward):
             chunks = tuple(chunk for chunk in chunks if chunk is not cold)
         self._batch, self._chunks = host_batch(chunks, rows) if chunks else None, plan.ended
 
-    def read_below(self, memory: SlotMemory) -> ColdReach:
-        """Attention finds cold blocks there from now on: in host memory, and in a file where a layer's
-        bytes lie together."""
+    def read_cold_from(self, memory: SlotMemory) -> ColdReach:
+        """From now on attention reads cold blocks from `memory`: host memory, and a file if a layer's bytes
+        are contiguous in it."""
         if memory.pieces < self._model.spec.num_layers:
             memory = replace(memory, fd=-1, num_slots=memory.num_host)
         if memory.num_slots == 0:
@@ -259,7 +259,7 @@ class HostForward(Forward):
         return ColdReach(memory.num_slots, self._model.spec.num_layers)
 
     def cold_part(self) -> ColdPart | None:
-        """What became of the step's cold chunk."""
+        """The outcome of the step's cold chunk."""
         return None if self._cold is None else self._cold.done
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -272,7 +272,7 @@ class HostForward(Forward):
         self._ops.discard_blocks(self.pool, first, last)
 
     def run(self) -> None:
-        """Compute the step that was prepared."""
+        """Compute the prepared step."""
         hidden = np.empty((0, self._model.spec.hidden_size), np.float32)
         if self._batch is not None:
             hidden = self._hidden_states(self._batch)
@@ -308,11 +308,11 @@ class HostForward(Forward):
         return self._ops.take(self._hidden, np.array(places, np.int32))
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Until the memory that was asked for at once is there, or so long; whether it is."""
+        """Wait until the memory requested at the start is there, or until the timeout; whether it is."""
         return self.readying.wait(timeout_s)
 
     def close(self) -> None:
-        """Ask the system for no more memory; end reads."""
+        """Stop the prefaulting threads; end reads."""
         self.readying.stop()
         if self._cold is not None:
             self._cold.close()

@@ -1,9 +1,9 @@
-"""Host memory as a tier below the pool: blocks in an arena, gone with the process; alone, or before a disk.
+"""Host memory as an offload tier: blocks in an arena, lost with the process; alone, or in front of a disk.
 
     TieredStore   slots [ 0 ... H - 1 | H ... H + D - 1 ]
                           HostStore     DiskStore
 
-It is of use where the pool is small and dear: beside a GPU, or on a CPU where it is kept small on purpose.
+It is useful where pool memory is scarce: with a GPU, or on a CPU where the pool is kept small on purpose.
 There is no index and no checksum: no other process writes to this memory, and no restart finds it.
 """
 
@@ -22,7 +22,7 @@ _PAGE = 4096
 
 
 class HostStore:
-    """A `BlockStore` in memory. A page of the arena is taken when it is first written. One thread makes all
+    """A `BlockStore` in memory. A page of the arena becomes resident when first written. One thread makes all
     calls."""
 
     def __init__(self, num_bytes: int, block_bytes: int) -> None:
@@ -52,8 +52,8 @@ class HostStore:
         return self._slots.reshape(-1).data
 
     def align(self, address: int, num_bytes: int) -> None:
-        """Each slot shall begin at a multiple of so many bytes from an address. Nothing may be stored yet;
-        where slots are of another size, nothing happens."""
+        """Align each slot to multiples of `num_bytes` from `address`. Nothing may be stored yet; does nothing
+        if slots have another size."""
         slot_bytes = self._slots.shape[1]
         if num_bytes == slot_bytes:
             first = (address - self._arena.ctypes.data) % slot_bytes
@@ -65,7 +65,7 @@ class HostStore:
         return self
 
     def begin_write(self, slot: int) -> memoryview:
-        """Where a block is to be written; until `end_write` the slot is empty."""
+        """The slot's memory, for writing; until `end_write` the slot is empty."""
         self._names[slot] = None
         return self._slots[slot, : self.block_bytes].data
 
@@ -78,7 +78,7 @@ class HostStore:
         return self._slots[slot, : self.block_bytes].data if self._names[slot] == name else None
 
     def entries(self) -> list[tuple[bytes, int]]:
-        """Name and slot of all that is there."""
+        """Name and slot of all stored blocks."""
         return [(name, slot) for slot, name in enumerate(self._names) if name is not None]
 
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
@@ -123,7 +123,7 @@ class HostStore:
         return []
 
     def close(self) -> None:
-        """Let go of the memory. No call may follow."""
+        """Free the memory. No call may follow."""
         self._slots = np.empty((0, 0), np.uint8)
         self._arena = np.empty(0, np.uint8)
         self._names = []
@@ -142,12 +142,12 @@ class TieredStore:
         return self._host if slot < self._host.num_slots else None
 
     def entries(self) -> list[tuple[bytes, int]]:
-        """Name and slot of all that is there, the longest unused of each first."""
+        """Name and slot of all stored blocks, the longest unused of each store first."""
         on_disk = [(name, self._host.num_slots + slot) for name, slot in self._disk.entries()]
         return self._host.entries() + on_disk
 
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
-        """Whether the bytes are there."""
+        """Store a block; False if that failed."""
         store, own = self._place(slot)
         return store.write(own, name, data)
 
@@ -167,7 +167,7 @@ class TieredStore:
         return self._disk.extents
 
     def forget(self, slot: int) -> None:
-        """What is in the slot is not listed any more."""
+        """Empty a slot."""
         store, own = self._place(slot)
         store.forget(own)
 
@@ -177,7 +177,7 @@ class TieredStore:
         return store.is_listed(own, name)
 
     def find_vanished(self) -> Path | None:
-        """A file of the disk's that is not where it was."""
+        """A file of the disk store that was removed, moved or replaced."""
         return self._disk.find_vanished()
 
     def commit(self) -> bool:
@@ -189,7 +189,7 @@ class TieredStore:
         return self._disk.take_given_up()
 
     def close(self) -> None:
-        """Commit, and let go of both."""
+        """Commit, and close both."""
         self._disk.close()
         self._host.close()
 

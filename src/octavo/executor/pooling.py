@@ -1,11 +1,11 @@
-"""Embeddings: hidden rows of a prompt, pooled as its request says, instead of a sample.
+"""Embeddings: hidden rows of a prompt, pooled as the request specifies, instead of a sample.
 
     last    the row of the prompt's last position
-    mean    the rows of all positions, added in float64 in order of positions, divided by how many there are
+    mean    the rows of all positions, added in float64 in order of positions, divided by their number
 
-A sum lives in its row from chunk to chunk. One after the other into float64, so that no chunking changes a
-bit; a sequence that was preempted begins again in a new row, at its first position. What ends the request is
-a placeholder: no logits are made for it.
+The sum is kept in the sequence's row from chunk to chunk. It adds one hidden row after another, so that
+chunking changes no bit. A preempted sequence begins again in a new row, at its first position. A placeholder
+token ends the request: no logits are computed for it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from octavo.types import Chunk, SampledToken, StepPlan
 
 PLACEHOLDER = 0  # a token id that every vocabulary has
 NOT_FINITE = "its hidden rows hold numbers that are not finite"
-POOL_SLICE = 512  # hidden rows that are taken to the host at once
+POOL_SLICE = 512  # hidden rows copied to the host at once
 
 
 def pool_prompts(plan: StepPlan, rows: Rows, forward: Forward, taken: SamplingResult) -> dict[int, bytes]:
     """The embeddings of prompts that end in this step, by sequence, each with its placeholder in `taken`;
-    those that go on have their sums in their rows."""
+    prompts that go on keep their sums in their rows."""
     found: dict[int, bytes] = {}
     first = 0  # of the chunk's hidden rows
     for chunk in plan.ended:
@@ -47,7 +47,7 @@ def _pool(entry: Row, chunk: Chunk, forward: Forward, places: range) -> Floats |
     if entry.params.pooling is Pooling.LAST:
         return forward.hidden(places)[0] if chunk.num_samples else None
     if entry.has_missed:
-        return None  # its sequence will begin again, or has failed
+        return None  # the sequence will begin again, or has failed
     assert entry.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
     entry.num_summed += len(places)
     for start in range(0, len(places), POOL_SLICE):

@@ -1,10 +1,8 @@
-"""Rows: the executor's side of every running sequence, kept in arrays so that a plan only needs to say what
-changed.
+"""Rows: the executor's state of every running sequence, kept in arrays so that a plan carries only changes.
 
-    row r    tokens[r]  [ prompt ........ | output .. ]   length[r] tokens; grows with every sample, ahead
-    of the host
-             tables[r]  [ 7 | 2 | 9 | 4 | ...         ]   block ids, as the table writes of the plans left
-             them
+    row r    tokens[r]  [ prompt ........ | output .. ]   length[r] tokens; grows with every sample, before
+                                                          the scheduler sees it
+             tables[r]  [ 7 | 2 | 9 | 4 | ...         ]   block ids, written by the plans' table writes
 
 Only plans change a row. It does not know the ledger: a block id is a number here.
 """
@@ -28,7 +26,7 @@ from octavo.units import blocks_for
 
 @dataclass(slots=True)
 class Row:
-    """What a row's sequence was admitted with, and how many tokens it has by now."""
+    """The parameters of a row's sequence, and how many tokens it has."""
 
     seq_id: int
     num_prompt: int
@@ -37,23 +35,23 @@ class Row:
     seed: int
     choice: int
     length: int
-    guide: Guide | None  # what leads its output, as far as it has come
-    plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
+    guide: Guide | None  # what constrains its output, in its current state
+    plain_from: float  # the number of output tokens from which on the raw logits' argmax suffices
     host_knows_constraint: bool = (
-        False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
+        False  # the host knows that a grammar constrains it, so that it plans nothing ahead of it
     )
     hidden_sum: Doubles | None = None  # (E,): of the first `num_summed` hidden rows, for their mean
     num_summed: int = 0
-    has_missed: bool = False  # a step failed that held positions of it: what comes stands on nothing
+    has_missed: bool = False  # a step with positions of it failed: later positions are invalid
 
     @property
     def is_plain(self) -> bool:
-        """True where it needs the likeliest token of its raw logits alone, of those that its guide allows."""
+        """True if the argmax of its raw logits suffices, among tokens that its guide allows."""
         return self.length - self.num_prompt >= self.plain_from
 
     @property
     def is_constrained(self) -> bool:
-        """True where its guide forbids tokens."""
+        """True if its guide forbids tokens."""
         return self.guide is not None and not self.guide.is_free
 
 
@@ -90,7 +88,7 @@ class Rows:
             self.tables[write.row, write.index] = write.block
 
     def fork(self, fork: Fork) -> None:
-        """The child's row becomes the parent's: tokens, table, history. Before the step samples."""
+        """Copy the parent's row to the child's: tokens, table, history. Before the step samples."""
         parent = self[fork.parent_row]
         assert self._rows[fork.child_row] is None
         length = parent.length
@@ -111,7 +109,7 @@ class Rows:
         )
 
     def append(self, row: int, token: int) -> None:
-        """A sampled token. The last one of a full context has no position and is not kept."""
+        """Append a sampled token. The last one of a full context has no position and is not kept."""
         entry = self[row]
         if entry.length < self.tokens.shape[1]:
             self.tokens[row, entry.length] = token

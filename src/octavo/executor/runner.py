@@ -2,11 +2,11 @@
 
     plan --> rows.apply --> prepare --> copies --> transfers begin --> forks --> forward --> sample --> result
 
-`submit` starts a plan and `finish` waits for what it came to. On a processor all of it is done when `submit`
-returns; on a device the next plan may be started before the result is asked for, because its tokens are read
-from the rows there. Vocabulary rows exist only where a request asked: one for each sample, and slices for
-prompt logprobs (`prompts.py`). It knows rows and sampling; the model and the bytes are the backend's
-(`forward.py`). It does not know queues, names or reference counts.
+`submit` starts a plan and `finish` waits for its result. On a CPU all work is done when `submit` returns. On
+a device the next plan may start before the caller reads the result, because its tokens are read from the rows
+there. Logits are computed only where needed: one row for each sample, and slices for prompt logprobs
+(`prompts.py`). The runner knows rows and sampling; the model and the bytes are the backend's (`forward.py`).
+It does not know queues, names or reference counts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from octavo.types import RankState, SampledToken, StepPlan, StepResult, StepWay
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """Sizes of the executor's arrays; the scheduler is configured with the same ones."""
+    """Sizes of the executor's arrays; the scheduler has the same ones."""
 
     block_size: int
     max_rows: int
     context_length: int
     stop_ids: frozenset[int]
     vocab_size: int
-    fast_forward: bool = True  # tokens that a grammar forces come with the sample before them
+    fast_forward: bool = True  # tokens that a grammar forces are appended to the sample before them
 
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
@@ -55,24 +55,24 @@ def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:
 
 @dataclass(slots=True)
 class PendingStep:
-    """A plan that was started. `result` waits for it, and may be asked once or more."""
+    """A plan that was started. `result` waits for it, and may be called repeatedly."""
 
     runner: Runner
     plan: StepPlan
     started: float
     taken: SamplingResult = field(default_factory=SamplingResult)
-    collect: Callable[[SamplingResult], None] | None = None  # adds what the device draws, when it is there
+    collect: Callable[[SamplingResult], None] | None = None  # waits for the device's draws and adds them
     scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     batch_seconds: float = 0.0
     mask_seconds: float = 0.0
     way: StepWay | None = None
     cold: ColdPart | None = None
-    trouble: Trouble | None = None  # why its sequences fail, or are to be computed in smaller steps
+    trouble: Trouble | None = None  # why its sequences fail, or must be computed in smaller steps
     _result: StepResult | None = None
 
     def result(self) -> StepResult:
-        """Of the plan. Raises DeviceLost where the device is no more."""
+        """Wait for the plan's result. Raises DeviceLost if the device is lost."""
         if self._result is None:
             self._result = self.runner.finish(self)
         return self._result
@@ -104,20 +104,20 @@ class Runner:
         if transfers is not None:
             memory = transfers.slot_memory(forward.anchor())
             transfers.serve(forward.blocks)
-            self.cold_reach = forward.read_below(memory)
+            self.cold_reach = forward.read_cold_from(memory)
         self._sampler = Sampler(config.vocab_size, config.stop_ids)
         self.walker = TokenSampler(
             self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward
         )
-        self._finished = 0.0  # when the last result was there
+        self._finished = 0.0  # time of the last result
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute one plan and wait for it. One poisoned sequence fails alone; an exception means that the
+        """Run one plan and wait for it. A sequence with bad numbers fails alone; an exception means that the
         whole state is lost."""
         return self.submit(plan).result()
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Start one plan. A device's error takes the plan's sequences with it, and no others."""
+        """Start one plan. A device's error fails the plan's sequences, and no others."""
         with self.forward.active():
             return self._start(plan)
 
@@ -125,7 +125,7 @@ class Runner:
         """The result of a plan that was started."""
         plan, taken = step.plan, step.taken
         if step.collect is not None and step.trouble is None:
-            with self._noting_trouble(step):
+            with self._record_trouble(step):
                 step.collect(taken)
         if plan.chunks:
             self.forward.finish()
@@ -162,30 +162,28 @@ class Runner:
         )
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Until the memory that was asked for at once is there, or so long; whether it is."""
+        """Wait until the memory requested at the start is there, or until the timeout; whether it is."""
         return self.forward.wait_ready(timeout_s)
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """Make ready what steps of up to so many tokens will need. Raises ConfigError where memory is
-        short."""
+        """Prepare what steps of up to so many tokens need. Raises ConfigError where memory is short."""
         self.forward.warm(step_tokens, progress)
 
     def warm_more(self) -> bool:
-        """One more piece of it, that is needed less often; False: nothing is left."""
+        """Prepare one more piece that is needed less often; False: nothing is left."""
         return self.forward.warm_more()
 
     def check(self) -> None:
-        """Raises DeviceLost where a device is lost while nothing runs."""
+        """Raise DeviceLost if a device was lost while nothing runs."""
         self.forward.check()
 
     def ranks(self) -> tuple[RankState, ...]:
-        """The devices that compute the model together, where there are several."""
+        """The devices that compute the model together, if there are several."""
         return self.forward.ranks()
 
     def reset(self) -> None:
-        """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
-        trusted again because no name survives, neither here nor below; no transfer is left that could still
-        write to it."""
+        """Drop all rows: after a broken invariant, before a new ledger starts. No name survives in any tier,
+        so the pool's bytes are not used again, and no transfer is left that could still write to it."""
         self._rows.clear()
         if self._transfers is not None:
             self._transfers.clear()
@@ -208,11 +206,11 @@ class Runner:
         if not plan.chunks:
             return step
         step.batch_seconds = prepared - applied
-        for fork in plan.forks:  # before anything can fail: the next plan may count on the child
+        for fork in plan.forks:  # before anything can fail: the next plan may use the child
             self._rows.fork(fork)
             self.forward.fork(fork)
         masked = self._sampler.mask_seconds
-        with self._noting_trouble(step):
+        with self._record_trouble(step):
             self.forward.run()
             step.way, step.cold = self.forward.way(), self.forward.cold_part()
             self._sample(step)
@@ -220,19 +218,19 @@ class Runner:
         return step
 
     def _move(self, plan: StepPlan) -> None:
-        """Copies, and transfers begin."""
+        """Copy blocks, then begin transfers."""
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self.forward.copy_blocks(sources, targets)
         for first, last in plan.discarded:
             self.forward.discard_blocks(first, last)
-        if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
-            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
+        if plan.transfers:  # after the copies: a block that was copied may be stored at once
+            assert self._transfers is not None, "a plan moves blocks, and there is no offload tier"
             self.forward.blocks.fence()
             self._transfers.begin(plan.transfers)
 
     def _sample(self, step: PendingStep) -> None:
-        """Of the step that ran: logprobs of prompts, tokens, embeddings."""
+        """After the step has run: logprobs of prompts, tokens, embeddings."""
         plan, forward = step.plan, self.forward
         step.scored = prompt_logprobs(plan, self._rows, forward)
         drawn = forward.draw(draws_of(plan, self._rows))
@@ -243,8 +241,8 @@ class Runner:
         step.pooled = pool_prompts(plan, self._rows, forward, step.taken)
 
     @contextmanager
-    def _noting_trouble(self, step: PendingStep) -> Iterator[None]:
-        """An error of the device's becomes the step's trouble."""
+    def _record_trouble(self, step: PendingStep) -> Iterator[None]:
+        """Record an error of the device as the step's trouble."""
         try:
             yield
         except Exception as error:

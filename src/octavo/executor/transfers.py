@@ -1,11 +1,11 @@
-"""The transfer worker: moves blocks between the pool and the store below, on a thread of its own.
+"""The transfer worker: moves blocks between the pool and the offload store, on a thread of its own.
 
-A transfer begins behind the copies of its plan, so every plan made before it has finished; its block has a
-holder until the answer is in the engine's inbox, so nothing else touches its bytes.
+A transfer begins after the copies of its plan, so every earlier plan has finished. Its block has a holder
+until the result is in the engine's inbox, so nothing else touches its bytes.
 
-Transfers happen in the order in which they were begun. Those between the pool and host memory that follow one
-another in one direction are one batch, which a device copies at the link's rate. What went to disk is
-committed half a second later, or when a sync asks for it: a commit waits for the medium.
+Transfers run in submission order. Consecutive ones between the pool and host memory in one direction are one
+batch, which a device copies at the link's rate. Disk writes are committed half a second later, or by a sync:
+a commit waits for the medium.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from octavo.types import Move, Transfer, TransferDone
 log = logging.getLogger("octavo.transfers")
 
 BATCH_MAX = 64  # transfers
-COMMIT_AFTER_S = 0.5  # from the first transfer on that is not committed
+COMMIT_AFTER_S = 0.5  # after the first uncommitted transfer
 
 
 class BlockStore(Protocol):
@@ -46,13 +46,13 @@ class BlockStore(Protocol):
         """Slots are numbered from 0."""
 
     def entries(self) -> list[tuple[bytes, int]]:
-        """Name and slot of all that is there."""
+        """Name and slot of all stored blocks."""
 
     def forget(self, slot: int) -> None:
-        """What is in the slot is not listed any more."""
+        """Empty a slot."""
 
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
-        """Whether the bytes are there."""
+        """Store a block; False if that failed."""
 
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
@@ -62,8 +62,7 @@ class BlockStore(Protocol):
 
     @property
     def extents(self) -> Extents | None:
-        """Where the slots on disk lie in their file, numbered from 0 behind those in host memory; None: there
-        is no disk."""
+        """Where the disk slots lie in their file, numbered from 0 without the host slots; None: no disk."""
 
     def host_of(self, slot: int) -> HostStore | None:
         """Where the slot lies in host memory; None: it does not."""
@@ -72,25 +71,25 @@ class BlockStore(Protocol):
         """Whether a restart finds that name in the slot."""
 
     def find_vanished(self) -> Path | None:
-        """A file of it that is not where it was: nothing written to it survives."""
+        """A file of the store that was removed, moved or replaced: nothing written to it survives."""
 
     def commit(self) -> bool:
         """Make what was written survive a crash."""
 
     def take_given_up(self) -> list[bytes]:
-        """Names that a commit since the last call could not bring to the medium: they cannot be read."""
+        """Names lost since the last call because a commit failed: they cannot be read."""
 
     def close(self) -> None:
-        """Commit, and let go of the files."""
+        """Commit, and close the files."""
 
 
 class _Clear:
-    """Forget everything."""
+    """Empty the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sync:
-    """Commit, and tell which of these slots and names a restart would not find."""
+    """Commit, and report which of these slots and names a restart would not find."""
 
     wanted: Sequence[tuple[int, bytes]]
     lost: Future[list[bytes]]
@@ -106,24 +105,24 @@ class TransferWorker:
         self._store = store
         self._done = done
         self._blocks: BlockMover | None = None
-        self._vanished: Path | None = None  # what was told of last
-        self._passing = bytearray()  # a block on its way from slot to slot
+        self._vanished: Path | None = None  # the file reported last
+        self._passing = bytearray()  # a block being copied from slot to slot
         self._queue: queue.Queue[_Work] = queue.Queue()
-        self._ahead: deque[_Work] = deque(maxlen=1)  # taken, and not for the batch before it
-        self._commit_due: float | None = None  # when what was transferred is to be committed
+        self._ahead: deque[_Work] = deque(maxlen=1)  # dequeued, and not part of the batch before it
+        self._commit_due: float | None = None  # when the next commit is due
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
 
     def serve(self, blocks: BlockMover) -> None:
-        """Where the blocks' bytes are: once, before the first transfer."""
+        """Start the worker over these blocks: once, before the first transfer."""
         self._blocks = blocks
         host = self._store.host_of(0)
         if host is not None:
             blocks.pin(host.memory)
 
     def slot_memory(self, anchor: tuple[int, int] | None = None) -> SlotMemory:
-        """Where attention finds what is in the slots, which lie as the anchor says (`Forward.anchor`). Before
-        anything is stored."""
+        """The slots as attention reads them, aligned to the anchor (`Forward.anchor`). Before anything is
+        stored."""
         if anchor is not None and (found := self._store.host_of(0)) is not None:
             found.align(*anchor)
         host, extents, num_slots = self._store.host_of(0), self._store.extents, self._store.num_slots
@@ -143,29 +142,29 @@ class TransferWorker:
         )
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Queue them. They happen in this order; a load waits for the few stores before it."""
+        """Queue transfers. They run in this order; a load waits for the few stores before it."""
         for transfer in transfers:
             self._queue.put(transfer)
 
     def sync(self, wanted: Sequence[tuple[int, bytes]]) -> Future[list[bytes]]:
-        """Wait for data, then index, to be on the medium, behind all that was begun before. Those of the
-        names that a restart would not find in their slots; SessionRefused where it would find no file."""
+        """Sync data, then index, after all earlier transfers. The future's result: those names that a restart
+        would not find in their slots; SessionRefused if it would find no file."""
         lost: Future[list[bytes]] = Future()
         self._queue.put(_Sync(wanted, lost))
         return lost
 
     def clear(self) -> None:
-        """Wait until everything that was begun has ended, and forget all that is below."""
+        """Wait for all earlier transfers, and empty the store."""
         self._queue.put(_Clear())
         self._queue.join()
 
     def drain(self) -> None:
-        """Wait until everything that was begun has ended."""
+        """Wait for all earlier transfers."""
         if self._thread.is_alive():
             self._queue.join()
 
     def close(self) -> None:
-        """End what was begun, commit, let go of the files. Idempotent."""
+        """Finish queued transfers, commit, close the files. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -186,7 +185,7 @@ class TransferWorker:
         self._queue.task_done()
 
     def _take(self) -> _Work:
-        """The next one, waited for. Commits meanwhile, when that is due."""
+        """Wait for the next item. Commits meanwhile, when that is due."""
         while True:
             left_s = None if self._commit_due is None else self._commit_due - time.monotonic()
             try:
@@ -198,20 +197,20 @@ class TransferWorker:
                 continue
 
     def _batch_from(self, first: Transfer) -> list[Transfer]:
-        """With those behind it that can be done together."""
+        """The transfer, and those after it that can be done with it."""
         batch = [first]
         while len(batch) < BATCH_MAX and self._is_host_move(first):
             try:
                 following = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if not isinstance(following, Transfer) or not self._goes_with(following, first):
+            if not isinstance(following, Transfer) or not self._fits_batch(following, first):
                 self._ahead.append(following)
                 break
             batch.append(following)
         return batch
 
-    def _goes_with(self, transfer: Transfer, first: Transfer) -> bool:
+    def _fits_batch(self, transfer: Transfer, first: Transfer) -> bool:
         return transfer.move is first.move and self._is_host_move(transfer)
 
     def _is_host_move(self, transfer: Transfer) -> bool:
@@ -220,7 +219,7 @@ class TransferWorker:
         return is_move and self._store.host_of(transfer.slot) is not None
 
     def _move_all(self, batch: Sequence[Transfer]) -> None:
-        """Do them, and tell each one's end."""
+        """Run a batch, and report the end of each transfer."""
         begun = time.perf_counter()
         try:
             ended = self._move_hosted(batch) if self._is_host_move(batch[0]) else [self._move(batch[0])]
@@ -228,7 +227,7 @@ class TransferWorker:
         except Exception:
             log.exception("a transfer failed")
             ended, seconds = [False] * len(batch), 0.0
-        self._tell_given_up()
+        self._report_given_up()
         for transfer, ok in zip(batch, ended, strict=True):
             if transfer.move is not Move.FORGET:
                 self._done(TransferDone(transfer.transfer_id, ok, seconds))
@@ -238,7 +237,7 @@ class TransferWorker:
             self._queue.task_done()
 
     def _move_hosted(self, batch: Sequence[Transfer]) -> list[bool]:
-        """Between pool and host memory, all in one direction; whether each is where it was to go."""
+        """Move blocks between pool and host memory, all in one direction; whether each arrived."""
         blocks, host = self._blocks, self._store.host_of(batch[0].slot)
         assert blocks is not None
         assert host is not None
@@ -257,7 +256,7 @@ class TransferWorker:
             for slot in range(self._store.num_slots):
                 self._store.forget(slot)
         except Exception:
-            log.exception("the tier below could not be emptied")
+            log.exception("the offload tier could not be emptied")
         self._commit()
 
     def _sync(self, sync: _Sync) -> None:
@@ -266,7 +265,7 @@ class TransferWorker:
             return  # the caller has gone
         try:
             sync.lost.set_result(self._find_lost(sync.wanted))
-        except Exception as error:  # noqa: BLE001 - the caller is told
+        except Exception as error:  # noqa: BLE001 - raised at the caller
             sync.lost.set_exception(error)
 
     def _find_lost(self, wanted: Sequence[tuple[int, bytes]]) -> list[bytes]:
@@ -282,10 +281,10 @@ class TransferWorker:
         try:
             self._store.commit()
         except Exception:
-            log.exception("the tier below could not commit")
-        self._tell_given_up()
+            log.exception("the offload tier could not commit")
+        self._report_given_up()
 
-    def _tell_given_up(self) -> None:
+    def _report_given_up(self) -> None:
         if given_up := self._store.take_given_up():
             self._done(TransferDone(0, False, lost=tuple(given_up)))
 

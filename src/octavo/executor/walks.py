@@ -1,9 +1,9 @@
-"""From hidden rows to the tokens of a step: each draw walks along the hidden rows that its tokens come from.
+"""From hidden rows to the tokens of a step: each draw samples its hidden rows in order (a walk).
 
-A position's token depends on those before it (penalties, noise, grammars), so a walk samples them one after
-the other, with the history that one step at a time would have had, and ends at the first that its draft did
-not guess, at a token that ends the output, or before one that cannot be sampled. All positions' logits are
-made at once; where the likeliest token is all that a row needs, none are written.
+A token depends on those before it (penalties, noise, grammars), so a walk samples one position after another,
+with the history that one-token steps would have had. It ends at the first token that the draft did not guess,
+at a token that ends the output, or before one that cannot be sampled. All positions' logits are computed at
+once; if the argmax is all that a row needs, no logits are written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.types import SampledToken
 @dataclass(slots=True)
 class _VerifyState:
     draw: Draw
-    host_knew_constraint: bool  # the host knew before that a grammar leads it
+    host_knew_constraint: bool  # the host knew before this step that a grammar constrains it
     taken: list[SampledToken] = field(default_factory=list)
     is_over: bool = False
 
@@ -35,12 +35,12 @@ class _VerifyState:
 
     @property
     def place(self) -> int:
-        """The hidden row that its next token comes from."""
+        """The hidden row that its next token is sampled from."""
         return self.draw.first + len(self.taken)
 
     @property
     def rest(self) -> range:
-        """The hidden rows that it may still come to."""
+        """The hidden rows that it may still reach."""
         return range(self.place, self.draw.first + self.draw.count)
 
 
@@ -75,33 +75,33 @@ class TokenSampler:
             SamplingResult(),
         )
         likeliest = self._likeliest(forward, walks, taken)
-        walks = self._gone_plainly(walks, likeliest, taken)
-        logits = self._written(forward, walks)  # in one call: a result lives until the next
+        walks = self._take_greedy_all(walks, likeliest, taken)
+        logits = self._logits_of(forward, walks)  # in one call: a result is valid until the next
         while walks:
             at = _gathered([logits[walk.place] for walk in walks])
             outcomes = self._sampler.sample(at, [self._sample_row(walk.row) for walk in walks])
             for walk, outcome in zip(walks, outcomes, strict=True):
                 self._take(walk, outcome, taken)
-            walks = self._gone_plainly(walks, likeliest, taken)
+            walks = self._take_greedy_all(walks, likeliest, taken)
         taken.in_grammar = frozenset(
             draw.seq_id for draw in draws if self._rows[draw.row].host_knows_constraint
         )
         return taken
 
-    def _gone_plainly(
+    def _take_greedy_all(
         self, walks: list[_VerifyState], likeliest: dict[int, int], taken: SamplingResult
     ) -> list[_VerifyState]:
-        """Those that are not over when all have gone as far as likeliest tokens lead."""
+        """Run `_take_greedy` for each; the walks that are not over."""
         for walk in walks:
-            self._go_plainly(walk, likeliest, taken)
+            self._take_greedy(walk, likeliest, taken)
         return [walk for walk in walks if not walk.is_over]
 
     def _likeliest(
         self, forward: Forward, walks: list[_VerifyState], taken: SamplingResult
     ) -> dict[int, int]:
-        """By hidden row: its likeliest token, for walks that need no more. Where numbers are not finite there
-        is none: the sampler says what is wrong. Of rows that a guide leads, those whose likeliest token was
-        allowed the last time are tried so; first they take what must come whatever the logits are."""
+        """By hidden row: its likeliest token, for walks that need no more. Rows with non-finite numbers have
+        none: the sampler reports the error. A constrained row first takes tokens that its guide forces; then
+        it is tried this way if its likeliest token was allowed the last time."""
         places: set[int] = set()
         for walk in walks:
             entry = self._rows[walk.row]
@@ -119,8 +119,8 @@ class TokenSampler:
         tokens = forward.argmax(unique).tolist()
         return {place: token for place, token in zip(unique, tokens, strict=True) if token >= 0}
 
-    def _go_plainly(self, walk: _VerifyState, likeliest: dict[int, int], taken: SamplingResult) -> None:
-        """As far as likeliest tokens, and what guides dictate, lead."""
+    def _take_greedy(self, walk: _VerifyState, likeliest: dict[int, int], taken: SamplingResult) -> None:
+        """Take likeliest and forced tokens as long as they suffice."""
         while not walk.is_over and (entry := self._rows[walk.row]).is_plain:
             if entry.is_constrained and self._take_only(walk, entry, taken):
                 continue
@@ -136,7 +136,7 @@ class TokenSampler:
             self._take(walk, SampledToken(token), taken)
 
     def _take_only(self, walk: _VerifyState, entry: Row, taken: SamplingResult) -> bool:
-        """Take the one token that may come next; False: several may."""
+        """Take the only token that is allowed next; False: several are."""
         assert entry.guide is not None
         with self._sampler.timed():
             only = entry.guide.only()
@@ -145,8 +145,8 @@ class TokenSampler:
         self._take(walk, SampledToken(only), taken)
         return True
 
-    def _written(self, forward: Forward, walks: list[_VerifyState]) -> dict[int, _Logits]:
-        """Logits of all that these walks may come to, by hidden row."""
+    def _logits_of(self, forward: Forward, walks: list[_VerifyState]) -> dict[int, _Logits]:
+        """Logits of all hidden rows that these walks may reach."""
         places = sorted({place for walk in walks for place in walk.rest})
         if not places:
             return {}
@@ -154,12 +154,12 @@ class TokenSampler:
         return {place: _Logits(written, index) for index, place in enumerate(places)}
 
     def _take(self, walk: _VerifyState, outcome: SampledToken | SampleFailure, taken: SamplingResult) -> None:
-        """The row's next token; the walk goes on where a draft guessed it."""
+        """Take the row's next token; the walk goes on if the draft guessed it."""
         entry = self._rows[walk.row]
         if isinstance(outcome, SampleFailure):
             self._fail(walk, entry, outcome, taken)
             return
-        is_beam = entry.params.beams is not None  # a later plan says which of its candidates goes on
+        is_beam = entry.params.beams is not None  # a later plan chooses among its candidates
         if entry.guide is not None:
             why_not = entry.guide.accept(outcome.token)
             if why_not:
@@ -180,20 +180,20 @@ class TokenSampler:
         taken.samples[entry.seq_id] = (*walk.taken, *map(SampledToken, forced))
 
     def _fail(self, walk: _VerifyState, entry: Row, failure: SampleFailure, taken: SamplingResult) -> None:
-        """Its position cannot be sampled; behind a draft it fails when it is computed as the newest."""
+        """Its position cannot be sampled. After accepted drafts, it fails only once it is the newest one."""
         walk.is_over = True
         if walk.taken:
             taken.samples[entry.seq_id] = tuple(walk.taken)
             return
         taken.failed[entry.seq_id] = failure
         if entry.params.beams is None:
-            self._rows.append(walk.row, 0)  # a plan in flight may count on a token; it will be dropped
+            self._rows.append(walk.row, 0)  # a plan in flight may expect a token; it will be dropped
 
     def _forced(self, entry: Row) -> list[int]:
-        """What a grammar forces behind its new token comes along (fast-forward), where it is what would be
-        sampled: unless the client wants logprobs, which need logits, or something else forbids tokens, as an
-        end token before `min_tokens`. Not before the host knows that a grammar leads: a plan that is in
-        flight may count on a single token."""
+        """Tokens that the grammar forces after the new one (fast-forward), if sampling would give the same:
+        not if the request has logprobs, which need logits, or if something else forbids tokens, as an end
+        token before `min_tokens`. Not before the host knows of the constraint: a plan in flight may expect a
+        single token."""
         params, is_long_enough = entry.params, entry.length - entry.num_prompt >= entry.params.min_tokens
         if entry.guide is None or not self.fast_forward or params.logprobs is not None:
             return []

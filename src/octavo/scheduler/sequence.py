@@ -25,7 +25,7 @@ from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.sequence_parts import BlockUse, DraftState, GrammarState, PromptSplit
 from octavo.scheduler.waits import LOADING, QUEUED, QueueState
-from octavo.speculation.speculator import Drafting
+from octavo.speculation.speculator import DrafterState
 from octavo.types import AdmittedRow, FinishReason, Phases, Request, Usage
 from octavo.units import blocks_for
 
@@ -134,7 +134,7 @@ class Sequence:
         return params.grammar is not None and not params.grammar.triggers and params.thinking is None
 
     @property
-    def drafting(self) -> Drafting | None:
+    def drafting(self) -> DrafterState | None:
         """Guesses at its next tokens; None: it decodes plainly."""
         return None if self.drafts is None else self.drafts.drafting
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.speculation.speculator import Drafting
+from octavo.speculation.speculator import DrafterState
 
 
 @dataclass(slots=True, eq=False)
 class DraftState:
     """The guesses at a sequence's next tokens, and those of them that are in flight (drafts.py)."""
 
-    drafting: Drafting
+    drafting: DrafterState
     num_guessed: int = 0  # of the planned positions, those of drafts in flight
     blocks_guessed: int = 0  # of the blocks, those that nothing but drafts in flight needs
     is_awaited: bool = False  # nothing is planned while a sample is in flight: guesses will be

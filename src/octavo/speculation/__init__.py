@@ -1,1 +1,1 @@
-"""Guesses at what comes next: drafters (tokens in, at most k out) and how many guesses pay."""
+"""Speculation: drafters (tokens in, at most k guesses out) and how many guesses are worth verifying."""

@@ -1,7 +1,7 @@
 """How likely a guess is right: by the length of its match, and by a sequence's recent fate.
 
-A guess is compared with the token that comes whether it was computed or not, so both are learned for nothing,
-also while no guess is worth its cost: drafting is never off for good.
+A guess is compared with the sampled token whether or not it was computed. Both rates are therefore learned at
+no cost, also while no guess is worth computing: drafting is never off for good.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from octavo.averages import smoothed
 # By bit length of the match, until more is known: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, more.
 _FIRST_RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.85)
 _SMOOTHING = 0.03  # of a rate by one guess
-_MEMORY = 0.9  # what a sequence remembers of its guesses, from one to the next
+_MEMORY = 0.9  # decay of a sequence's counts, from one guess to the next
 _DOUBT = 1.0  # guesses' worth of trust in the rates of all sequences, against a sequence's own
 _MOST = 0.98
 
@@ -23,7 +23,7 @@ class Acceptance:
         self._rates = list(_FIRST_RATES)
 
     def rate(self, match: int) -> float:
-        """How many of such guesses were right."""
+        """The share of guesses with such a match that were right."""
         return self._rates[min(match.bit_length(), len(self._rates) - 1)]
 
     def learn(self, match: int, is_right: bool) -> None:
@@ -33,7 +33,7 @@ class Acceptance:
 
 
 class Fate:
-    """How one sequence's guesses do beside those of all."""
+    """How one sequence's guesses do, relative to those of all sequences."""
 
     __slots__ = ("_expected", "_right")
 
@@ -45,12 +45,12 @@ class Fate:
         return Fate(self._right, self._expected)
 
     def rate(self, acceptance: Acceptance, match: int) -> float:
-        """How likely this sequence's next guess of such a match is right."""
+        """The probability that this sequence's next guess with such a match is right."""
         factor = (self._right + _DOUBT) / (self._expected + _DOUBT)
         return min(_MOST, acceptance.rate(match) * factor)
 
     def learn(self, acceptance: Acceptance, match: int, is_right: bool) -> None:
-        """One more guess of the sequence was compared; all learn of it."""
+        """One more guess of the sequence was compared; it also updates the shared rates."""
         self._right = _MEMORY * self._right + is_right
         self._expected = _MEMORY * self._expected + acceptance.rate(match)
         acceptance.learn(match, is_right)

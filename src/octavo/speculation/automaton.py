@@ -1,4 +1,4 @@
-"""A suffix automaton over a sequence's own tokens: what followed the last time when the same came before.
+"""A suffix automaton over a sequence's own tokens: what followed the last occurrence of the current suffix.
 
 Every state stands for a set of substrings that end at the same places; its link leads to the longest of their
 suffixes that ends in more places. After each token the state of the whole text is `last`, so its link is the
@@ -7,13 +7,13 @@ longest suffix of the text that occurred before, whatever its length: no n has t
     text   the cat sat . the cat            link of `last` = "the cat", which ended at 2 before
                                             draft: sat . the cat ...
 
-What is quoted is where that suffix was last the longest match, and not where it last ended inside a longer
-one: in prose that guesses better, in code as well (the log has figures).
+The draft is copied from where that suffix was last the longest match, not from where it last ended inside a
+longer one: that guesses better, in prose and in code (the log has figures).
 
-A state's transitions: one stands in arrays, and most have no more; the others are in a dict.
+A state's first transition is in arrays, and most states have no more; further ones are in a dict.
 
     length[s]  longest substring     link[s]  its longest suffix that occurs more often; -1: of the root
-    end[s]     the place to quote    token[s], target[s]  its first transition; `more[s]`: the others
+    end[s]     where to copy from    token[s], target[s]  its first transition; `more[s]`: the others
 
 One token costs O(1), amortised, and a draft its length. Memory: at most 2 states of 20 bytes a token, and
 dicts where texts branch, which are most of it: some 150 to 300 bytes a token. Source: Blumer et al. 1985; for
@@ -29,12 +29,12 @@ from collections.abc import Sequence
 from octavo.speculation.drafter import NO_DRAFT, Draft
 
 _NONE = -1
-_DICT_BYTES = sys.getsizeof({0: 0}) + 64  # a small one and its numbers
-_ENTRY_BYTES = 68  # of the one that is large: the root's, of all tokens that occurred
+_DICT_BYTES = sys.getsizeof({0: 0}) + 64  # a small dict and its numbers
+_ENTRY_BYTES = 68  # an entry of the one large dict: the root's, with all tokens that occurred
 
 
 class SuffixAutomaton:
-    """A `Drafter` that quotes what the sequence has said, and was told, before."""
+    """A `Drafter` that copies from the sequence's own prompt and output."""
 
     name = "ngram"
 
@@ -44,16 +44,16 @@ class SuffixAutomaton:
         self._length, self._link, self._end = array("i", [0]), array("i", [_NONE]), array("i", [_NONE])
         self._token, self._target = array("i", [_NONE]), array("i", [_NONE])
         self._more: dict[int, dict[int, int]] = {}
-        self._match, self._match_end = 0, _NONE  # what `draft` quotes from
+        self._match, self._match_end = 0, _NONE  # what `draft` copies from
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it has seen."""
+        """Tokens read so far."""
         return len(self._text)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds, nearly."""
+        """Memory that it holds, approximately."""
         arrays = 4 * (len(self._text) + 5 * len(self._length))
         return arrays + _DICT_BYTES * len(self._more) + _ENTRY_BYTES * len(self._more.get(0, ()))
 
@@ -68,13 +68,13 @@ class SuffixAutomaton:
         return twin
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens came behind those that it has seen."""
+        """Read tokens that follow those read before."""
         for token in tokens:
             self._push(token)
 
     def draft(self, limit: int) -> Draft:
-        """What followed the longest suffix that occurred before, where it was last the longest; where that
-        runs into the end of the text, the text repeats itself, and so does the draft."""
+        """What followed the longest suffix that occurred before, at its last place as the longest match. If
+        that reaches the end of the text, the text repeats itself, and so does the draft."""
         if not self._match or limit < 1:
             return NO_DRAFT
         text, behind = self._text, self._match_end + 1
@@ -85,18 +85,18 @@ class SuffixAutomaton:
         return Draft(tuple(tokens), self._match)
 
     def _push(self, token: int) -> None:
-        """One token more: a state for the whole text, and a clone where a substring now ends in more places
-        than those it shared a state with."""
+        """Add a token: a state for the whole text, and a clone where a substring now ends in more places
+        than others of its state."""
         place = len(self._text)
         self._text.append(token)
         length, link, last = self._length, self._link, self._last
         new = self._add(length[last] + 1, place)
-        # 1. Suffixes that never had this token behind them.
+        # 1. Suffixes that this token never followed.
         state = last
         while state != _NONE and (found := self._go(state, token)) == _NONE:
             self._lead(state, token, new)
             state = link[state]
-        # 2. The longest that had.
+        # 2. The longest suffix that it did follow.
         if state == _NONE:
             link[new] = 0
         elif length[found] == length[state] + 1:
@@ -105,13 +105,13 @@ class SuffixAutomaton:
             link[new] = self._clone(state, token, found)
             link[found] = link[new]
         self._last = new
-        # 3. It ended somewhere before; from now on it ended here.
+        # 3. That match ended at an earlier place; its last end is now here.
         match = link[new]
         self._match, self._match_end = length[match], self._end[match]
         self._end[match] = place
 
     def _clone(self, state: int, token: int, found: int) -> int:
-        """A state of its own for the substrings of `found` that are no longer than `state` and the token."""
+        """The new state, with those substrings of `found` that are no longer than `state` and the token."""
         clone = self._add(self._length[state] + 1, self._end[found])
         self._link[clone] = self._link[found]
         self._token[clone], self._target[clone] = self._token[found], self._target[found]

@@ -1,10 +1,10 @@
-"""How many guesses a step takes along: as many as make the most tokens a second.
+"""How many guesses a step verifies: as many as make the most tokens a second.
 
     goodput(k) = (tokens of the step without guesses + those expected of k guesses) / cost(positions + k)
 
-A sequence's guesses are right up to the first that is wrong, so each next one is worth less; all sequences'
-guesses are taken in order of their worth, and the best number of them all is kept. Costs need not grow
-evenly (a kernel may do 4 rows as fast as 3), so every number is looked at.
+A sequence's guesses count only up to the first wrong one, so each next guess is worth less. The guesses of
+all sequences are ranked by expected gain, and the prefix with the best goodput is kept. Costs need not grow
+evenly (a kernel may do 4 rows as fast as 3), so every prefix is evaluated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_GAIN_LEAST = 1.04  # what is expected is not what comes: a smaller gain is none
+_GAIN_LEAST = 1.04  # estimates are uncertain: a smaller gain counts as none
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A sequence's guesses: at most `limit`; `rate(j)` is how likely its guess j is right, if those before it
-    are."""
+    """A sequence's guesses: at most `limit`; `rate(j)` is the probability that guess j is right, given that
+    those before it are."""
 
     limit: int
     rate: Callable[[int], float]
@@ -32,12 +32,12 @@ def choose(
     cost: Callable[[int], float],
     budget: int,
 ) -> list[int]:
-    """How many guesses of each; `budget` of all. The step without them computes `num_positions` and makes, or
-    takes of prompts, `num_tokens`. O((budget + candidates) log candidates)."""
+    """The number of guesses for each candidate, at most `budget` in all. Without guesses the step computes
+    `num_positions` and yields `num_tokens` (prefill counts). O((budget + candidates) log candidates)."""
     best, chosen = _GAIN_LEAST * num_tokens / cost(num_positions), 0
     worth = [(-one.rate(0), index, 0) for index, one in enumerate(candidates) if one.limit > 0]
     heapq.heapify(worth)
-    taken: list[int] = []  # candidates, in the order in which their guesses are taken
+    taken: list[int] = []  # the candidate of each guess, best first
     expected = float(num_tokens)
     while worth and len(taken) < budget:
         gain, index, place = heapq.heappop(worth)

@@ -1,7 +1,7 @@
-"""What guesses the tokens that come next. It may be slow to pay, and can never be wrong: a guess is kept only
-where it equals the token that its position samples anyway.
+"""A drafter guesses the next tokens. Wrong guesses cost time but never change the output: a guess is kept
+only where it equals the token sampled at its position.
 
-A drafter belongs to one sequence and sees all of its tokens, in order. It knows no model, no cost and no
+A drafter belongs to one sequence and reads all of its tokens, in order. It knows no model, no cost and no
 block.
 """
 
@@ -14,8 +14,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses at the tokens behind the last one. `match` says how much speaks for them, in a drafter's own
-    measure: the longer the match, the likelier they are."""
+    """Guesses at the tokens after the last one. `match` is the drafter's own measure of confidence: the
+    longer the match, the likelier they are."""
 
     tokens: tuple[int, ...] = ()
     match: int = 0
@@ -27,21 +27,21 @@ NO_DRAFT = Draft()
 class Drafter(Protocol):
     """The guesses of one sequence."""
 
-    name: str  # of its kind, as it is counted
+    name: str  # of its kind: a label of the counters
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it has seen."""
+        """Tokens read so far."""
 
     @property
     def num_bytes(self) -> int:
         """Memory that it holds."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens came behind those that it has seen."""
+        """Read tokens that follow those read before."""
 
     def draft(self, limit: int) -> Draft:
-        """At most `limit` guesses at what follows all that it has seen; none is an answer."""
+        """At most `limit` guesses at what follows the tokens read so far; possibly none."""
 
     def copy(self) -> Drafter:
         """For a fork."""

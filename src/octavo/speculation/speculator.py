@@ -1,4 +1,4 @@
-"""Guesses of all sequences of an engine: what each has to offer, and how many of them a step takes."""
+"""The guesses of all sequences of an engine, and how many of them a step verifies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from octavo.speculation.drafter import NO_DRAFT, Draft, Drafter, NewDrafter
 from octavo.step.size_costs import SizeCosts
 
 DRAFTS_MAX = 16  # guesses of one sequence in one step
-STEP_DRAFTS_MAX = 64  # of all
-READ_TOKENS = 64  # tokens that drafters read beside one step, and one more for each of its positions
-BYTES_MAX = 256 << 20  # that drafters hold together; beyond, sequences decode plainly
+STEP_DRAFTS_MAX = 64  # of all sequences
+READ_TOKENS = 64  # tokens that drafters read during one step, and one more for each of its positions
+BYTES_MAX = 256 << 20  # memory of all drafters; beyond it, sequences decode without guesses
 _NGRAM_DRAFTS, _NGRAM_MATCH = 8, 2
-_PROBE_STEPS = 64  # between two looks whether a step should be made to measure it
-_PROBED_LEAST, _PROBED_SHARE = 2, 4  # guesses of a step that is made to measure it: 2, or a quarter more
+_PROBE_STEPS = 64  # steps between two checks whether to run a step only to measure it
+_PROBED_LEAST, _PROBED_SHARE = 2, 4  # guesses of such a step: 2, or a quarter of its positions
 
 
 class Speculation(enum.StrEnum):
-    """How many guesses are taken along."""
+    """How many guesses a step verifies."""
 
     OFF = "off"
     AUTO = "auto"  # as many as make the most tokens a second, by measured costs
@@ -31,19 +31,19 @@ class Speculation(enum.StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Drafting:
+class DrafterState:
     """One sequence's guesses."""
 
     drafter: Drafter
     fate: Fate = field(default_factory=Fate)
-    draft: Draft = NO_DRAFT  # at what follows its newest token
+    draft: Draft = NO_DRAFT  # guesses at what follows its newest token
     num_drafted: int = 0  # guesses that were computed
     num_accepted: int = 0  # of them, those that were right
-    was_taken: bool = True  # some of its guesses, when they were offered last
+    was_taken: bool = True  # the last step with its offer took some of its guesses
 
 
 class Speculator:
-    """Learns from what came of guesses, and from what steps cost. It knows no block and no row."""
+    """Learns from the outcome of guesses and from the cost of steps. It knows no block and no row."""
 
     def __init__(
         self,
@@ -59,35 +59,35 @@ class Speculator:
         self._new_drafter = new_drafter
         self.drafted: dict[str, int] = {}  # guesses that were computed, by kind of drafter
         self.accepted: dict[str, int] = {}
-        self.num_bytes = 0  # that drafters hold
+        self.num_bytes = 0  # memory of all drafters
         self._steps_since_probe = 0
 
-    def begin(self) -> Drafting:
-        """For a sequence; it reads the prompt later, see `read`."""
-        drafting = Drafting(self._new_drafter())
+    def begin(self) -> DrafterState:
+        """The state of a new sequence; `read` feeds it the prompt later."""
+        drafting = DrafterState(self._new_drafter())
         self.num_bytes += drafting.drafter.num_bytes
         return drafting
 
-    def fork(self, parent: Drafting) -> Drafting | None:
-        """For a sequence that goes on from where another is; what was guessed before is not its own. None
-        where drafters hold too much. O(tokens)."""
+    def fork(self, parent: DrafterState) -> DrafterState | None:
+        """The state of a sequence forked from another, with counts of its own that begin at 0. None if all
+        drafters hold too much memory. O(tokens)."""
         if self.num_bytes + parent.drafter.num_bytes > BYTES_MAX:
             return None
-        twin = Drafting(parent.drafter.copy(), parent.fate.copy(), parent.draft)
+        twin = DrafterState(parent.drafter.copy(), parent.fate.copy(), parent.draft)
         self.num_bytes += twin.drafter.num_bytes
         return twin
 
-    def end(self, drafting: Drafting) -> None:
+    def end(self, drafting: DrafterState) -> None:
         """Its sequence has ended."""
         self.num_bytes -= drafting.drafter.num_bytes
 
     def forget_sequences(self) -> None:
-        """All of them are gone; what was learned from them stays."""
+        """Drop all sequences; the learned rates and costs stay."""
         self.num_bytes = 0
 
-    def read(self, drafting: Drafting, tokens: Sequence[int], limit: int) -> int:
-        """Read the next of a sequence's `tokens`, at most `limit`; returns how many. When it has read all of
-        them, it guesses what comes."""
+    def read(self, drafting: DrafterState, tokens: Sequence[int], limit: int) -> int:
+        """Read the next of a sequence's `tokens`, at most `limit`; returns how many. Once all are read, the
+        drafter guesses the next ones."""
         begun = drafting.drafter.num_tokens
         count = min(limit, len(tokens) - begun)
         if count <= 0:
@@ -102,9 +102,9 @@ class Speculator:
         drafting.draft = drafting.drafter.draft(DRAFTS_MAX) if is_read else NO_DRAFT
         return count
 
-    def learn(self, drafting: Drafting, came: Sequence[int], num_drafted: int, num_accepted: int) -> None:
-        """`came`, one token or more, behind what the drafting has read. The guesses at them are compared,
-        up to the first that is wrong, whether they were computed or not."""
+    def learn(self, drafting: DrafterState, came: Sequence[int], num_drafted: int, num_accepted: int) -> None:
+        """Compare the guesses with the tokens that `came` after those read (one or more), up to the first
+        wrong guess, whether or not they were computed."""
         draft = drafting.draft
         for place, (guess, token) in enumerate(zip(draft.tokens, came, strict=False)):
             drafting.fate.learn(self._acceptance, draft.match + place, guess == token)
@@ -118,22 +118,22 @@ class Speculator:
             self.drafted[name] = self.drafted.get(name, 0) + num_drafted
             self.accepted[name] = self.accepted.get(name, 0) + num_accepted
 
-    def promises(self, drafting: Drafting) -> bool:
+    def promises(self, drafting: DrafterState) -> bool:
         """Whether its next guess is more likely right than not."""
         draft = drafting.draft
         return bool(draft.tokens) and self._rate(drafting, 0) > 0.5
 
     def counts(
         self,
-        offers: Sequence[tuple[Drafting, int]],
+        offers: Sequence[tuple[DrafterState, int]],
         num_positions: int,
         budget: int,
         *,
         is_measured: bool = True,
     ) -> list[int]:
-        """How many guesses of each sequence the step takes, `budget` in all; an offer's number is how many it
-        may. The step computes `num_positions` without them, each of which counts as a token made.
-        `is_measured`: the step's time will be told to `costs`."""
+        """The number of guesses of each sequence, `budget` in all; the number in an offer is its limit. The
+        step computes `num_positions` without them, each of which counts as a token made. `is_measured`:
+        `costs` will receive the step's time."""
         budget = min(budget, STEP_DRAFTS_MAX)
         if self.mode is Speculation.NGRAM:
             return _fixed(offers, budget)
@@ -145,7 +145,7 @@ class Speculator:
         counts = choose(candidates, num_positions, num_positions, costs.of, budget)
         if not is_measured:
             return counts
-        # What is not chosen is not measured: now and then a step is made the other way.
+        # A choice never made is never measured: now and then a step makes the other one.
         if any(counts):
             return [0] * len(counts) if costs.is_stale(num_positions) else counts
         self._steps_since_probe += 1
@@ -156,13 +156,13 @@ class Speculator:
         probed = choose(candidates, num_positions, num_positions, costs.at_best, few)
         return probed if costs.is_stale(num_positions + sum(probed)) else counts
 
-    def _rate(self, drafting: Drafting, place: int) -> float:
-        """How likely the guess at `place` is right, if those before it are."""
+    def _rate(self, drafting: DrafterState, place: int) -> float:
+        """The probability that the guess at `place` is right, given that those before it are."""
         return drafting.fate.rate(self._acceptance, drafting.draft.match + place)
 
 
-def _fixed(offers: Sequence[tuple[Drafting, int]], budget: int) -> list[int]:
-    """The same for each that has a match, as long as the budget lasts."""
+def _fixed(offers: Sequence[tuple[DrafterState, int]], budget: int) -> list[int]:
+    """The same number for each sequence with a match, until the budget is used up."""
     counts = []
     for drafting, limit in offers:
         draft = drafting.draft

@@ -122,7 +122,7 @@ class LeadArithmetic:
         with on_all(self._ranks, Prepare(*theirs, encode_shape(shape))):
             self._own.prepare(shape, writes)
 
-    def read_below(self, slots: Bytes) -> int | None:
+    def read_cold_from(self, slots: Bytes) -> int | None:
         """Slots hold all ranks' shares, of which none can be read in place."""
         return None
 
@@ -259,7 +259,7 @@ class RankedForward(DeviceForward):
         """Called once, by another thread."""
         self._ranks.wake_when_lost(wake)
 
-    def read_below(self, memory: SlotMemory) -> ColdReach:
+    def read_cold_from(self, memory: SlotMemory) -> ColdReach:
         """No rank reads another's shares."""
         return ColdReach()
 
