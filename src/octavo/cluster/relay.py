@@ -58,6 +58,7 @@ from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
 
 _WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
+_FIRST_REPORT_S, _LOOK_S = 5.0, 0.05  # of a replica that runs, and that the router does not know yet
 _ROUTED_MAX = 10_000  # requests whose choice is remembered
 _BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -176,11 +177,17 @@ class Relay:
         """The answer of the replica that the router chooses; of the next one where that is lost, is full or
         ends."""
         excluded, refusal = set[str](), None
+        waits_until = time.monotonic() + _FIRST_REPORT_S
         while True:
             choice = self._router.choose(prompt, time.monotonic(), frozenset(excluded))
             if isinstance(choice, NoReplica):
                 if refusal is not None:
                     return refusal
+                # In an update the last old replica goes as soon as the first new one runs.
+                is_new = any(one.replica_id not in excluded for one in self._running())
+                if choice is NoReplica.NONE and is_new and time.monotonic() < waits_until:
+                    await until_disconnect(request, asyncio.sleep(_LOOK_S))
+                    continue
                 raise _all_full() if choice is NoReplica.FULL and not excluded else _no_replica()
             try:
                 answer = await until_disconnect(request, self._send_chosen(choice, out))
