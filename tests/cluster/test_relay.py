@@ -209,6 +209,20 @@ def test_without_a_replica_clients_get_503_in_their_own_shape(renderer, pair):
     run(renderer, pair, act)
 
 
+def test_a_request_waits_for_the_first_report_of_a_replica_that_runs(renderer, pair):
+    """An update ends the last old replica when the first new one runs."""
+
+    async def act(house: House) -> None:
+        old = dict(house.fleet.known)
+        house.fleet.known.clear()
+        await until(lambda: not house.router.states(0.0))
+        house.fleet.known |= old
+        assert not house.router.states(0.0)
+        assert (await house.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+    run(renderer, pair, act)
+
+
 def last_events(text: str) -> list[dict[str, object]]:
     lines = (line.removeprefix("data: ") for line in text.splitlines())
     return [json.loads(line) for line in lines if line.startswith("{")]
