@@ -63,7 +63,10 @@ def test_idle_sessions_give_way_below_to_one_that_is_suspended_the_longest_idle_
     assert kept(chats, "a", "b", "c") == [5, 0, 5]
     assert chats.blocks("c").state is SessionState.SUSPENDED
     assert chats.blocks("b").state is SessionState.IDLE
-    assert chats.blocks("b").note == "its place below was needed for what somebody asked to keep there"
+    assert (
+        chats.blocks("b").note
+        == "its place in the offload tier was needed for what a client asked to keep there"
+    )
     assert chats.scheduler.events.counts[EventKind.SESSION_GAVE_WAY] == 1
 
 

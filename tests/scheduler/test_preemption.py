@@ -190,7 +190,7 @@ def test_full_blocks_of_a_victim_are_copied_behind_the_pool_and_stored_from_ther
     assert served.memory.pool.find(names[0]) in (None, copies[0].source)
     assert served.scheduler.staging.num_kept == 1
     text = told(served)
-    assert f"{len(staged)} blocks are kept below" in text
+    assert f"{len(staged)} blocks are kept in an offload tier" in text
     finish(served, staged)
     assert len(served.scheduler.arena.free) == 10
     moved = to_the_end(served)
@@ -207,7 +207,7 @@ def test_where_the_arena_is_full_the_rest_is_computed_again() -> None:
     assert sequence.num_lost > 20
     # Nothing of it is left in the pool, and two blocks are below.
     text = told(served)
-    assert "2 blocks are kept below" in text
+    assert "2 blocks are kept in an offload tier" in text
     assert f"{sequence.num_lost - 8} positions will be computed again" in text
 
 
@@ -228,7 +228,7 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
     assert scheduler.staging.num_recomputed == 1
     text = told(served)
     assert "positions will be computed again" in text
-    assert "kept below" not in text
+    assert "kept in an offload tier" not in text
     finish(served, [t for t in plan.transfers if t.move is not Move.FORGET])
     to_the_end(served)
     assert len(served.finished(victim)) == 1

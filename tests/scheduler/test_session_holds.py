@@ -282,7 +282,7 @@ def test_damage_below_is_told_and_the_rest_is_kept() -> None:
     finish(chats, loads[2:3], ok=False)
     finish(chats, loads[3:])
     assert chats.blocks().kept == 4
-    assert any("was damaged below" in event.text for event in chats.scheduler.events.recent(10))
+    assert any("was damaged in its tier" in event.text for event in chats.scheduler.events.recent(10))
     while chats.scheduler.has_work:
         turn(chats)
     assert chats.finished(request)

@@ -102,9 +102,9 @@ def test_a_slow_spell_below_is_tried_again() -> None:
     finish(served, turn(served), seconds=5.0)
     while served.scheduler.has_work:
         turn(served)
-    assert transfers.below(tier.names()) == 0
+    assert transfers.count_loadable(tier.names()) == 0
     served.scheduler.expire(300.0)
-    assert transfers.below(tier.names()) == tier.num_stored
+    assert transfers.count_loadable(tier.names()) == tier.num_stored
 
 
 def test_of_a_prefix_that_was_loaded_the_tail_is_forgotten_before_the_head() -> None:

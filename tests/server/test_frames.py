@@ -72,12 +72,12 @@ class Stupid:
             self.below[block] = (glimpse.names[block], bool(bit))
         self.cells = []
         for block, name in enumerate(glimpse.names):
-            of_name, is_below = self.below.get(block, (None, False))
+            of_name, is_offloaded = self.below.get(block, (None, False))
             if of_name != name:  # the window has not come by since
                 self.below.pop(block, None)
-                is_below = False
+                is_offloaded = False
             front = int.from_bytes(name[:4], "little") & ~3 if name else 0
-            self.cells.append(front | (NAMED if name else 0) | (BELOW if is_below else 0))
+            self.cells.append(front | (NAMED if name else 0) | (BELOW if is_offloaded else 0))
         self.holdings = [(holder_row(table), table.blocks[:]) for table in glimpse.tables]
         self.requests = {request.request_id: request_row(request) for request in glimpse.requests}
         self.parts = {"server": SERVER} | part_rows(glimpse) | told
@@ -106,7 +106,7 @@ class Life:
         self.events: list[Event] = []
         self.pins = 0
         self.now, self.below_from, self.count = 0.0, 0, 0
-        self.is_below = {i: r.random() < 0.5 for i in range(200)}  # by the number of a name
+        self.is_offloaded = {i: r.random() < 0.5 for i in range(200)}  # by the number of a name
         self.told: dict[str, object] = {}
 
     def glimpse(self) -> Glimpse:
@@ -114,7 +114,7 @@ class Life:
         if self.below_from >= len(self.names):
             self.below_from = 0
         window = self.names[first : first + self.window]
-        below = bytes(name is not None and self.is_below[name[0] >> 2] for name in window)
+        below = bytes(name is not None and self.is_offloaded[name[0] >> 2] for name in window)
         return a_glimpse(
             self.names,
             now=self.now,
@@ -139,7 +139,7 @@ class Life:
             case 2:
                 self.names[r.randrange(len(self.names))] = None
             case 3:
-                self.is_below[r.randrange(60)] ^= True
+                self.is_offloaded[r.randrange(60)] ^= True
             case 4:
                 self.tables.append(a_table(self.blocks(), f"t{self.count}"))
             case 5 if table:

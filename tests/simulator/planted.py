@@ -343,7 +343,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("pin that leaks its blocks", Pins, "remove", _remove_keeping_the_blocks),
     PlantedBug("pins without a budget", ClientPins, "_check_budget", lambda self, num_blocks, order: None),
     PlantedBug("orphaned pin", ClientPins, "give_up", lambda self, request: None),
-    PlantedBug("pin on poisoned blocks", ClientPins, "drop_nameless", lambda self: None),
+    PlantedBug("pin on poisoned blocks", ClientPins, "drop_unnamed", lambda self: None),
     PlantedBug("deadline that never passes", scheduler_module, "set_deadlines", lambda timers, request: None),
     PlantedBug("timed out, but it runs on", Scheduler, "_time_out", _time_out_without_closing),
     PlantedBug("findable before it is stored", OffloadTier, "begin_store", _findable_before_it_is_stored),

@@ -400,7 +400,7 @@ class Port:
         return s.live.sequences_of(request.request_id)[0].chain.num_shared
 
     def _find_pin(self, order: PinRequest, filler: int, now: float) -> PinView | None:
-        pin = self._scheduler.client_pins.of_order(order)
+        pin = self._scheduler.client_pins.find_requested(order)
         if pin is None or pin.filler != filler or pin.expires <= now:
             return None
         return view_pin(pin, now)

@@ -1,1 +1,1 @@
-"""What keeps KV beyond a running sequence: pins, sessions, offload to the tiers; and who gives blocks up."""
+"""What keeps KV after its sequence: pins, sessions, offload to the tiers; and how KV is reclaimed."""

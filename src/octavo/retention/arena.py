@@ -1,4 +1,4 @@
-"""The staging arena: a few blocks behind the pool, from which what victims keep is stored below."""
+"""The staging arena: blocks after the pool, from which a victim's blocks are offloaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from octavo.types import TransferDone
 
 
 def transfer_average() -> FadingAverage:
-    """Of the seconds that the transfers of one direction take for a block."""
+    """The average of seconds per block over the transfers of one direction."""
     return FadingAverage(weight=0.2, half_life_s=20.0)
 
 
 class StagingArena:
-    """Blocks [first, first + num_blocks), behind the pool, and how long it takes to store one."""
+    """Blocks [first, first + num_blocks), after the pool, and the time to store one."""
 
     def __init__(self, context: Context) -> None:
         self.first = context.ledger.pool.capacity
@@ -26,15 +26,15 @@ class StagingArena:
 
     @property
     def free(self) -> Sequence[int]:
-        """Blocks that nothing is in; the last one is taken next."""
+        """The empty blocks; the last one is taken next."""
         return self._free
 
     def take(self) -> None:
-        """The last of the free ones is in use."""
+        """Take the last of the free blocks."""
         self._free.pop()
 
     def finish(self, block: int, done: TransferDone) -> None:
-        """The store from this block has ended, well or not."""
+        """The store from this block has ended, with success or failure."""
         self._free.append(block)
         if done.ok:
             self._store_s.add(done.seconds, self._context.now)

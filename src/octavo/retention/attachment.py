@@ -1,4 +1,4 @@
-"""The named points at which a feature takes part in a request that uses it: a plain one passes none."""
+"""The points of a request's life at which a feature takes part; a plain request has no attachment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from octavo.types import Request
 
 
 class Attachment(Protocol):
-    """What is attached to a request when it is taken."""
+    """A feature attached to a request when it is accepted."""
 
     def on_last_token(self, request: Request) -> str:
-        """Its last token is here, and its blocks are still held. Returns why it fails all the same, or ""."""
+        """The last token is here, and its blocks are still held. Returns why the request fails now, or ""."""
 
     def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
-        """It has ended; of so many of its tokens, prompt and output, K and V were computed, not of those that
-        came last. They have these names; its blocks are unheld now. `is_well`: by its last token, else it was
-        cancelled, failed, or out of time."""
+        """The request has ended and its blocks are released. K and V of its first `num_computed` tokens,
+        prompt and output, were computed; `chain` has their names. `is_well`: it ended by its last token, not
+        by cancellation, failure, or timeout."""

@@ -1,4 +1,4 @@
-"""What retention's parts must agree on, recomputed: for tests, the simulator, and idle moments."""
+"""The invariants between retention's parts, recomputed: for tests, the simulator, and idle moments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo.step.context import Context
 def check_pins(
     context: Context, pins: Pins, taken: AcceptedRequests, room: Room, soft_holds: SoftHolds
 ) -> None:
-    """Pins keep to their budgets, hold what they name, and the request that fills one is alive."""
+    """Pins keep to their budgets, hold the blocks they name, and the request that fills one is alive."""
     ledger, pool = context.ledger, context.ledger.pool
     assert pins.num_blocks == sum(pin.num_held for pin in pins.all()) <= context.config.pin_blocks
     assert pins.num_soft == sum(pin.num_held for pin in pins.all() if pin.is_soft)
@@ -34,16 +34,16 @@ def check_pins(
         assert held == wanted, f"pin {pin.name} holds other blocks than it names"
     for name, block in pool.by_name.items():
         is_shared = pool.owner[block] == ledger.quotas.shared
-        assert is_shared == (name in pins.shared_names), "shared, and another's, or not"
+        assert is_shared == (name in pins.shared_names), "the shared names are not those of the shared pins"
     for request in taken.requests():
         needed = blocks_needed(request, ledger.block_size)
-        assert needed <= room.beside_hard_pins(request), "pins or guarantees crowd a request out"
+        assert needed <= room.room_with_hard_pins(request), "pins or guarantees leave a request no room"
     for request in taken.running_requests():
         assert not soft_holds.is_crowded(request), "idle sessions crowd out a request that runs"
 
 
 def check_tier(transfers: Transfers, waiting: Collection[int]) -> None:
-    """Every slot has one name or is free, and nothing is moved for the dead. `waiting`: sequences."""
+    """Every slot has one name or is free, and every fetch has a waiting sequence. `waiting`: sequences."""
     tier = transfers.tier
     if tier is None:
         return
@@ -54,19 +54,19 @@ def check_tier(transfers: Transfers, waiting: Collection[int]) -> None:
 
 
 def check_staging(arena: StagingArena, transfers: Transfers) -> None:
-    """Every block of the arena is free, or one store is on its way from it to a slot that is not findable."""
+    """Every block of the arena is free, or one store copies it to a slot that is not findable."""
     tier, staged, free = transfers.tier, transfers.staged(), list(arena.free)
     blocks = [block for block, _ in staged]
     everything = range(arena.first, arena.first + arena.num_blocks)
     assert sorted(blocks + free) == list(everything), "a block of the staging arena is lost, or used twice"
     for block, name in staged:
         assert tier is not None
-        assert tier.is_storing(name), f"block {block} is staged for nothing"
-        assert name not in tier, f"what block {block} holds can be found before it is there"
+        assert tier.is_storing(name), f"block {block} is staged without a store"
+        assert name not in tier, f"block {block} can be found before its store ended"
 
 
 def check_kept(ledger: Ledger, pins: Pins, warm_pins: WarmPins, transfers: Transfers) -> None:
-    """Every name that the tier keeps is kept for a pin, and is in the tier or held by that pin."""
+    """Every name kept by the tier is kept for a pin, and is in the tier or held by that pin."""
     tier, pool, kept = transfers.tier, ledger.pool, Counter[bytes]()
     for pin in pins.all():
         if not pin.is_kept:
@@ -79,7 +79,7 @@ def check_kept(ledger: Ledger, pins: Pins, warm_pins: WarmPins, transfers: Trans
         for name in pin.names:
             assert name in tier or name in pin.missing, f"a block of pin {pin.name} is kept nowhere"
             assert (pin in warm_pins.waiting().get(name, ())) == (name in pin.missing)
-        assert pin.missing or not held, f"pin {pin.name} is let go and holds its blocks still"
+        assert pin.missing or not held, f"pin {pin.name} is stored and still holds its blocks"
     for tenant in {pin.tenant for pin in pins.all()}:
         own = [name for p in pins.all() if p.is_kept and p.tenant == tenant for name in p.names]
         assert warm_pins.kept_of(tenant) == Counter(own), "a tenant's kept names are miscounted"
@@ -89,9 +89,9 @@ def check_kept(ledger: Ledger, pins: Pins, warm_pins: WarmPins, transfers: Trans
 
 
 def check_sessions(sessions: SessionTable, pins: Pins, taken: AcceptedRequests) -> None:
-    """A session's turn is a live request, and pins of sessions have theirs."""
+    """A session's turn is a live request, and sessions' pins are consistent."""
     live = {r.request_id: r.session for r in taken.requests()}
     for session in sessions:
         assert session.turn is None or live.get(session.turn) == session.session_id, "a turn of no request"
     owned = {pin for session in sessions for pin in session.pins}
-    assert owned == {pin for pin in pins.all() if pin.session_id}, "a session's pin is not its own, or gone"
+    assert owned == {pin for pin in pins.all() if pin.session_id}, "a session's pin has no owner, or is gone"

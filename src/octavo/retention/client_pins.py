@@ -1,18 +1,18 @@
-"""Pins as the scheduler sees them: budget at admission, filling by an ordinary request, expiry, release.
+"""The pins of clients: budget at admission, filling by an ordinary request, expiry, release.
 
     open -> (a request with `fills_pin` computes the prompt) -> fill -> renew ... -> release or expiry
        \\-> that request fails, is cancelled or times out: the pin goes with it
 
-Two inequalities, checked here and wherever a request is taken, keep every set of pins from wedging the
-engine:
+Two inequalities, checked here and wherever a request is accepted, keep pins from blocking the engine:
 
     blocks of all pins                                        <= budget (setting pin_memory)
     blocks of all pins + worst case of the largest request    <= pool
 
-What is kept of idle sessions counts in both, and gives way to whatever was asked for (soft_holds.py).
+Blocks kept for idle sessions count in both, and are released for what a client requested (soft_holds.py).
 
-Where there are tenants, half of the budget and half of `PINS_MAX` are for those that come first; of the other
-half each tenant, and `shared`, has an equal share. With guarantees, a tenant's pins use their memory alone.
+With tenants, half of the budget and half of `PINS_MAX` are first come, first served. Each tenant, and
+`shared`, has an equal share of the other half. With guarantees, a tenant's pins use only the tenant's own
+memory.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ NOT_FILLED = {
     BEYOND_MAXIMUM,
     PREEMPTED_LATE,
     DELETED,
-}  # what `fill` says: no fault of the request or the server
+}  # refusals of `fill`: neither the request nor the server is at fault
 TTL_S_MAX = 30 * 86_400.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class PinRequest:
-    """What a client wants kept: the full blocks of `tokens`, for `ttl_s` seconds."""
+    """A client's request to keep the full blocks of `tokens` for `ttl_s` seconds."""
 
     name: str
     tokens: tuple[int, ...]
@@ -69,13 +69,13 @@ class PinRequest:
 
     @property
     def pin_name(self) -> str:
-        """The pin's: no client can choose one with a colon."""
+        """The name of the pin; the colon keeps it apart from names that clients choose."""
         return f"resumed:{self.name}" if self.is_resumed_session else self.name
 
 
 @dataclass(eq=False)
 class ClientPins:
-    """Acts on pins."""
+    """Opens, fills, renews and releases the pins of clients."""
 
     _context: Context
     _pins: Pins
@@ -86,40 +86,41 @@ class ClientPins:
     _soft_holds: SoftHolds
     _timers: Timers
 
-    def open(self, order: PinRequest, filler: int, now: float) -> Pin:
-        """Keep the budget of a new pin, which the request of id `filler` must then fill. What is kept of idle
-        sessions may stand in its way until that is taken (`taken`), or the pin given up.
+    def open(self, wanted: PinRequest, filler: int, now: float) -> Pin:
+        """Reserve the budget of a new pin; the request of id `filler` must then fill it. Blocks of idle
+        sessions may exceed the budget until the request is queued (`on_queued`) or the pin is given up.
 
-        Raises InvalidRequest, or PinRefused, which says how many blocks are missing and who holds them.
+        Raises InvalidRequest, or PinRefused, which names the missing blocks and their holders.
         """
         size = self._context.ledger.block_size
         if not self._context.config.prefix_caching:
             raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
-        if order.is_resumed_session:
-            self._sessions.find(order.tenant, order.name).check_still()
-        if self.of_order(order) is not None:
+        if wanted.is_resumed_session:
+            self._sessions.find(wanted.tenant, wanted.name).check_still()
+        if self.find_requested(wanted) is not None:
             raise InvalidRequest(
-                f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
+                f"there is a pin named {wanted.name!r} already; renew it, or delete it first",
+                param="name",
             )
-        session_id = order.name if order.is_resumed_session else ""
-        said = self._sessions.names_of(order.tenant, session_id)
-        chain = self._namer.chain(order.tenant, array("I", order.tokens), *said)
+        session_id = wanted.name if wanted.is_resumed_session else ""
+        said = self._sessions.names_of(wanted.tenant, session_id)
+        chain = self._namer.chain(wanted.tenant, array("I", wanted.tokens), *said)
         if not chain.names:
             raise InvalidRequest(
-                f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "
+                f"the prompt has {len(wanted.tokens)} tokens; allowed: at least {size}, because only full "
                 "blocks of that many tokens can be pinned",
                 param="prompt",
             )
-        self._check_budget(len(chain.names), order)
+        self._check_budget(len(chain.names), wanted)
         pin = Pin(
-            order.tenant,
-            order.pin_name,
-            order.strength,
+            wanted.tenant,
+            wanted.pin_name,
+            wanted.strength,
             chain.names,
             filler,
-            len(order.tokens),
+            len(wanted.tokens),
             now,
-            now + order.ttl_s,
+            now + wanted.ttl_s,
             session_id,
         )
         self._pins.add(pin)
@@ -127,28 +128,28 @@ class ClientPins:
             self._sessions.owner_of(pin).resumed = pin
         return pin
 
-    def of_order(self, order: PinRequest) -> Pin | None:
-        """The pin that was ordered so, or another of its name."""
-        if not order.is_resumed_session:
-            return self._pins.find(order.tenant, order.name)
-        session = self._sessions.get(order.name)
-        return None if session is None or session.tenant != order.tenant else session.resumed
+    def find_requested(self, wanted: PinRequest) -> Pin | None:
+        """The pin made from this `PinRequest`, or another pin of its name."""
+        if not wanted.is_resumed_session:
+            return self._pins.find(wanted.tenant, wanted.name)
+        session = self._sessions.get(wanted.name)
+        return None if session is None or session.tenant != wanted.tenant else session.resumed
 
     def on_queued(self, request: Request) -> None:
-        """The request that fills a pin is in the queue: idle sessions give way to the pin."""
+        """The request that fills a pin is queued: idle sessions release blocks for the pin."""
         pin = self._pins.filled_by(request)
         if pin is not None:
             self._soft_holds.reclaim_for_pin(pin)
 
     def on_last_token(self, request: Request) -> str:
-        """The pin's prompt is computed: fill it. Returns why it could not be filled, or ""."""
+        """The pin's prompt is computed: fill the pin. Returns why that failed, or ""."""
         pin = self._pins.filled_by(request)
         if pin is None:
             return DELETED
         if self._context.ledger.find_prefix(pin.names) < pin.num_blocks:
             self._warm_pins.remove(pin)
             return PREEMPTED_LATE
-        if not self._room.may_hold(pin.tenant, pin.names):  # preempted late, and others took it
+        if not self._room.may_hold(pin.tenant, pin.names):  # preempted late: others took the blocks
             self._warm_pins.remove(pin)
             return BEYOND_MAXIMUM
         self._pins.fill(pin)
@@ -160,18 +161,18 @@ class ClientPins:
         return ""
 
     def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
-        """A request that ended otherwise has filled nothing."""
+        """A request that failed or was cancelled fills no pin."""
         if not is_well:
             self.give_up(request)
 
     def give_up(self, request: Request) -> None:
-        """The request that was to fill the pin ended otherwise: no other ever would."""
+        """Remove the pin of a request that ended without filling it: no other request would."""
         pin = self._pins.filled_by(request)
         if pin is not None:
             self._warm_pins.remove(pin)
 
     def renew(self, tenant: str, name: str, ttl_s: float, now: float) -> Pin:
-        """Let it expire `ttl_s` from now. Raises UnknownPin or InvalidRequest."""
+        """Make it expire `ttl_s` from now. Raises UnknownPin or InvalidRequest."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         pin = self.find(tenant, name)
         pin.expires = now + ttl_s
@@ -180,53 +181,53 @@ class ClientPins:
         return pin
 
     def release(self, tenant: str, name: str) -> Pin:
-        """Hold nothing any more; the blocks stay findable until they are taken. Raises UnknownPin."""
+        """Release the pin; its blocks stay findable until they are taken. Raises UnknownPin."""
         pin = self.find(tenant, name)
         self._warm_pins.remove(pin)
         self._record(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
-    def drop(self, order: PinRequest, filler: int) -> None:
-        """The caller that asked for this pin wants it no more; there may be none, or another's."""
-        pin = self.of_order(order)
+    def drop(self, wanted: PinRequest, filler: int) -> None:
+        """Remove the pin for its caller, if it exists and is not another request's."""
+        pin = self.find_requested(wanted)
         if pin is not None and pin.filler == filler:
             self._warm_pins.remove(pin)
             self._record(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
 
     def expire(self, now: float) -> None:
-        """Let go of pins whose time has passed. One that is being filled goes with its request."""
+        """Release pins whose time has passed. A pin that is being filled ends with its request."""
         for pin in self._pins.all():
             if pin.table is not None and pin.expires <= now:
                 self._warm_pins.remove(pin)
                 self._record(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
 
-    def drop_nameless(self) -> None:
-        """Names were taken away because what they stood for was poisoned: pins on them keep nothing."""
+    def drop_unnamed(self) -> None:
+        """Release pins whose names were removed because their blocks were poisoned."""
         for pin in self._pins.all():
             if pin.table is not None and not self._warm_pins.is_whole(pin):
                 self._warm_pins.remove(pin)
                 self._record(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
 
     def _record_resumed(self, pin: Pin) -> None:
-        """A session's blocks are in the pool, by a hot pin, until its next turn ends."""
+        """A hot pin holds a session's blocks in the pool until its next turn ends."""
         session = self._sessions.owner_of(pin)
         session.is_suspended = False
         text = f"session {session.session_id} was resumed"
         kind = EventKind.SESSION_RESUMED
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
 
-    def _check_budget(self, num_blocks: int, order: PinRequest) -> None:
-        if not order.is_resumed_session:
-            self._check_number(order.tenant)
-        reason = self._room.shortage(num_blocks, order.tenant, f"pin {order.name}", hard_only=True)
-        reason = reason or self._beyond_share(num_blocks, order)
+    def _check_budget(self, num_blocks: int, wanted: PinRequest) -> None:
+        if not wanted.is_resumed_session:
+            self._check_number(wanted.tenant)
+        reason = self._room.shortage(num_blocks, wanted.tenant, f"pin {wanted.name}", hard_only=True)
+        reason = reason or self._beyond_share(num_blocks, wanted)
         if reason:
-            event = Event(self._context.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
+            event = Event(self._context.now, EventKind.REFUSED, reason, None, wanted.tenant, num_blocks)
             self._context.events.record(event)
             raise PinRefused(reason)
 
     def _check_number(self, tenant: str) -> None:
-        """Raise PinRefused where there are as many pins as all may have, or the tenant has its share."""
+        """Raise PinRefused if the maximum number of pins, or the tenant's share of it, is reached."""
         named, share = self._pins.named(), self._share_of(PINS_MAX)
         own = sum(pin.tenant == tenant for pin in named)
         if len(named) < (PINS_MAX // 2 if share else PINS_MAX) or own < share:
@@ -238,26 +239,26 @@ class ClientPins:
             f"{share:,}, its share of {PINS_MAX:,}; delete some, or let them expire"
         )
 
-    def _beyond_share(self, num_blocks: int, order: PinRequest) -> str:
-        """Why its tenant may not pin so many blocks more where others may want some, or ""."""
+    def _beyond_share(self, num_blocks: int, wanted: PinRequest) -> str:
+        """Why the tenant may not pin `num_blocks` more, given the shares of others, or ""."""
         pins, bound = self._pins, self._context.config.pin_blocks
-        share, kept = self._share_of(bound), pins.blocks_of(order.tenant, hard_only=True)
+        share, kept = self._share_of(bound), pins.blocks_of(wanted.tenant, hard_only=True)
         is_common = pins.num_blocks - pins.num_soft + num_blocks <= bound // 2
-        is_guaranteed = self._context.ledger.quotas.has_guarantees and order.tenant != SHARED
+        is_guaranteed = self._context.ledger.quotas.has_guarantees and wanted.tenant != SHARED
         if not share or is_common or kept + num_blocks <= share or is_guaranteed:
             return ""
         return (
-            f"pin {order.name} needs {num_blocks:,} blocks, more than is left of the half of pins' memory "
-            f"that is for all; those of tenant {order.tenant} keep {kept:,}; allowed then: {share:,}, its "
+            f"pin {wanted.name} needs {num_blocks:,} blocks, more than is left of the half of pins' memory "
+            f"that is for all; those of tenant {wanted.tenant} keep {kept:,}; allowed then: {share:,}, its "
             f"share of {bound:,} (setting pin_memory, or guaranteed in the tenants file)"
         )
 
     def _share_of(self, bound: int) -> int:
-        """A tenant's, and that of what is shared; 0 without tenants."""
+        """The share of a tenant, or of `shared`; 0 without tenants."""
         return share_of(bound, self._context.ledger.quotas.num_tenants + 1)
 
     def find(self, tenant: str, name: str) -> Pin:
-        """The tenant's pin. Raises UnknownPin, also for a session's: clients do not name those."""
+        """The tenant's pin. Raises UnknownPin, also for a session's pin: clients do not name those."""
         pin = self._pins.find(tenant, name)
         if pin is None:
             raise UnknownPin(f"there is no pin named {name[:80]!r}", param="name")

@@ -1,15 +1,15 @@
 """Pins: holders with a name, a budget and an expiry. A pinned prefix stays in the pool whatever else runs.
 
-    filling     its prompt is being computed by an ordinary request; the pin holds nothing, its budget is kept
-    holding     it lists the prompt's full blocks
-    let go      warm, and all of its blocks are in an offload tier, which keeps their names: it lists none
+filling     an ordinary request computes its prompt; the pin holds nothing, its budget is reserved
+holding     it lists the prompt's full blocks
+let go      warm, and all its blocks are in an offload tier, which keeps their names: it lists none
 
-    hard        a client asked for it: a pin that it named, a session that it resumed
-    soft        the server's own idea: what is kept of a session between two turns
+hard        requested by a client: a pin that it named, a session that it resumed
+soft        made by the server: keeps a session between two turns
 
-Only full blocks can be shared, so only full blocks are pinned. All pins together stay within `pin_blocks`,
-and pins plus the largest request that was taken fit the pool: so no set of pins, orphans or cancels wedges
-the engine. A pin whose request fails or is cancelled is gone with it.
+Only full blocks can be shared, so only full blocks are pinned. All pins together stay within
+`pin_blocks`, and pins plus the largest accepted request fit the pool: so no set of pins, orphans or
+cancels blocks the engine. A pin whose request fails or is cancelled is removed with it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from octavo.types import Request
 
 
 class Strength(enum.StrEnum):
-    """How fast a pin holds."""
+    """Where a pin keeps its blocks."""
 
     HOT = "hot"  # stays in the pool
-    WARM = "warm"  # moves to an offload tier, where nothing but damage drops it; without a tier it is hot
+    WARM = "warm"  # moves to an offload tier, where only damage drops it; without a tier it is hot
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """One pin. `names` are those of the full blocks that it keeps; `table` is None while it is filling."""
+    """One pin. `names`: its full blocks; `table` is None while it is filling."""
 
     tenant: str
     name: str
     strength: Strength
     names: list[bytes]
     filler: int  # id of the request that computes its prompt
-    num_tokens: int  # of the pinned prompt, the tail that fills no block included
+    num_tokens: int  # of the pinned prompt, its partial last block included
     created: float
     expires: float
-    session_id: str = ""  # of the session that owns it; "": a client named it
+    session_id: str = ""  # of its session; "": a client named it
     is_soft: bool = False
-    is_kept: bool = False  # the tier keeps its names; see warm_pins
-    missing: set[bytes] = field(default_factory=set)  # while it is kept: names that the tier lacks yet
+    is_kept: bool = False  # the tier keeps its names; see warm_pins.py
+    missing: set[bytes] = field(default_factory=set)  # while it is kept: names not yet in the tier
     holder: Holder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,39 +57,39 @@ class Pin:
 
     @property
     def table(self) -> BlockTable | None:
-        """What it holds in the pool; None while it is filling."""
+        """Its blocks in the pool; None while it is filling."""
         return self.holder.table
 
     @property
     def is_named(self) -> bool:
-        """True where a client gave it its name."""
+        """True if a client named it."""
         return not (self.session_id or self.is_soft)
 
     @property
     def num_blocks(self) -> int:
-        """What it keeps, in the pool or in an offload tier."""
+        """Blocks that it keeps, in the pool or in an offload tier."""
         return len(self.names)
 
     @property
     def num_held(self) -> int:
-        """What it may hold in the pool: its part of the budget, from the beginning."""
+        """Blocks that it may hold in the pool; they count in the budget from the start."""
         return len(self.names) if self.table is None else len(self.table)
 
 
 class Pins:
-    """All pins, and the counts that capacity is decided by. `version` changes with them."""
+    """All pins, and the counts that decide capacity. `version` changes with them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._pins: dict[Pin, None] = {}  # oldest first
-        self._named: dict[tuple[str, str], Pin] = {}  # by tenant and name: those that clients have named
+        self._named: dict[tuple[str, str], Pin] = {}  # by tenant and name: named by clients
         self._filling: dict[int, Pin] = {}  # by the request that fills it
-        self.num_blocks = 0  # that all pins may hold in the pool, filling ones included
+        self.num_blocks = 0  # that all pins may hold in the pool, those being filled included
         self.num_soft = 0  # of these, those of soft pins
-        self._by_tenant: Counter[str] = Counter()  # of all of them
+        self._by_tenant: Counter[str] = Counter()  # blocks of all pins
         self._soft_by_tenant: Counter[str] = Counter()
         self._pins_of: Counter[str] = Counter()  # how many
-        self.shared_names: Counter[bytes] = Counter()  # that the operator shares with all tenants, held now
+        self.shared_names: Counter[bytes] = Counter()  # held names that the operator shares with all
         self.version = 0
 
     def __len__(self) -> int:
@@ -100,11 +100,11 @@ class Pins:
         return list(self._pins)
 
     def named(self) -> list[Pin]:
-        """Those that clients have named, oldest first."""
+        """Pins that clients named, oldest first."""
         return list(self._named.values())
 
     def blocks_of(self, tenant: str, *, hard_only: bool = False) -> int:
-        """Blocks that all its pins may hold in the pool, filling ones included."""
+        """Blocks that all its pins may hold in the pool, those being filled included."""
         soft = self._soft_by_tenant.get(tenant, 0) if hard_only else 0
         return self._by_tenant.get(tenant, 0) - soft
 
@@ -113,19 +113,19 @@ class Pins:
         return {tenant: self.blocks_of(tenant, hard_only=hard_only) for tenant in self._by_tenant}
 
     def num_of(self, tenant: str) -> int:
-        """How many pins it has, those of its sessions included."""
+        """The number of its pins, those of its sessions included."""
         return self._pins_of.get(tenant, 0)
 
     def find(self, tenant: str, name: str) -> Pin | None:
-        """The tenant's pin that a client gave that name."""
+        """The tenant's pin of that name."""
         return self._named.get((tenant, name))
 
     def filled_by(self, request: Request) -> Pin | None:
-        """The pin whose prompt this very request computes, while it does."""
+        """The pin whose prompt this request is computing."""
         return self._filling.get(request.request_id)
 
     def add(self, pin: Pin) -> None:
-        """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
+        """Add a pin and count its budget. The caller has checked that it fits and that the name is new."""
         self._pins[pin] = None
         if pin.is_named:
             assert (pin.tenant, pin.name) not in self._named
@@ -135,11 +135,11 @@ class Pins:
         self._count(pin, pin.num_held)
 
     def fill(self, pin: Pin) -> None:
-        """Become one more holder of the pin's blocks; all of them are published now."""
+        """Hold the pin's blocks, all of which are published."""
         self.hold(pin, pin.names)
 
     def hold(self, pin: Pin, names: list[bytes]) -> None:
-        """Become one more holder of those of the pin's blocks that are named; all of them are published."""
+        """Hold the pin's blocks of these names, all of which are published."""
         assert pin.table is None
         self._filling.pop(pin.filler, None)
         self._count(pin, -pin.num_held)
@@ -153,14 +153,14 @@ class Pins:
                 self._ledger.pool.hand_over(block, self._ledger.quotas.shared)
 
     def let_go(self, pin: Pin) -> None:
-        """Hold nothing in the pool any more: all of it is in an offload tier."""
+        """Hold nothing in the pool: all its blocks are in an offload tier."""
         assert pin.table is not None
         self._count(pin, -pin.num_held)
         self._ledger.close(pin.table)
         self._ledger.open(pin.holder)
 
     def remove(self, pin: Pin) -> None:
-        """Hold nothing any more. The blocks stay findable until they are taken."""
+        """Remove the pin. Its blocks stay findable until they are taken."""
         del self._pins[pin]
         if pin.is_named:
             del self._named[pin.tenant, pin.name]
@@ -178,8 +178,8 @@ class Pins:
         self._ledger.close(pin.table)
 
     def _unshare(self, table: BlockTable) -> None:
-        """The tenant `shared` is charged no more for those blocks that no other pin shares, also where others
-        hold them on."""
+        """Stop charging `shared` for those of the blocks that no other pin shares, even if others still hold
+        them."""
         pool = self._ledger.pool
         for block in table.blocks:
             if pool.name_of[block] not in self.shared_names:

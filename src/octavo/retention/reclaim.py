@@ -1,38 +1,38 @@
-"""Who gives blocks up, and in which order: pure choices over holder records. `Reclaimer` (reclaimer.py)
-executes them.
+"""Which holder loses its blocks, and in which order: pure choices over holder records. `Reclaimer`
+(reclaimer.py) executes them.
 
-An order lists sources. Its first source that has an answer releases blocks, again and again from the first
-one on, until the request is met or no source has an answer. The orders are not alike, and each for a reason:
+An order lists sources. The first source with candidates releases blocks, and the search restarts at the first
+source, until the request is met or no source has candidates. The orders differ, each for a reason:
 
     RESERVING   a running sequence needs its next block      fetches behind it have computed nothing and are
-                                                             cheapest; of the sequences behind it goes who
-                                                             loses least; fetches ahead of it only then,
-                                                             because they are the next admissions; the
-                                                             last resort is for blocks charged to no tenant
-    BOUNDING    a waiting one wants to enter, and its        fetches behind it, then all of its tenant, if
-                tenant's own bounds are short                nothing of its tenant runs that may end
+                                                             cheapest; then the sequence behind it that
+                                                             loses least; then fetches ahead of it, because
+                                                             they are the next admissions; the last resort
+                                                             is for blocks charged to no tenant
+    BOUNDING    a waiting sequence is to be admitted, and    fetches behind it, then all of its tenant, if
+                its tenant's own bounds are short            nothing of its tenant runs that may end
     ADMITTING   the same, and the pool is short              fetches, if nothing runs; lower priorities last,
                                                              and only if that admits it
-    CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
-                                                             compute; borrowers only if that admits it
+    CLAIMING    a guarantee covers a waiting sequence        fetches of borrowers, before the sequences of
+                                                             borrowers; those only if that admits it
     RESIZING    the pool is to be smaller                    fetches, then the sequences that lose least: no
-                                                             request is asked on behalf of another
-    RELOADING   a tenant holds more than it may now          its running sequences, which come back by
-                                                             themselves; then its soft holds, then fetches
+                                                             request is preempted for another
+    RELOADING   a tenant holds more than its new maximum     its running sequences, which are readmitted
+                                                             later; then its soft holds, then fetches
 
-Soft holds are no request's: to admit or to claim they are counted as released (`AdmissionLimits`), and are
-released when that lets the sequence in, before any sequence is preempted for it.
+Soft holds belong to no request. To admit or to claim, they count as released (`AdmissionLimits`), and are
+released if that admits the sequence, before any sequence is preempted for it.
 
-A sequence is chosen by what it would lose:
+A sequence is chosen by its loss:
 
     candidate   a running sequence, or all sequences of a request (n > 1, a beam group): they go as one
-    gain        blocks that no other holder lists: the pool has them again at once
-    loss        work to be where it was again, in positions: what must be computed, and what can be loaded at
-                the price that loading was measured to have
+    gain        blocks that no other holder lists: available at once
+    loss        work to reach the same state again, in positions: computed ones, and loaded ones at the
+                measured price of loading
 
-Worst first: the lowest priority, then the largest part above its fair share, then the least loss. A candidate
-that frees too little must be followed by others, so it comes after those that free enough, by its loss for
-each block; ties go to the last in rank. Source: Kwon et al. 2023, section 4.5, for preempting a request's
+Order of preemption: lowest priority, then largest part above its fair share, then least loss. A candidate
+that frees too few blocks needs others after it, so it comes after those that free enough, by its loss per
+block. Ties go to the last in rank. Source: Kwon et al. 2023, section 4.5, for preempting a request's
 sequences together.
 """
 
@@ -46,21 +46,21 @@ from dataclasses import dataclass
 
 from octavo.memory.holders import Holder
 
-CANDIDATES_MAX = 32  # whose losses are compared
+CANDIDATES_MAX = 32  # the most candidates whose losses are compared
 
 
 class ReclaimSource(enum.Enum):
-    """Whose blocks may be reclaimed."""
+    """A kind of holder whose blocks may be reclaimed."""
 
-    FETCHES_BEHIND = enum.auto()  # complete fetches for sequences that rank after the one that is short
+    FETCHES_BEHIND = enum.auto()  # complete fetches for sequences that rank after the requester
     FETCHES = enum.auto()  # all complete fetches
-    BORROWED_FETCHES = enum.auto()  # those of tenants beyond their guarantee
-    SOFT_HOLDS = enum.auto()  # what is kept of idle sessions
-    SEQUENCES_BEHIND = enum.auto()  # running ones that rank after the one that is short
+    BORROWED_FETCHES = enum.auto()  # fetches of tenants beyond their guarantee
+    SOFT_HOLDS = enum.auto()  # kept for idle sessions
+    SEQUENCES_BEHIND = enum.auto()  # running sequences that rank after the requester
     LOWER_PRIORITIES = enum.auto()
     BORROWERS = enum.auto()  # running sequences of tenants beyond their guarantee
-    SEQUENCES = enum.auto()  # all that run
-    LAST_RESORT = enum.auto()  # all that have nothing planned, for the best-ranked of all
+    SEQUENCES = enum.auto()  # all running sequences
+    LAST_RESORT = enum.auto()  # all holders without planned positions, for the best-ranked sequence
 
 
 ReclaimOrder = tuple[ReclaimSource, ...]
@@ -85,25 +85,25 @@ CLAIMING: ReclaimOrder = (
 RESIZING: ReclaimOrder = (ReclaimSource.FETCHES, ReclaimSource.SEQUENCES)
 RELOADING: ReclaimOrder = (ReclaimSource.SEQUENCES, ReclaimSource.SOFT_HOLDS, ReclaimSource.FETCHES)
 
-# The last in rank first, one by one.
+# One by one, the last in rank first.
 _ONE_BY_ONE = {ReclaimSource.FETCHES_BEHIND, ReclaimSource.FETCHES, ReclaimSource.BORROWED_FETCHES}
-# All candidates together: who is among them was computed so that they are enough.
+# All candidates together: the caller computed a set that is enough.
 _ALL_AT_ONCE = {ReclaimSource.SOFT_HOLDS, ReclaimSource.BORROWERS}
-Choice = tuple[Holder, ...]  # who is to go, together; (): there is no one
+Choice = tuple[Holder, ...]  # holders to reclaim together; (): none
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Sequences that would go together."""
+    """Sequences that are preempted together."""
 
     members: Choice  # last in rank first
     priority: int
-    share: float  # of what its tenant has, beyond what is fair; larger goes first
+    share: float  # of its tenant, above the fair share; larger goes first
     gain: int
     loss: float
 
     def key(self, needed: int) -> tuple[int, float, bool, bool, float, tuple[int, ...]]:
-        """Smaller goes first, where `needed` blocks are missing."""
+        """The sort key where `needed` blocks are missing; the smallest is preempted first."""
         enough = self.gain >= needed
         price = self.loss if enough else self.loss / max(1, self.gain)
         last = tuple(-part for part in self.members[0].rank)
@@ -112,9 +112,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimRequest:
-    """What blocks are reclaimed for, and from whom."""
+    """The purpose of a reclaim, and its candidates."""
 
-    is_met: Callable[[], bool]  # true when nothing more is to be reclaimed
+    is_met: Callable[[], bool]  # true when enough was reclaimed
     candidates_by_source: Mapping[ReclaimSource, Callable[[], Many[Holder]]]  # of the order's sources
     num_missing: Callable[[], int] = lambda: 1  # blocks, now
     after_release: Callable[[Choice], None] = lambda choice: None
@@ -122,15 +122,15 @@ class ReclaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCosts:
-    """What decides which of some running sequences go."""
+    """The costs that decide which running sequences are preempted."""
 
     running: Callable[[], Iterable[Holder]]
     share_of: Callable[[Holder], float]
-    loss_of: Callable[[Choice, int], tuple[int, float]]  # gain and loss, where so many blocks are missing
+    loss_of: Callable[[Choice, int], tuple[int, float]]  # gain and loss, for so many missing blocks
 
 
 def next_choice(order: ReclaimOrder, request: ReclaimRequest, costs: PreemptionCosts) -> Choice:
-    """Who is to go, from the first source that has an answer."""
+    """The holders to reclaim next, from the first source that has candidates."""
     for source in order:
         holders = request.candidates_by_source[source]()
         if not holders:
@@ -139,21 +139,21 @@ def next_choice(order: ReclaimOrder, request: ReclaimRequest, costs: PreemptionC
             return (max(holders, key=lambda holder: holder.rank),)
         if source in _ALL_AT_ONCE:
             return tuple(holders)
-        # Of the last resort one after the other: one that gives one block up may do.
+        # The last resort preempts one by one: a single block may be enough.
         return cheapest(holders, 1 if source is ReclaimSource.LAST_RESORT else request.num_missing(), costs)
     return ()
 
 
 def cheapest(holders: Many[Holder], needed: int, costs: PreemptionCosts) -> Choice:
-    """Which of these sequences are to go, together, where `needed` blocks are missing. O(blocks of those that
-    priority and share leave)."""
+    """The sequences to preempt together where `needed` blocks are missing. O(blocks of the candidates left
+    after comparing priority and share)."""
     groups = grouped(holders, costs.running)
     if len(groups) <= 1:
         return groups[0] if groups else ()
     order = [(max(-m.rank[0] for m in group), -costs.share_of(group[0])) for group in groups]
     first = min(order)
     alike = [group for group, place in zip(groups, order, strict=True) if place == first]
-    if len(alike) > CANDIDATES_MAX:  # a bound on the work: those that rank last are looked at
+    if len(alike) > CANDIDATES_MAX:  # a bound on the work: only the last in rank are compared
         alike = sorted(alike, key=lambda group: group[0].rank)[-CANDIDATES_MAX:]
     priority, share = first
     candidates = [Candidate(group, priority, -share, *costs.loss_of(group, needed)) for group in alike]
@@ -163,13 +163,13 @@ def cheapest(holders: Many[Holder], needed: int, costs: PreemptionCosts) -> Choi
 
 
 def choose(candidates: Iterable[Candidate], needed: int) -> Candidate | None:
-    """The one to preempt where `needed` blocks are missing; None where there is none."""
+    """The candidate to preempt where `needed` blocks are missing; None without candidates."""
     return min(candidates, key=lambda candidate: candidate.key(needed), default=None)
 
 
 def grouped(eligible: Iterable[Holder], running: Callable[[], Iterable[Holder]]) -> list[Choice]:
-    """Eligible sequences as they would go: a request's together, last in rank first; one by one where some
-    other sequence of the request runs and is not eligible."""
+    """Eligible sequences in the groups that are preempted together: all of a request, last in rank first;
+    single ones if another sequence of the request runs and is not eligible."""
     groups: dict[int, list[Holder]] = {}
     for holder in eligible:
         groups.setdefault(holder.group, []).append(holder)

@@ -1,5 +1,5 @@
-"""How much room there is for a pin, a session or a request: the inequality of `memory.capacity`, asked with
-what is kept and taken now."""
+"""The room for a pin, a session or a request: the inequality of `memory.capacity` over all that is kept and
+accepted now."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from octavo.types import Request
 
 
 class AcceptedRequests(Protocol):
-    """The requests that were taken and have not ended."""
+    """The accepted requests that have not ended."""
 
     def requests(self) -> list[Request]:
         """All of them."""
 
     def running_requests(self) -> list[Request]:
-        """Those of which something runs."""
+        """Requests with a running sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Blocks by which pins would exceed each of their bounds; 0 or less: they do not."""
+    """Blocks by which pins would exceed each of their bounds; 0 or less: within it."""
 
-    own: int  # of their tenant: its maximum, its guarantee
+    own: int  # the tenant's bounds: its maximum, its guarantee
     pool: int
     budget: int
 
@@ -42,7 +42,7 @@ class Missing:
 
 
 class Room:
-    """Answers, in blocks. Changes nothing."""
+    """Computes room, in blocks. Changes nothing."""
 
     def __init__(self, context: Context, pins: Pins, sessions: SessionTable, taken: AcceptedRequests) -> None:
         self._context = context
@@ -54,18 +54,18 @@ class Room:
 
     @property
     def hard(self) -> Capacity:
-        """What the pool is promised to, once all soft holds have gone."""
+        """The pool's commitments without soft holds."""
         self._refresh()
         return self._hard
 
     @property
     def everything(self) -> Capacity:
-        """What the pool is promised to now, soft holds included."""
+        """The pool's commitments now, soft holds included."""
         self._refresh()
         return self._everything
 
     def _refresh(self) -> None:
-        """Compute both again where pins, bounds or the pool have changed."""
+        """Recompute both after a change of pins, bounds or the pool."""
         pins, ledger = self._pins, self._context.ledger
         at = (pins.version, ledger.quotas.version, ledger.pool.num_blocks)
         if at != self._computed_at:
@@ -76,25 +76,25 @@ class Room:
 
     @property
     def num_pinned(self) -> int:
-        """What all pins may hold."""
+        """Blocks that all pins may hold."""
         return self._pins.num_blocks
 
     # -- requests
 
-    def beside_hard_pins(self, request: Request) -> int:
-        """The worst case that this very request, which was taken, may have: one that fills a pin uses what is
-        kept for it, a session's turn what the session holds."""
+    def room_with_hard_pins(self, request: Request) -> int:
+        """The worst case that this accepted request may have. A request that fills a pin uses the blocks kept
+        for the pin; a session's turn uses those of its session."""
         own = self.own_blocks(request, hard_only=True)
         return self.hard.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
 
-    def beside_all_pins(self, request: Request) -> int:
-        """The same before any soft hold goes."""
+    def room_with_all_pins(self, request: Request) -> int:
+        """The same with all soft holds."""
         own = self.own_blocks(request)
         return self.everything.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
 
     def own_blocks(self, request: Request, *, hard_only: bool = False) -> int:
-        """Blocks that count with the pins and are an unfinished request's own: those that it fills, or that
-        its session holds for it."""
+        """Blocks that count for pins and belong to an unfinished request: the pin that it fills, or the
+        blocks that its session holds for it."""
         own_pin = self._pins.filled_by(request)
         filled = own_pin.num_blocks if own_pin is not None else 0
         session = self._sessions.turn_of(request)
@@ -103,14 +103,14 @@ class Room:
         return filled + self.blocks_of_turn(request, session.shared, hard_only=hard_only)
 
     def own_of_new(self, request: Request, names: Many[bytes], *, hard_only: bool) -> int:
-        """The same of a request that is not queued yet, whose blocks have these names. O(blocks)."""
+        """The same for a request that is not queued yet; `names`: its blocks. O(blocks)."""
         if request.session:
             return self.blocks_of_turn(request, names, hard_only=hard_only)
         return self.own_blocks(request, hard_only=hard_only)
 
     def blocks_of_turn(self, request: Request, names: Many[bytes], *, hard_only: bool = False) -> int:
-        """Blocks of the pins' budget that this turn, whose tokens have these names, finds and shares: it
-        needs no others for them. O(blocks)."""
+        """Blocks of the pins' budget that this turn finds and shares; it needs no others for them. `names`:
+        of its tokens. O(blocks)."""
         session = self._sessions.get(request.session)
         if session is None or request.params.prompt_logprobs is not None:
             return 0
@@ -124,19 +124,19 @@ class Room:
         return num_own
 
     def num_hits_max(self, request: Request) -> int:
-        """Blocks of its prompt that can be hits."""
+        """The most blocks of its prompt that can be hits."""
         return hits_max(len(request.prompt), self._context.ledger.block_size)
 
     # -- the pool
 
     def floor(self) -> int:
-        """The smallest pool in which every request that was taken can be served."""
+        """The smallest pool that can serve every accepted request."""
         hard = self.hard.floor(self._needs(hard_only=True))
         return max(hard, self.everything.floor(self._needs(hard_only=False)))
 
     def _needs(self, *, hard_only: bool) -> Iterator[tuple[str, int]]:
-        """The requests that must have room beside hard pins, or beside all: tenant, and worst case without
-        what counts with the pins and is its own."""
+        """The requests that must fit with hard pins, or with all: the tenant, and the worst case without the
+        blocks that count for pins and are its own."""
         for request in self._taken.requests() if hard_only else self._taken.running_requests():
             needed = blocks_needed(request, self._context.ledger.block_size)
             yield request.tenant, needed - self.own_blocks(request, hard_only=hard_only)
@@ -144,13 +144,13 @@ class Room:
     # -- pins
 
     def may_hold(self, tenant: str, names: Many[bytes]) -> bool:
-        """Whether its maximum lets the tenant hold these published names too."""
+        """Whether the tenant's maximum allows it to hold these published names too."""
         ledger, owner = self._context.ledger, self._context.ledger.quotas.owner(tenant)
         found = [block for name in names if (block := ledger.pool.find(name)) is not None]
         return ledger.quotas.charge_of(owner, found) <= ledger.quotas.room(owner)
 
     def missing(self, tenant: str, more: int = 0, *, hard_only: bool = False) -> Missing:
-        """What as many `more` blocks pinned for that tenant would lack. O(tenants and requests)."""
+        """Blocks missing if `more` were pinned for that tenant. O(tenants and requests)."""
         pins, policy = self._pins, self._context.ledger.quotas.policy(tenant)
         capacity = (self.hard if hard_only else self.everything).with_more(tenant, more)
         needs = list(self._needs(hard_only=hard_only))
@@ -158,8 +158,8 @@ class Room:
         if policy.maximum is not None:
             largest = max((need for whose, need in needs if whose == tenant), default=1)
             own = kept + largest - policy.maximum
-        # Where there are guarantees, a tenant's pins use only what is its own; those of `shared` are the
-        # operator's, and leave others' guarantees as the pool's bound below does.
+        # With guarantees, a tenant's pins use only the tenant's own blocks. Those of `shared` are the
+        # operator's, # and the pool's bound keeps them off the guarantees of others.
         if self._context.ledger.quotas.has_guarantees and tenant != SHARED:
             own = max(own, kept - policy.guaranteed)
         in_budget = pins.num_blocks - (pins.num_soft if hard_only else 0) + more
@@ -170,8 +170,8 @@ class Room:
     def shortage(
         self, num_blocks: int, tenant: str, what: str, given_up: int = 0, *, hard_only: bool = False
     ) -> str:
-        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `hard_only`: once all soft
-        holds have gone."""
+        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `hard_only`: without soft
+        holds."""
         pins = self._pins
         missing = self.missing(tenant, num_blocks - given_up, hard_only=hard_only).most
         if missing <= 0:
@@ -180,7 +180,7 @@ class Room:
         holders.sort(key=lambda pin: -pin.num_held)
         who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5])
         held_by = f"; held by pins {who}" if who else ""
-        if tenant:  # no number that others move
+        if tenant:  # no numbers that other tenants change
             kept = pins.blocks_of(tenant, hard_only=hard_only) - given_up
             return (
                 f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "

@@ -1,17 +1,17 @@
-"""Sessions as the ledger knows them: whose turn runs, and the blocks that are kept between two turns.
+"""Sessions in the ledger: the running turn of each, and the blocks kept between two turns.
 
-    idle --- turn --> active --- ends well --> idle          its full blocks are a warm pin's (warm_pins.py)
+    idle --- turn --> active --- ends well --> idle          a warm pin keeps its full blocks (warm_pins.py)
      |  ^
-     |  +---- resume: a hot pin, filled by an ordinary request that finds the blocks below --- resuming <-+
+     |  +---- resume: a hot pin, filled by an ordinary request that loads the blocks --------- resuming <-+
      |                                                                                                   |
-     +--- suspend --> suspending --- all of it stored below under kept names --> suspended --------------+
+     +--- suspend --> suspending --- all of it offloaded under kept names -----------> suspended --------+
                                                                                      |
                                                          turn: an ordinary fetch  <--+
 
 A session holds nothing by itself: it owns a warm pin, and a hot one after it was resumed, so budgets, checks
-and resizes know of pins alone. A turn that fails or is cancelled changes nothing. A session whose blocks find
-no room in the pins' budget is kept by best effort, and says why. It does not know tokens, only their names;
-what was said, and what a disk has synced, `octavo.conversations` knows.
+and resizes only know pins. A turn that fails or is cancelled changes nothing. A session whose blocks exceed
+the pins' budget is kept by best effort, and its note says why. This module knows the names of tokens, not the
+tokens; `octavo.conversations` has the text and knows what a disk has synced.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from octavo.step.timers import Due, Timers
 from octavo.types import Request
 
 _NEVER = float("inf")
-_BUSY_RETRY_S = 1.0  # a session that should expire while its blocks are on their way is looked at again
+_BUSY_RETRY_S = 1.0  # delay before the next attempt to expire a session whose blocks are in transfer
 
 
 @dataclass(eq=False)
 class SessionHolds:
-    """Acts on sessions and their pins."""
+    """Begins and ends turns; keeps, suspends and deletes sessions."""
 
     _context: Context
     _pins: Pins
@@ -55,7 +55,7 @@ class SessionHolds:
     # -- turns -----------------------------------------------------------------------------------------------
 
     def check_turn(self, request: Request) -> None:
-        """Raise SessionBusy, UnknownSession or InvalidRequest unless this turn may begin."""
+        """Raise SessionBusy, UnknownSession or InvalidRequest if this turn may not begin."""
         if request.n != 1:
             raise InvalidRequest(f"n is {request.n}; allowed with a session: 1", param="n")
         if request.params.beams is not None:
@@ -67,8 +67,8 @@ class SessionHolds:
             self._table.find(request.tenant, request.session).check_still()
 
     def begin_turn(self, request: Request, names: Many[bytes], now: float) -> None:
-        """Its request was taken. A session that is not known here (it was made just now, or the engine began
-        afresh) is from now on."""
+        """The turn's request was accepted. An unknown session (just made, or lost by a restart of the engine)
+        is added."""
         session = self._table.get(request.session)
         if session is None:
             ttl_s = request.session_ttl
@@ -79,22 +79,22 @@ class SessionHolds:
         session.num_sent = None
 
     def stop_turn(self, session_id: str, request_id: int, num_sent: int) -> None:
-        """The client found a stop string and will cancel: what it was told, `num_sent` tokens, counts as
-        said."""
+        """The client found a stop string and will cancel: the first `num_sent` tokens, which it has received,
+        count as said."""
         session = self._table.get(session_id)
         if session is not None and session.turn == request_id:
             session.num_sent = num_sent
 
     def on_last_token(self, request: Request) -> str:
-        """Nothing is kept before its blocks are unheld."""
+        """Keeps nothing: its blocks are still held."""
         return ""
 
     def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
-        """A turn has ended. If well, or because its client stopped it on purpose, keep its full blocks; else
-        nothing has changed."""
+        """A turn has ended. If it ended well, or its client stopped it on purpose, keep its full blocks; else
+        change nothing."""
         session = self._table.turn_of(request)
         if session is None:
-            return  # it was deleted meanwhile
+            return  # deleted meanwhile
         if not is_well and session.num_sent is None:
             self._close_turn(session)
             return
@@ -109,20 +109,19 @@ class SessionHolds:
     # -- fork, suspend, resume, delete -----------------------------------------------------------------------
 
     def restore(self, stored: StoredSession, now: float) -> Session:
-        """A session that this scheduler does not know, with what is still below of the blocks of its tokens
-        kept there: of all, or of the first `num_suspended`, if it was suspended with so many. The first
-        `num_shared` of them have names that all tenants have in common, whether they are pinned now or not.
-        It counts as suspended. Those that were come first, else others may take the room that they had.
-        O(tokens)."""
+        """Add a session that this scheduler does not know. Keep those of its blocks that are still in the
+        tier: of all tokens, or of the first `num_suspended` blocks, if it was suspended. The first
+        `num_shared` blocks have names that all tenants share, whether they are pinned now or not. The session
+        counts as suspended. Restore suspended sessions first, or others may take their room. O(tokens)."""
         session, num_suspended = self._new(stored, now), stored.num_suspended
         session.is_suspended, session.is_promised = True, num_suspended > 0
         self._keep(session, [name for name in session.names[: num_suspended or None] if self._can_keep(name)])
         return session
 
     def fork(self, stored: StoredSession, source: Session, now: float) -> Session:
-        """A session that this scheduler does not know, whose tokens were said in the source: one more holder
-        of their blocks, below as far as they are there, else in the pool. Of a suspended source it is a
-        suspended one, where it may be. Of the source nothing changes. O(tokens)."""
+        """Add a session that this scheduler does not know, whose tokens the source has too. It becomes one
+        more holder of their blocks, in the tier if they are there, else in the pool. The fork of a suspended
+        source is suspended, if there is room. The source does not change. O(tokens)."""
         session = self._new(stored, now)
         pool, is_suspended = self._context.ledger.pool, source.state is SessionState.SUSPENDED
         names = [
@@ -138,7 +137,7 @@ class SessionHolds:
         return session
 
     def _new(self, stored: StoredSession, now: float) -> Session:
-        """One that keeps nothing of its tokens yet. O(tokens)."""
+        """A session that keeps none of its tokens' blocks yet. O(tokens)."""
         tokens, tenant = array("I", stored.tokens), stored.tenant
         expires = now + stored.left_s
         session = Session(stored.session_id, tenant, stored.ttl_s, expires, stored.is_response)
@@ -153,8 +152,8 @@ class SessionHolds:
         return self._tier is not None and self._tier.can_keep(name)
 
     def _keep(self, session: Session, names: list[bytes]) -> bool:
-        """Keep these names below, and hold those that are not there yet, which are in the pool. False, and
-        its note says why: it may not, or there are none."""
+        """Keep these names in the tier, and hold those in the pool that are not stored yet. Returns False
+        without room or names; the session's note says why."""
         missing = [name for name in names if not self._can_keep(name)]
         if not names:
             return False
@@ -169,10 +168,10 @@ class SessionHolds:
         return not session.note
 
     def suspend(self, tenant: str, session_id: str) -> Session:
-        """Send all its blocks below; `state_of` says when they are. O(blocks).
+        """Offload all its blocks; `state_of` reports the end. O(blocks).
 
-        Raises UnknownSession, SessionBusy, SessionRefused without a tier, where it keeps too many already or
-        blocks are nowhere any more, PinRefused where there is no room to hold what is not below yet.
+        Raises UnknownSession, SessionBusy, SessionRefused (no tier, too much kept already, or lost blocks),
+        PinRefused (no room to hold the blocks that are not stored yet).
         """
         session = self._table.find(tenant, session_id)
         tier, pool = self._tier, self._context.ledger.pool
@@ -182,7 +181,7 @@ class SessionHolds:
         names, hold = self._all_of(session), session.hold
         if session.state is not SessionState.SUSPENDING:
             session.check_still()
-        if self._is_beyond_what_shared_may_store(session):
+        if self._exceeds_disk_bound_of_shared(session):
             raise SessionRefused(
                 f"session {session_id} begins with a prefix that the operator shares, and what is shared may "
                 f"not take that many blocks on disk (`disk` of tenant {SHARED!r} in the tenants file)"
@@ -219,13 +218,13 @@ class SessionHolds:
     def _all_of(self, session: Session) -> list[bytes]:
         """The names of all blocks that it ever had."""
         names, pool = session.names, self._context.ledger.pool
-        if not names or not session.may_lack_last or self._is_below(names[-1]):
+        if not names or not session.may_lack_last or self._is_offloaded(names[-1]):
             return names
         return names[:-1] if pool.find(names[-1]) is None else names
 
-    def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
-        """A shared prefix takes room below of `shared`, whichever tenant's session keeps it: without any it
-        would wait to be stored for ever."""
+    def _exceeds_disk_bound_of_shared(self, session: Session) -> bool:
+        """Blocks of a shared prefix count for `shared` in the tier, whichever tenant's session keeps them.
+        Without room for `shared`, their store would wait for ever."""
         tier, pool, quotas = self._tier, self._context.ledger.pool, self._context.ledger.quotas
         limit = quotas.disk_maximum(quotas.shared)
         names = session.names[: session.num_shared]
@@ -235,14 +234,13 @@ class SessionHolds:
         return sum(b is None or quotas.owner_in_tier(pool.owner[b]) == quotas.shared for b in blocks) > limit
 
     def give_up_suspending(self, session_id: str) -> None:
-        """It was not suspended after all: it stays in the pool and below as far as it is there."""
+        """Undo a suspension: its blocks stay in the pool and in the tier as they are."""
         session = self._table.get(session_id)
         if session is not None:
             session.is_suspended = session.is_promised = False
 
     def slots(self, session_id: str) -> list[tuple[int, bytes]]:
-        """Where the blocks that are kept of it are below, and under which names; none of one that is not
-        known."""
+        """The slots and names of its blocks that the tier keeps; none for an unknown session."""
         session = self._table.get(session_id)
         if session is None:
             return []
@@ -252,7 +250,7 @@ class SessionHolds:
         return [(slot, name) for slot, name in pairs if slot is not None]
 
     def delete(self, tenant: str, session_id: str) -> Session:
-        """Keep nothing of it; a turn that runs goes on as a plain request. Raises UnknownSession."""
+        """Remove the session; a running turn continues as a plain request. Raises UnknownSession."""
         session = self._table.find(tenant, session_id)
         for pin in session.pins:
             self._warm_pins.remove(pin)
@@ -261,14 +259,14 @@ class SessionHolds:
         return session
 
     def renew(self, session_id: str, now: float) -> None:
-        """It lives its ttl from now on, if it is known."""
+        """Restart its ttl now, if it is known."""
         session = self._table.get(session_id)
         if session is not None:
             session.expires = now + session.ttl_s
             self._set_timer(session)
 
     def expire(self, session_id: str, now: float) -> None:
-        """Delete a session whose time has passed, unless a turn runs: its blocks serve the next plan."""
+        """Delete a session whose time has passed, unless a turn runs: the next plan may take its blocks."""
         session = self._table.get(session_id)
         if session is None or session.turn is not None or session.expires > now:
             return
@@ -279,13 +277,13 @@ class SessionHolds:
         self.delete(session.tenant, session_id)
         self._record(EventKind.SESSION_EXPIRED, session, f"session {session_id} expired")
 
-    # -- what it keeps ---------------------------------------------------------------------------------------
+    # -- what a session keeps --------------------------------------------------------------------------------
 
     def _hold(self, session: Session) -> None:
-        """A warm pin on its published blocks takes the place of what it had; without room for it, what it had
-        stays, but for what a client's resuming held until now."""
+        """Replace its holds by one warm pin on its published blocks. Without room for that pin, only the hot
+        pin of a resumed session is released."""
         names = session.names[: self._context.ledger.find_prefix(session.names)]
-        self._let_responses_go(session, names)
+        self._release_responses(session, names)
         session.note = self._beyond_maximum(session, len(names)) or self._shortage(session, len(names))
         if not session.note and not self._room.may_hold(session.tenant, names):
             session.note = BEYOND_MAXIMUM
@@ -301,9 +299,9 @@ class SessionHolds:
             self._warm_pins.remove(session.resumed)
         self._record(EventKind.SESSION_BEST_EFFORT, session, session.note)
 
-    def _let_responses_go(self, session: Session, names: list[bytes]) -> None:
-        """Its tenant's idle responses hold nothing more, those used longest ago in front, where that gives
-        these names room. O(sessions) where there is none."""
+    def _release_responses(self, session: Session, names: list[bytes]) -> None:
+        """Release idle responses of its tenant, least recently used first, if that makes room for these
+        names. O(sessions) without room."""
         if not names or self._beyond_maximum(session, len(names)) or not self._shortage(session, len(names)):
             return
         idle = [s for s in self._table if s.is_response and s.tenant == session.tenant and s.turn is None]
@@ -324,7 +322,7 @@ class SessionHolds:
                 return
 
     def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
-        """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names
+        """Replace all its pins by one warm pin that holds `held`. `is_kept`: the tier keeps the names
         already."""
         pin = Pin(
             session.tenant,
@@ -348,11 +346,11 @@ class SessionHolds:
         else:
             self._warm_pins.begin(pin)
 
-    def _is_below(self, name: bytes) -> bool:
+    def _is_offloaded(self, name: bytes) -> bool:
         return self._tier is not None and (name in self._tier or self._tier.is_storing(name))
 
     def _beyond_maximum(self, session: Session, num_blocks: int) -> str:
-        """Why its tenant may not keep as many for one session, or ""."""
+        """Why its tenant may not keep `num_blocks` for one session, or ""."""
         limit = self._context.ledger.quotas.policy(session.tenant).session_maximum
         if limit is None or num_blocks <= limit:
             return ""

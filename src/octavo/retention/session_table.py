@@ -1,4 +1,4 @@
-"""Sessions by id, each with the pins that it owns."""
+"""Sessions by id, each with its pins."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from octavo.types import Request
 
 
 class SessionState(enum.StrEnum):
-    """Where a session is."""
+    """The state of a session."""
 
     ACTIVE = "active"  # a turn runs
     IDLE = "idle"
     SUSPENDING = "suspending"
-    SUSPENDED = "suspended"  # all that is kept of it is in an offload tier
+    SUSPENDED = "suspended"  # all its kept blocks are in an offload tier
     RESUMING = "resuming"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as the conversations' store has it, for a scheduler that does not know it."""
+    """A session from the store of conversations, for a scheduler that does not know it."""
 
     session_id: str
     tenant: str
-    tokens: bytes  # uint32 in the machine's order: all that was said
+    tokens: bytes  # uint32, native order: the whole conversation
     ttl_s: float
     left_s: float  # until it expires
-    num_shared: int = 0  # of its blocks, the leading ones under names of all tenants
-    num_suspended: int = 0  # of its blocks, the leading ones that a client suspended
+    num_shared: int = 0  # leading blocks under names that all tenants share
+    num_suspended: int = 0  # leading blocks that a client suspended
     is_response: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session. `names` are those of the full blocks that its last turn left."""
+    """One session. `names`: the full blocks that its last turn left."""
 
     session_id: str
     tenant: str
     ttl_s: float
     expires: float
-    is_response: bool = False  # its blocks are let go before those of sessions
+    is_response: bool = False  # its blocks are released before those of sessions
     names: list[bytes] = field(default_factory=list)
-    num_shared: int = 0  # of these, the leading ones that all tenants have in common
+    num_shared: int = 0  # of these, the leading ones that all tenants share
     turn: int | None = None  # id of the request that runs
     shared: list[bytes] = field(default_factory=list)  # of that turn: names of blocks that can be hits
-    num_sent: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
-    is_suspended: bool = False  # or will be, when its blocks are in an offload tier
-    is_promised: bool = False  # a client asked for that, and no turn has ended well since
-    may_lack_last: bool = False  # it was restored: its last token's K and V may never have been computed
+    num_sent: int | None = None  # of that turn, if its client stopped it: tokens that the client received
+    is_suspended: bool = False  # or will be, once its blocks are in an offload tier
+    is_promised: bool = False  # a client suspended it, and no turn has ended well since
+    may_lack_last: bool = False  # it was restored: K and V of its last token may be missing
     note: str = ""  # why nothing keeps its blocks
-    resumed: Pin | None = None  # hot: from a client's resuming until the next turn ends
+    resumed: Pin | None = None  # hot: from `resume` until the next turn ends
     hold: Pin | None = None  # warm, soft: between two turns
 
     @property
     def pins(self) -> list[Pin]:
-        """What it owns."""
+        """The pins that it owns."""
         return [pin for pin in (self.resumed, self.hold) if pin is not None]
 
     @property
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """Where it is."""
+        """Its state, from its turn and pins."""
         if self.turn is not None:
             return SessionState.ACTIVE
         if self.resumed is not None:
@@ -80,14 +80,13 @@ class Session:
 
     @property
     def num_suspended(self) -> int:
-        """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended.
-        O(blocks)."""
+        """Its leading blocks that survive a restart, if undamaged; 0: it is not suspended. O(blocks)."""
         if self.state is not SessionState.SUSPENDED or self.hold is None or not self.hold.names:
             return 0
         return self.names.index(self.hold.names[-1]) + 1
 
     def check_still(self) -> None:
-        """Raise SessionBusy while a turn runs, or blocks of it are on their way."""
+        """Raise SessionBusy while a turn runs or its blocks are in transfer."""
         if self.state in (SessionState.ACTIVE, SessionState.SUSPENDING, SessionState.RESUMING):
             raise SessionBusy(
                 f"session {self.session_id} is {self.state.value}; allowed: one turn at a time, and none "
@@ -96,7 +95,7 @@ class Session:
 
 
 class SessionTable:
-    """Every session there is, oldest first. Decides nothing."""
+    """All sessions, oldest first. Decides nothing."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
@@ -111,20 +110,20 @@ class SessionTable:
         return session_id in self._sessions
 
     def newest_first(self) -> Iterator[Session]:
-        """The same, the other way round."""
+        """All sessions, newest first."""
         return reversed(self._sessions.values())
 
     def add(self, session: Session) -> None:
-        """One that is not in it."""
+        """Add a session."""
         assert session.session_id not in self._sessions
         self._sessions[session.session_id] = session
 
     def remove(self, session: Session) -> None:
-        """One that is in it."""
+        """Remove a session."""
         del self._sessions[session.session_id]
 
     def get(self, session_id: str) -> Session | None:
-        """That session, of whichever tenant."""
+        """The session of that id, of any tenant."""
         return self._sessions.get(session_id)
 
     def find(self, tenant: str, session_id: str) -> Session:
@@ -135,16 +134,16 @@ class SessionTable:
         return session
 
     def names_of(self, tenant: str, session_id: str) -> tuple[list[bytes], int]:
-        """The names of the tenant's session, and how many of them all tenants share; none of one that is not
-        known."""
+        """The names of the tenant's session, and how many of them all tenants share; none for an unknown
+        session."""
         session = self._sessions.get(session_id)
         return ([], 0) if session is None or session.tenant != tenant else (session.names, session.num_shared)
 
     def owner_of(self, pin: Pin) -> Session:
-        """The session that owns this pin, which one does."""
+        """The session that owns this pin; one does."""
         return self._sessions[pin.session_id]
 
     def turn_of(self, request: Request) -> Session | None:
-        """The session whose running turn this request is."""
+        """The session that this request is the running turn of."""
         session = self._sessions.get(request.session)
         return session if session is not None and session.turn == request.request_id else None

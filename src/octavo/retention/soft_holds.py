@@ -1,19 +1,19 @@
-"""Soft holds, what is kept of idle sessions: no client asked for it, so it keeps no request and no pin out.
+"""Soft holds: blocks kept for idle sessions. No client requested them, so they block no request or pin.
 
-    hard   pins that a client asked for: hot and warm ones, resumed sessions
-    soft   what is kept of an idle session (`Pin.is_soft`)
+    hard   pins that a client requested: hot and warm ones, resumed sessions
+    soft   blocks kept for an idle session (`Pin.is_soft`)
 
-    hard pins + worst case of any request that was taken             <= room    else it is refused
-    hard and soft pins + worst case of any request that runs         <= room    else holds are let go
+    hard pins + worst case of any accepted request                   <= room    else it is refused
+    hard and soft pins + worst case of any running request           <= room    else holds are released
 
 The second line is established here, when a request is about to run, and nothing breaks it afterwards: a hold
-is made where there is room beside all that runs. So a session loses its blocks only to what could not run
-beside them, and only where that helps:
+is made only if it fits with all running requests. So a session loses its blocks only to a request or pin that
+does not fit with them, and only where that helps:
 
-    short of                       holds that help, the longest idle in front
+    short of                       holds that help, the longest idle first
     its tenant's own bounds        its tenant's
     the pool                       its tenant's, and others' beyond what these are guaranteed
-    the pins' budget (for a pin)   its tenant's, and everybody's: a guarantee is of memory, not of that budget
+    the pins' budget (for a pin)   its tenant's, and all others': guarantees do not cover that budget
 
 A session's next turn finds what is still cached, and computes the rest.
 """
@@ -37,7 +37,7 @@ from octavo.types import Request
 
 @dataclass(eq=False)
 class SoftHolds:
-    """Acts on the holds of idle sessions."""
+    """Releases the holds of idle sessions."""
 
     _context: Context
     _pins: Pins
@@ -48,12 +48,12 @@ class SoftHolds:
 
     @property
     def num_blocks(self) -> int:
-        """What all of them may hold."""
+        """Blocks that all of them may hold."""
         return self._pins.num_soft
 
     def is_crowded(self, request: Request) -> bool:
-        """True when holds of idle sessions keep out a request that was taken. O(1) where there are none, or
-        where there is plenty of room."""
+        """True when holds of idle sessions keep out an accepted request. O(1) without holds, or with enough
+        room."""
         pins, quotas = self._pins, self._context.ledger.quotas
         if not pins.num_soft:
             return False
@@ -62,21 +62,21 @@ class SoftHolds:
         plenty = self._context.ledger.pool.num_blocks - pins.num_blocks - quotas.num_guaranteed
         if needed <= plenty and (maximum is None or needed <= maximum - pins.blocks_of(request.tenant)):
             return False
-        return needed > self._room.beside_all_pins(request)
+        return needed > self._room.room_with_all_pins(request)
 
     def chosen_for(self, request: Request) -> list[Pin]:
-        """The holds that must go before a request that was taken may run, no more than must. O(holds)."""
+        """The fewest holds that must go before an accepted request may run. O(holds)."""
         if not self.is_crowded(request):
             return []
         tenant = request.tenant
         capacity, pins, quotas = self._room.everything, self._pins, self._context.ledger.quotas
         needed = blocks_needed(request, self._context.ledger.block_size)
         own = self._room.own_blocks(request)
-        of_hold = own - self._room.own_blocks(request, hard_only=True)  # its own, of its session's hold
+        of_hold = own - self._room.own_blocks(request, hard_only=True)  # its own part of its session's hold
         short_of_own = needed - capacity.room_in_maximum(tenant, own)
         short_of_pool = needed - capacity.room_in_pool(tenant, own)
         chosen: dict[Pin, None] = {}
-        pinned = Counter[str]()  # by tenant: what was chosen of its
+        pinned = Counter[str]()  # by tenant: chosen blocks
         candidates = self._candidates(tenant, request.session)
         for pin in candidates:
             if short_of_own > 0 and pin.tenant == tenant:
@@ -102,13 +102,13 @@ class SoftHolds:
         return list(chosen)
 
     def reclaim_soft_holds(self, request: Request) -> None:
-        """A request that was taken is about to run: let go of what keeps it out. O(holds)."""
+        """Release the holds that keep out an accepted request that is about to run. O(holds)."""
         for pin in self.chosen_for(request):
-            self._give(pin)
-        assert not self.is_crowded(request), "a request was taken that does not fit beside hard pins"
+            self._release_hold(pin)
+        assert not self.is_crowded(request), "an accepted request does not fit with the hard pins"
 
     def reclaim_for_pin(self, pin: Pin) -> None:
-        """The request that fills this pin was taken: the same for the pin, which counts already."""
+        """Release holds for a pin whose filling request was accepted; the pin counts already."""
         room, tenant = self._room, pin.tenant
         if not self._pins.num_soft or room.missing(tenant).most <= 0:
             return
@@ -121,11 +121,11 @@ class SoftHolds:
         )
         there = [hold for hold in candidates if hold.table is not None]
         self._release_until_enough(lambda: room.missing(tenant).budget, there)
-        assert room.missing(tenant).most <= 0, "a pin was taken that does not fit beside hard ones"
+        assert room.missing(tenant).most <= 0, "an accepted pin does not fit with the hard ones"
 
     def keep_to_bounds(self) -> None:
-        """Tenants have other bounds now: holds beyond a maximum or a guarantee go, and those in the way of
-        who runs."""
+        """The tenants' bounds have changed: release holds beyond a maximum or a guarantee, and those that
+        keep out running requests."""
         quotas, pins = self._context.ledger.quotas, self._pins
         by_tenant: dict[str, list[Pin]] = {}
         for hold in self._candidates("", ""):
@@ -139,18 +139,18 @@ class SoftHolds:
             self.reclaim_soft_holds(request)
 
     def beyond_maximum(self, tenant: str) -> list[Holder]:
-        """The tenant holds more than it may: the hold that it can best do without, if it has any."""
+        """If the tenant holds more than its maximum: the first of its holds to release, if it has any."""
         return [hold.holder for hold in self._candidates(tenant, "") if hold.tenant == tenant][:1]
 
     def let_go(self, holders: Iterable[Holder]) -> None:
-        """These were chosen to go."""
+        """Release these chosen holds."""
         by_holder = {pin.holder: pin for pin in self._pins.all()}
         for holder in holders:
-            self._give(by_holder[holder])
+            self._release_hold(by_holder[holder])
 
     def _candidates(self, tenant: str, session_id: str) -> list[Pin]:
-        """All holds, in the order in which they can be spared for something of `tenant`, which may be that
-        session's. O(holds)."""
+        """All holds, in the order of release for a need of `tenant`, which may be that of the session
+        `session_id`. O(holds)."""
         found: list[tuple[tuple[bool, bool, bool, bool, float], Pin]] = []
         pins = self._pins
         for hold in pins.all() if pins.num_soft else ():
@@ -165,28 +165,28 @@ class SoftHolds:
         return [hold for _, hold in sorted(found, key=lambda item: item[0])]
 
     def _helps(self, hold: Pin, tenant: str) -> bool:
-        """Whether the pool has more room for that tenant without it."""
+        """Whether its release gives the pool more room for that tenant."""
         beyond = self._pins.blocks_of(hold.tenant)
         return hold.tenant == tenant or beyond > self._context.ledger.quotas.policy(hold.tenant).guaranteed
 
     def _release_until_enough(self, missing: Callable[[], int], holds: Iterable[Pin]) -> None:
-        """Let these go, in order, while blocks are missing. None makes up for more than it holds: so it is
-        asked again only when that many went."""
-        line = iter(holds)
+        """Release holds in order while blocks are missing. A hold never frees more than it holds, so
+        `missing` is called again only after that many blocks."""
+        candidates = iter(holds)
         while (short := missing()) > 0:
             while short > 0:
-                hold = next(line, None)
+                hold = next(candidates, None)
                 if hold is None:
                     return
                 short -= hold.num_held
-                self._give(hold)
+                self._release_hold(hold)
 
-    def _give(self, hold: Pin) -> None:
+    def _release_hold(self, hold: Pin) -> None:
         num_blocks, session = hold.num_held, self._sessions.get(hold.session_id)
         self._warm_pins.remove(hold)
-        why, whose, turn = "its blocks were needed for what could not run beside them", hold.name, None
+        why, whose, turn = "its blocks were needed for a request or pin that did not fit", hold.name, None
         if session is not None:
-            session.is_suspended = False  # one that was on its way to an offload tier is not there
+            session.is_suspended = False  # if its offload was in flight, it is not complete
             session.note, whose, turn = why, f"session {session.session_id}", session.turn
         text = (
             f"{whose} let go of {num_blocks:,} blocks: {why}; what comes back to them computes what is not "

@@ -1,13 +1,13 @@
-"""Blocks on their way between the pool and the tier below, and who waits for them.
+"""Transfers between the pool and the offload tier, and the sequences and pins that wait for them.
 
-    write-behind   a cached block is copied down before its place is needed; evicting it is then free
-    promised       a block of a warm pin is copied down at once, before any of the others (warm_pins.py)
-    fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
+    write-behind   a cached block is stored before its place is needed; evicting it is then free
+    promised       a block of a warm pin is stored at once, before any of the others (warm_pins.py)
+    fetch          a waiting sequence's next blocks are in the tier: they are loaded, then it is admitted
 
 A transfer is a holder until it ends, so its block is not taken meanwhile. A fetch takes all its blocks at
-once or none, and one that is complete gives them back when a running sequence finds no block, or when no
-sequence runs and the first in the queue does not fit: so fetches never wedge the engine. Bytes that turn out
-damaged are recomputed: the sequence is admitted with what is there.
+once or none. A complete fetch releases them when a running sequence finds no block, or when no sequence runs
+and the first in the queue does not fit: so fetches never block the engine. Damaged bytes are recomputed: the
+sequence is admitted with the blocks that are intact.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
 from octavo.types import Move, Transfer, TransferDone
 
-STORES_MIN, STORES_MAX = 8, 64  # on their way down at once: a 64th of the pool, within these bounds
-LOADS_MAX = 256  # on their way up at once, over all fetches
+STORES_MIN, STORES_MAX = 8, 64  # stores in flight at once: a 64th of the pool, within these bounds
+LOADS_MAX = 256  # loads in flight at once, over all fetches
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The prefix of a waiting sequence that is being completed from below, and holds it until it is
+    """The prefix of a waiting sequence while it is loaded. The fetch holds it until the sequence is
     admitted."""
 
     seq_id: int
     holder: Holder
-    shared: frozenset[bytes]  # names that all tenants have in common
+    shared: frozenset[bytes]  # names that all tenants share
     pending: set[int] = field(default_factory=set)  # transfers that have not ended
-    # Names that it has loaded: from where, and since when they were there (None: not known).
+    # Names that it has loaded: their tier, and when they came there (None: unknown).
     loaded: dict[bytes, tuple[Place, float | None]] = field(default_factory=dict)
-    abandoned: bool = False  # its sequence needs it no more; the table is let go when nothing is pending
+    abandoned: bool = False  # not needed any more; the table is closed when nothing is pending
 
 
 @dataclass(frozen=True, slots=True)
 class _Moving:
-    """A transfer that has not ended: a store holds its block, a load by its fetch; a staged block has no
-    holder."""
+    """A transfer in flight: a store holds its block, the fetch holds the block of a load; a staged block has
+    no holder."""
 
     transfer: Transfer
     holder: Holder | None
@@ -58,7 +58,7 @@ class _Moving:
 
 
 class Transfers:
-    """Acts on the ledger, on the tier below and on the plan in the making."""
+    """Acts on the ledger, on the offload tier and on the plan in the making."""
 
     def __init__(
         self, context: Context, tier: OffloadTier | None, warm_pins: WarmPins, arena: StagingArena
@@ -69,24 +69,24 @@ class Transfers:
         self._warm_pins = warm_pins
         self._arena = arena
         self._moving: dict[int, _Moving] = {}
-        self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone
+        self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are only in _moving
         self._loading: dict[bytes, int] = {}  # name -> transfer
-        self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
+        self._moves: dict[int, Moved] = {}  # between the offload tiers: uses no block
         self._num_stores = 0
         self._verifying: set[bytes] = set()  # for running sequences
-        self.num_failed_stores = 0  # since the last that did not fail, each begun after the one before failed
+        self.num_failed_stores = 0  # consecutive failures; concurrent ones count once
         self._last_id_at_failure = 0  # of transfers
         self._stores_max = max(STORES_MIN, min(STORES_MAX, context.ledger.pool.num_blocks // 64))
-        self._no_slot = False  # every slot below was on its way somewhere when we last looked
+        self._no_slot = False  # at the last attempt, every slot was in transfer
         self._load_s = transfer_average()
         self._last_id = 0
         if tier is not None:
-            # Bounded: of those that a slow store cannot follow, the longest cached are left out.
+            # Bounded: if stores are too slow, the longest cached blocks are skipped.
             pool = context.ledger.pool
             pool.newly_cached = deque(maxlen=2 * pool.num_blocks)
 
     def continue_from(self, old: Self) -> None:
-        """Use no id that a scheduler before this one used: no late answer meets another transfer."""
+        """Use no id of an earlier scheduler: its late results match no transfer."""
         self._last_id = old._last_id
 
     def _new_id(self) -> int:
@@ -95,12 +95,12 @@ class Transfers:
 
     @property
     def in_flight(self) -> int:
-        """Transfers that have not ended."""
+        """The number of transfers in flight."""
         return len(self._moving)
 
     @property
     def could_store(self) -> bool:
-        """True when a plan made now would change what is below: an engine without other work makes one."""
+        """Whether a plan made now would store or forget blocks: an idle engine then makes one."""
         waiting = self._context.ledger.pool.newly_cached
         if self.tier is None:
             return False
@@ -113,24 +113,24 @@ class Transfers:
         )
 
     def blocks(self) -> set[int]:
-        """Blocks whose bytes are on their way: they cannot move."""
+        """Blocks with a transfer in flight: they cannot move."""
         staged = self._arena.first
         return {m.transfer.block for m in self._moving.values() if 0 <= m.transfer.block < staged}
 
     def staged(self) -> list[tuple[int, bytes]]:
-        """Blocks of the staging arena whose bytes are on their way down, and their names: for checks."""
+        """Blocks of the staging arena with a store in flight, and their names: for checks."""
         moving = [m.transfer for m in self._moving.values() if m.transfer.block >= self._arena.first]
         return [(transfer.block, transfer.name) for transfer in moving]
 
     def fetching(self) -> set[int]:
-        """The sequences for whom blocks are loaded or held: for checks."""
+        """Sequences with a fetch: for checks."""
         return set(self._fetches)
 
-    # -- down
+    # -- stores
     # ----------------------------------------------------------------------------------------------------
 
     def store_behind(self) -> None:
-        """Send cached blocks down that are not there yet, longest cached first. O(newly cached blocks)."""
+        """Store cached blocks that are not in the tier yet, longest cached first. O(newly cached blocks)."""
         pool, tier = self._context.ledger.pool, self.tier
         if tier is None or pool.newly_cached is None:
             return
@@ -145,40 +145,40 @@ class Transfers:
         while pool.newly_cached and self._num_stores < self._stores_max:
             block = pool.newly_cached.popleft()
             name = pool.name_of[block]
-            if name is None or pool.holders[block] or not self._is_missing_below(name):
+            if name is None or pool.holders[block] or not self._is_missing_in_tier(name):
                 continue
-            if not self._has_room_below(tier, block):
-                continue  # its tenant has all that it may below, and none of it can go now
+            if not self._has_room_in_tier(tier, block):
+                continue  # its tenant is at its bound in the tier, and none of its names can be forgotten now
             if not self._begin_store(tier, name, block):
                 pool.newly_cached.appendleft(block)
                 return
 
     def _store_promised(self, tier: OffloadTier) -> None:
-        """Send down what warm pins hold and wait for."""
+        """Store the blocks that warm pins wait for."""
         holding = self._warm_pins
         while self._num_stores < self._stores_max and (name := holding.next_store()) is not None:
             if tier.is_storing(name):
-                continue  # its end is told to the pins that wait
+                continue  # its end notifies the waiting pins
             block = self._context.ledger.pool.find(name)
             assert block is not None, "a warm pin waits for a block that it does not hold"
-            if self.is_read_below(name) or not self._has_room_below(tier, block):
-                holding.defer(name)  # damaged, and others still read it; or its tenant must wait
+            if self.is_read_in_tier(name) or not self._has_room_in_tier(tier, block):
+                holding.defer(name)  # damaged and still read; or the tenant is at its bound
             elif not self._begin_store(tier, name, block):
                 holding.requeue(name)
                 return
 
     def store_cold(self, name: bytes, block: int) -> bool:
-        """Send a block down that a sequence holds, and will want to read there. False where it must wait: for
-        others on their way, or for its tenant's room."""
+        """Store a block that a sequence holds and will read in the tier. Returns False if it must wait for
+        other stores, or for room of its tenant."""
         assert self.tier is not None
         self._send_forgets(self.tier)
         if self._num_stores >= self._stores_max:
             return False
-        return self._has_room_below(self.tier, block) and self._begin_store(self.tier, name, block)
+        return self._has_room_in_tier(self.tier, block) and self._begin_store(self.tier, name, block)
 
-    def _has_room_below(self, tier: OffloadTier, block: int) -> bool:
-        """Whether the tenant of a block of the pool may store one more, once its least recently used one is
-        forgotten if need be."""
+    def _has_room_in_tier(self, tier: OffloadTier, block: int) -> bool:
+        """Whether the tenant of a pool block may store one more, after forgetting its least recently used
+        names."""
         owner = self._owner_in_tier(block)
         limit = self._context.ledger.quotas.disk_maximum(owner)
         if limit is None:
@@ -191,12 +191,12 @@ class Transfers:
         return self._context.ledger.quotas.owner_in_tier(self._context.ledger.pool.owner[block])
 
     def _trim(self, tier: OffloadTier, owner: int, limit: int) -> None:
-        """Forget what an owner has below beyond the limit, as far as it can go now."""
+        """Forget the owner's names beyond the limit, as far as possible now."""
         while tier.count_of(owner) > limit and (oldest := tier.oldest_of(owner)) is not None:
             tier.forget(oldest, Cause.BOUNDED)
 
     def _begin_store(self, tier: OffloadTier, name: bytes, block: int) -> bool:
-        """False when every slot that may be taken is on its way somewhere."""
+        """Returns False if no slot is free or evictable."""
         slot = tier.begin_store(name, self._owner_in_tier(block))
         if slot is None:
             self._no_slot = True
@@ -209,7 +209,7 @@ class Transfers:
         return True
 
     def _begin_moves(self, tier: OffloadTier) -> None:
-        """What leaves host memory for disk does so before its slot is written again."""
+        """Plan the moves from host memory to disk, before their slots are written again."""
         for moved in tier.moved:
             transfer = Transfer(self._new_id(), -1, moved.target, moved.name, Move.MOVE, moved.source)
             self._moves[transfer.transfer_id] = moved
@@ -217,13 +217,13 @@ class Transfers:
         tier.moved.clear()
 
     def store_staged(self, block: int, name: bytes) -> bool:
-        """Send a block of the staging arena down, which the plan in the making copies. False when every slot
-        below, or all that its tenant may have there, is on its way somewhere."""
+        """Store a block of the staging arena, which the plan in the making fills. Returns False if no slot is
+        free or evictable, or its tenant is at its bound."""
         assert self.tier is not None
         self._send_forgets(self.tier)
         source = self._context.ledger.pool.find(name)
         assert source is not None, "a staged block is a copy of one of the pool"
-        if not self._has_room_below(self.tier, source):
+        if not self._has_room_in_tier(self.tier, source):
             return False
         slot = self.tier.begin_store(name, self._owner_in_tier(source))
         if slot is None:
@@ -233,31 +233,31 @@ class Transfers:
         return True
 
     def _send_forgets(self, tier: OffloadTier) -> None:
-        """Before the slots can be taken again."""
+        """Plan the removal of forgotten names, before their slots are taken again."""
         while tier.dropped:
             gone = Transfer(self._new_id(), -1, tier.dropped.pop(), b"", Move.FORGET)
             self._context.plan.transfers.append(gone)
 
-    # -- up
+    # -- loads
     # ----------------------------------------------------------------------------------------------------
 
     def is_fetching(self, seq_id: int) -> bool:
-        """True while blocks that this sequence waits for are on their way up."""
+        """True while blocks are loaded for this sequence."""
         fetch = self._fetches.get(seq_id)
         return fetch is not None and bool(fetch.pending)
 
     def has_fetched(self, seq_id: int) -> bool:
-        """True when its fetch has ended, well or not, and what came of it is held."""
+        """True when its fetch has ended, with success or failure, and still holds blocks."""
         return seq_id in self._fetches
 
     def loaded_for(self, seq_id: int) -> dict[bytes, tuple[Place, float | None]]:
-        """Names that were loaded for this sequence and are held for it: from where, and since when they were
-        there (None: not known)."""
+        """Names that were loaded for this sequence and are held for it: their tier, and when they came there
+        (None: unknown)."""
         fetch = self._fetches.get(seq_id)
         return {} if fetch is None else fetch.loaded
 
     def complete(self, tenant: str | None = None) -> list[Holder]:
-        """Fetches that have ended, of all tenants or one: they may be given back."""
+        """Fetches that have ended, of all tenants or one: their blocks may be reclaimed."""
         return [
             fetch.holder
             for fetch in self._fetches.values()
@@ -265,12 +265,12 @@ class Transfers:
         ]
 
     def is_loading(self, name: bytes) -> bool:
-        """True while the bytes of that name are on their way up, for whomever."""
+        """True while that name is being loaded for any sequence."""
         return name in self._loading
 
-    def below(self, names: Many[bytes]) -> int:
-        """How many of these names, from the first on, can be had from the pool or below, if loading them is
-        thought to be cheaper than computing them."""
+    def count_loadable(self, names: Many[bytes]) -> int:
+        """How many leading names are in the pool or in the tier; 0 if loading is expected to be slower than
+        computing."""
         if self.tier is None or not self.is_worth_it():
             return 0
         pool = self._context.ledger.pool
@@ -280,7 +280,7 @@ class Transfers:
         return len(names)
 
     def may_fetch(self, names: Many[bytes]) -> bool:
-        """False where too many loads are on their way."""
+        """False if too many loads are in flight."""
         num_missing = sum(self._context.ledger.pool.find(name) is None for name in names)
         return not self._loading or len(self._loading) + num_missing <= LOADS_MAX
 
@@ -288,7 +288,7 @@ class Transfers:
         self, seq_id: int, tenant: str, rank: tuple[int, ...], chain: NameChain, names: Many[bytes]
     ) -> None:
         """Hold these names, which lead the chain, for a waiting sequence: those in the pool at once, the
-        others when they are loaded. The caller has asked `may_fetch`."""
+        others when they are loaded. The caller has checked `may_fetch`."""
         assert self.tier is not None
         assert seq_id not in self._fetches
         ledger = self._context.ledger
@@ -298,14 +298,14 @@ class Transfers:
         holder.request_id = rank[1]  # of (priority, request, choice)
         table = ledger.open(holder)
         fetch = Fetch(seq_id, holder, _common_names(tenant, chain))
-        # Those in the pool first, so that taking blocks for the others does not evict them.
+        # First those in the pool, so that taking blocks for the others does not evict them.
         held = [name for name in names if ledger.pool.find(name) is not None]
         for name in held:
             block = ledger.pool.find(name)
             assert block is not None
             ledger.pool.retain(block)
             table.blocks.append(block)
-        for name in reversed(missing):  # the head is used last, and so forgotten last
+        for name in reversed(missing):  # the head is the most recently used, and so forgotten last
             self.tier.touch(name)
         for name, block in zip(missing, ledger.take(table, len(missing)), strict=True):
             transfer = Transfer(self._new_id(), block, self.tier.begin_load(name), name, Move.LOAD)
@@ -315,7 +315,7 @@ class Transfers:
         self._fetches[seq_id] = fetch
 
     def verify(self, seq_id: int, tenant: str, names: Many[bytes]) -> None:
-        """Have these read below, before a waiting sequence lists them as cold."""
+        """Verify these slots before a waiting sequence lists them as cold."""
         assert self.tier is not None
         assert seq_id not in self._fetches
         holder = Holder(
@@ -330,7 +330,7 @@ class Transfers:
         self._fetches[seq_id] = fetch
 
     def verify_for_running(self, name: bytes) -> None:
-        """Have it read below, before a running sequence lists it as cold."""
+        """Verify this slot before a running sequence lists it as cold."""
         assert self.tier is not None
         if name not in self._verifying:
             self._verifying.add(name)
@@ -338,8 +338,7 @@ class Transfers:
             self._begin(_Moving(transfer, None, None))
 
     def let_go(self, seq_id: int) -> None:
-        """The sequence was admitted, or has ended, or others need the blocks: its fetch holds nothing for it
-        any more."""
+        """Release the fetch of a sequence that was admitted or has ended, or whose blocks were reclaimed."""
         fetch = self._fetches.pop(seq_id, None)
         if fetch is not None:
             fetch.abandoned = True
@@ -350,11 +349,11 @@ class Transfers:
         assert holder.table is not None
         self._context.ledger.close(holder.table)
 
-    # -- ends
+    # -- ends of transfers
     # ----------------------------------------------------------------------------------------------------
 
     def finish(self, done: TransferDone) -> None:
-        """A transfer has ended. One of an earlier scheduler is ignored."""
+        """A transfer has ended. Ignored if an earlier scheduler began it."""
         self.lose(done.lost)
         moved = self._moves.pop(done.transfer_id, None)
         if moved is not None and self.tier is not None:
@@ -379,13 +378,13 @@ class Transfers:
                 self._arena.finish(transfer.block, done)
             else:
                 self._num_stores -= 1
-                self._close(moving.holder)  # first: a pin that lets go now releases its tail before its head
-            self._tell_stored(transfer.name, done.ok)
+                self._close(moving.holder)  # before its pin is notified: tails are released before heads
+            self._notify_pins(transfer.name, done.ok)
             if moving.holder is None:
                 return
             waiting = memory.pool.newly_cached
             if waiting and waiting[-1] == transfer.block:
-                waiting.pop()  # it has had its turn: a tier smaller than the pool shall come to rest
+                waiting.pop()  # once per store: a tier smaller than the pool must come to rest
             return
         is_found, fetch = self.tier.end_load(transfer.name, done.ok), moving.fetch
         if not done.ok:
@@ -400,7 +399,7 @@ class Transfers:
                     self.tier.place_of(transfer.name),
                     self.tier.since(transfer.name),
                 )
-            self._take_loaded(transfer, done, is_found=is_found, is_shared=transfer.name in fetch.shared)
+            self._finish_load(transfer, done, is_found=is_found, is_shared=transfer.name in fetch.shared)
         self._warm_pins.try_again()
         fetch.pending.discard(transfer.transfer_id)
         fetch.holder.is_fixed = bool(fetch.pending)
@@ -408,17 +407,17 @@ class Transfers:
             self._close(fetch.holder)
 
     def _count_failures(self, store: Transfer, ok: bool) -> None:
-        """What fails with others that were on their way together counts once."""
+        """Count consecutive failures; concurrent stores that fail count once."""
         if ok:
             self.num_failed_stores = 0
         elif store.transfer_id > self._last_id_at_failure:
             self.num_failed_stores += 1
             self._last_id_at_failure = self._last_id
 
-    def _take_loaded(
+    def _finish_load(
         self, transfer: Transfer, done: TransferDone, *, is_found: bool, is_shared: bool
     ) -> None:
-        """A load has ended: the block is found under its name, if that still counts."""
+        """A load has ended: publish the block under its name, if the name is still wanted."""
         if done.ok:
             self.num_loaded += 1
             self._load_s.add(done.seconds, self._context.now)
@@ -427,20 +426,20 @@ class Transfers:
         if is_found:
             self._context.ledger.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
 
-    def _tell_stored(self, name: bytes, ok: bool) -> None:
-        """Pins that wait for the store learn how it ended."""
+    def _notify_pins(self, name: bytes, ok: bool) -> None:
+        """Notify the pins that wait for this store of its result."""
         assert self.tier is not None
         holding = self._warm_pins
         if name in self.tier:
             holding.stored(name)
             holding.try_again()
         elif ok:
-            holding.requeue(name)  # it was forgotten on its way, and has been computed anew since
+            holding.requeue(name)  # forgotten during the store, and recomputed since
         else:
             holding.defer(name)
 
     def lose(self, names: Many[bytes]) -> None:
-        """The store below has given up what it had taken: these are not found there any more."""
+        """The executor's store has lost these names: forget them."""
         for name in names if self.tier is not None else ():
             assert self.tier is not None
             if name in self.tier:
@@ -448,17 +447,17 @@ class Transfers:
                 self._warm_pins.lost(name)
 
     def forget(self, names: Many[bytes]) -> None:
-        """What was found poisoned is not found below either."""
+        """Forget poisoned names in the tier too."""
         for name in names if self.tier is not None else ():
             assert self.tier is not None
             self.tier.forget(name, Cause.POISONED)
 
-    def _is_missing_below(self, name: bytes) -> bool:
+    def _is_missing_in_tier(self, name: bytes) -> bool:
         assert self.tier is not None
-        return not (name in self.tier or self.tier.is_storing(name) or self.is_read_below(name))
+        return not (name in self.tier or self.tier.is_storing(name) or self.is_read_in_tier(name))
 
-    def is_read_below(self, name: bytes) -> bool:
-        """True while others read its bytes below, which may have been forgotten there."""
+    def is_read_in_tier(self, name: bytes) -> bool:
+        """True while its bytes in the tier are read, even if the name was forgotten there."""
         return name in self._loading or (self.tier is not None and self.tier.is_read(name))
 
     def _begin(self, moving: _Moving) -> None:
@@ -471,26 +470,26 @@ class Transfers:
         return self._load_s.at(self._context.now)
 
     def is_worth_it(self) -> bool:
-        """Loading a block is thought cheaper than computing it; also while that is unknown."""
+        """Whether loading a block is expected to be cheaper than computing it; also True if unknown."""
         load_s, position_s = self.load_s, self._context.times.position_s
         if load_s is None or position_s is None:
             return True
         return load_s < position_s * self._context.ledger.block_size
 
-    def is_below(self, name: bytes) -> bool:
-        """True when its bytes are below, or on their way down."""
+    def is_offloaded(self, name: bytes) -> bool:
+        """True if its bytes are in the tier, or on their way there."""
         return self.tier is not None and (name in self.tier or self.tier.is_storing(name))
 
     def _record_failure(self, transfer: Transfer) -> None:
         self.num_failed += 1
-        text = f"slot {transfer.slot} below did not read back as it was written; its block will be recomputed"
+        text = f"offload slot {transfer.slot} was damaged; its block will be recomputed"
         if transfer.move is not Move.VERIFY:
             what = "loaded from" if transfer.move is Move.LOAD else "stored in"
-            where = f"slot {transfer.slot} below"
+            where = f"offload slot {transfer.slot}"
             text = f"block {transfer.block} could not be {what} {where}; it will be recomputed"
         self._context.events.record(Event(self._context.now, EventKind.TRANSFER_FAILED, text, blocks=1))
 
 
 def _common_names(tenant: str, chain: NameChain) -> frozenset[bytes]:
-    """Of these names, those that all tenants have in common. O(names)."""
+    """Those of these names that all tenants share. O(names)."""
     return frozenset(chain.names if tenant == SHARED else chain.names[: chain.num_shared])

@@ -1,15 +1,15 @@
-"""Warm pins on their way down: they hold their blocks in the pool until all of them are stored below.
+"""Warm pins on their way to the offload tier: they hold their blocks in the pool until all are stored.
 
-    held in the pool, names kept below --- every block stored ---> let go: nothing held, names kept below
+    held in the pool, names kept in the tier --- every block stored ---> let go: nothing held, names kept
 
-Keeping comes first: from then on the tier takes none of these slots. A pin that the tier cannot keep,
-because there is none or its kept part is full, stays hot in its budget; so does one whose store failed, which
-is tried again when another transfer ends well. The stores of pins go before write-behind, also where loading
-is slower than computing: they are promised, not an optimisation. Bytes that turn out damaged below are
-forgotten and told; what the pin still holds is stored again.
+The names are kept first: from then on the tier takes none of their slots. A pin that the tier cannot keep,
+because there is no tier or its kept part is full, stays hot in its budget. So does one whose store failed; it
+is tried again after another transfer succeeds. The stores of pins go before write-behind, even where loading
+is slower than computing: they are promised, not an optimisation. Damaged names are forgotten and reported,
+and the blocks that the pin still holds are stored again.
 
-What is kept of sessions that no client suspended is the server's own idea: it gives way to what a client
-asked for, a suspension or a warm pin.
+Sessions that no client suspended are kept by the server's choice: their names lose their place to what a
+client requested, a suspension or a warm pin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from octavo.step.timers import Due, Timers
 
 
 class WarmPins:
-    """Acts on pins and on the tier below."""
+    """Moves pins to the offload tier and keeps them there."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class WarmPins:
         self._sessions = sessions
         self._tier = tier
         self._timers = timers
-        self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
-        self._pending_stores: deque[bytes] = deque()  # of those, the ones whose store has not begun
-        self._failed: dict[bytes, None] = {}  # of those, the ones whose store failed, in that order
-        self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins are kept under a name
+        self._waiting: dict[bytes, list[Pin]] = {}  # names to store, and the pins that wait for each
+        self._pending_stores: deque[bytes] = deque()  # names whose store has not begun
+        self._failed: dict[bytes, None] = {}  # names whose store failed, in order
+        self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins keep a name
 
     @property
     def has_stores_to_begin(self) -> bool:
-        """True when a store is wanted that has not begun."""
+        """True if a store is pending."""
         return bool(self._pending_stores)
 
     def begin(self, pin: Pin) -> None:
-        """A pin was filled: a warm one moves down, if there is where to."""
+        """A pin was filled: a warm one moves to the tier, if there is one."""
         tier = self._tier
         if pin.strength is not Strength.WARM or tier is None:
             return
@@ -67,7 +67,7 @@ class WarmPins:
         )
 
     def keep(self, tenant: str, names: list[bytes]) -> str:
-        """Let the tier keep these names, or say why it does not, and change nothing. O(names)."""
+        """Keep these names in the tier, or return why not and change nothing. O(names)."""
         tier, limit = (
             self._tier,
             self._context.ledger.quotas.policy(tenant).disk_maximum,
@@ -80,44 +80,46 @@ class WarmPins:
             if len(own) + sum(name not in own for name in set(names)) > limit:
                 return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
         if not tier.keep(names):
-            if tenant:  # no number that others move
+            if tenant:  # no numbers that other tenants change
                 return "the tier below keeps as many blocks as it may"
             return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
         return ""
 
     def pin_requested(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
-        """The same for what a client asked for, perhaps of that session: if that is enough, what is kept of
-        other sessions that no client suspended gives way. O(sessions + names kept) where it comes to that."""
+        """The same for a client's request, of that session or none. If needed and sufficient, unpin names of
+        other sessions that no client suspended. O(sessions + names kept) in that case."""
         why_not = self.keep(tenant, names)
         if not why_not or tenant == SHARED:
             return why_not
         spare = self._opportunistic_pins(tenant, session_id)
-        return self._keep_instead(spare, tenant, names, "somebody asked to keep there")
+        return self._keep_instead(spare, tenant, names, "a client asked to keep there")
 
     def _keep_soft(self, pin: Pin) -> str:
-        """The same for what a session keeps by itself: its tenant's responses give way, the longest idle
+        """The same for a session that no client suspended: unpin its tenant's responses, longest idle
         first."""
         why_not = self.keep(pin.tenant, pin.names)
         if not why_not or pin.tenant == SHARED:
             return why_not
-        unasked = self._opportunistic_pins(pin.tenant, pin.session_id)
-        spare = [h for h in unasked if h.tenant == pin.tenant and self._sessions.owner_of(h).is_response]
+        opportunistic = self._opportunistic_pins(pin.tenant, pin.session_id)
+        spare = [
+            h for h in opportunistic if h.tenant == pin.tenant and self._sessions.owner_of(h).is_response
+        ]
         return self._keep_instead(spare, pin.tenant, pin.names, "is newer")
 
     def _keep_instead(self, spare: list[Pin], tenant: str, names: list[bytes], what: str) -> str:
-        """Keep these names in place of what is kept for as many of those pins, in order, as it takes; or say
-        why that is not enough, and change nothing."""
+        """Keep these names, and unpin as many of those pins, in order, as it takes; or return why all of them
+        are not enough, and change nothing."""
         why_not = self.keep(tenant, names)
         if why_not and not self._fits_without(spare, tenant, names):
             return why_not
-        line = iter(spare)
+        candidates = iter(spare)
         while why_not:
-            self._unpin(next(line), what)
+            self._unpin(next(candidates), what)
             why_not = self.keep(tenant, names)
         return ""
 
     def _fits_without(self, spare: list[Pin], tenant: str, names: list[bytes]) -> bool:
-        """Whether the tier would keep the names if it kept nothing for these pins."""
+        """Whether the tier could keep the names without these pins."""
         tier = self._tier
         assert tier is not None
         kept, own = tier.keepers(), Counter(self.kept_of(tenant))
@@ -131,7 +133,7 @@ class WarmPins:
         return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
 
     def send_down(self, pin: Pin) -> None:
-        """The tier keeps the pin's names; store what is not there yet, then let the blocks go."""
+        """The tier keeps the pin's names; store those that are missing, then release the blocks."""
         tier = self._tier
         assert tier is not None
         pin.is_kept = True
@@ -143,7 +145,7 @@ class WarmPins:
         self._settle(pin)
 
     def end(self, pin: Pin) -> None:
-        """The pin is about to go: the tier keeps its names for it no more."""
+        """The pin is about to go: the tier stops keeping its names."""
         if not pin.is_kept:
             return
         tier = self._tier
@@ -159,7 +161,7 @@ class WarmPins:
         pin.missing.clear()
 
     def remove(self, pin: Pin) -> None:
-        """Hold and keep nothing for it any more."""
+        """Remove the pin from the pool and the tier."""
         self.end(pin)
         self._pins.remove(pin)
         session = self._sessions.get(pin.session_id)
@@ -170,7 +172,7 @@ class WarmPins:
         self._timers.cancel(Due.PIN, (pin.filler, ""))
 
     def is_whole(self, pin: Pin) -> bool:
-        """False when names that it holds or keeps have been taken away."""
+        """False if names that it holds or keeps were removed."""
         pool, tier = self._context.ledger.pool, self._tier
         assert pin.table is not None
         if any(pool.name_of[block] is None for block in pin.table.blocks):
@@ -178,7 +180,7 @@ class WarmPins:
         return not pin.is_kept or tier is None or all(n in tier for n in pin.names if n not in pin.missing)
 
     def next_store(self) -> bytes | None:
-        """The next name whose store is wanted; None when there is none."""
+        """The next name to store; None: nothing is pending."""
         while self._pending_stores:
             name = self._pending_stores.popleft()
             if name in self._waiting:
@@ -186,33 +188,33 @@ class WarmPins:
         return None
 
     def requeue(self, name: bytes) -> None:
-        """Its store cannot begin now."""
+        """Its store cannot begin now: retry first."""
         if name in self._waiting:
             self._pending_stores.appendleft(name)
 
     def defer(self, name: bytes) -> None:
-        """Its store cannot begin, or failed: it is tried again when another transfer has ended well."""
+        """Its store cannot begin, or failed: retry after another transfer succeeds."""
         if name in self._waiting:
             self._failed[name] = None
 
     def stored(self, name: bytes) -> None:
-        """Its bytes are below."""
+        """Its bytes are in the tier."""
         for pin in self._waiting.pop(name, ()):
             pin.missing.discard(name)
             self._settle(pin)
         self._failed.pop(name, None)
 
     def try_again(self) -> None:
-        """A transfer has ended well: what had failed is worth another try."""
+        """A transfer succeeded: retry the failed stores."""
         self._pending_stores.extend(self._failed)
         self._failed.clear()
 
     def is_stuck(self, pin: Pin) -> bool:
-        """True while blocks of the pin could not be stored."""
+        """True while a store for the pin has failed."""
         return not pin.missing.isdisjoint(self._failed)
 
     def lost(self, name: bytes) -> None:
-        """The bytes of a kept name were found damaged below. O(blocks of all pins), which is rare."""
+        """The bytes of a kept name are damaged in the tier. O(blocks of all pins), which is rare."""
         tier = self._tier
         for pin in self._pins.all():
             if not pin.is_kept or name in pin.missing or name not in pin.names:
@@ -227,13 +229,13 @@ class WarmPins:
             pin.names.remove(name)
             tier.unkeep([name])
             self._uncount(pin.tenant, [name])
-            text = f"a block of pin {pin.name} was damaged below; it will be recomputed when it is needed"
+            text = f"a block of pin {pin.name} was damaged in its tier; it will be recomputed when needed"
             self._context.events.record(
                 Event(self._context.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
             )
 
     def waiting(self) -> dict[bytes, list[Pin]]:
-        """Who waits for which store: for checks."""
+        """The pins that wait for each store: for checks."""
         return self._waiting
 
     def kept_of(self, tenant: str) -> Counter[bytes]:
@@ -241,8 +243,8 @@ class WarmPins:
         return self._kept.get(tenant, Counter())
 
     def _opportunistic_pins(self, tenant: str, session_id: str) -> list[Pin]:
-        """The holds that the tier keeps of sessions that no client suspended, but for that one's: which can
-        best be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
+        """Kept holds of sessions that no client suspended, without that session's, in the order in which they
+        are unpinned for a need of `tenant`: longest idle first. O(sessions)."""
         found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
         for session in self._sessions:
             hold = session.hold
@@ -254,18 +256,17 @@ class WarmPins:
         return [hold for _, _, hold in sorted(found)]
 
     def _unpin(self, hold: Pin, what: str) -> None:
-        """A session's place in the tier goes to what is wanted more; its blocks stay there as any others
-        do."""
+        """A session's names lose their kept place in the tier; its blocks stay there as unkept ones."""
         session = self._sessions.owner_of(hold)
         self.remove(hold)
         session.is_suspended = False
-        session.note = f"its place below was needed for what {what}"
+        session.note = f"its place in the offload tier was needed for what {what}"
         text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
         kind = EventKind.SESSION_GAVE_WAY
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
 
     def _uncount(self, tenant: str, names: Iterable[bytes]) -> None:
-        own = self.kept_of(tenant)  # none, where all that its pins kept was lost
+        own = self.kept_of(tenant)  # empty, if all names that its pins kept were lost
         for name in names:
             own[name] -= 1
             if not own[name]:

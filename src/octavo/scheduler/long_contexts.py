@@ -244,7 +244,7 @@ class LongContexts:
             transfers.let_go(sequence.seq_id)
             return
         has_room = fits and count <= min(spare, quotas.room(table.owner))
-        if has_room and transfers.below(table.cold) == count and transfers.may_fetch(table.cold):
+        if has_room and transfers.count_loadable(table.cold) == count and transfers.may_fetch(table.cold):
             request, names = sequence.request, list(table.cold)
             transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, sequence.chain, names)
 
@@ -278,7 +278,7 @@ class LongContexts:
         if tier.could_read(name):
             self._transfers.verify_for_running(name)
             return None
-        if tier.is_leaving(name) or self._transfers.is_read_below(name):
+        if tier.is_leaving(name) or self._transfers.is_read_in_tier(name):
             return None  # until its bytes are there, or those who read what was forgotten have ended
         if name in tier and not tier.is_kept(name):  # where attention does not read
             tier.forget(name)

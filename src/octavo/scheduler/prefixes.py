@@ -88,7 +88,7 @@ class PrefixLookup:
         if sequence.is_long:
             return self._long_contexts.num_to_verify(sequence, num_hits, limit)
         rest = sequence.chain.names[num_hits:limit]
-        count = transfers.below(rest)
+        count = transfers.count_loadable(rest)
         on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
         return None if count > 0 and on_their_way == 0 else on_their_way
 

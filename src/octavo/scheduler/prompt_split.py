@@ -97,16 +97,16 @@ def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Tr
     departure: Departure | None = None
     num_like_it = 0  # blocks that have that reason
     for name in names:
-        is_below = tier is not None and name in tier
+        is_offloaded = tier is not None and name in tier
         before = reason, departure
-        if not is_below and name not in by_name:
+        if not is_offloaded and name not in by_name:
             departure = history.find(name)
             if departure is None:
                 reason = Source.NEVER_COMPUTED
             else:
                 reason = Source.LOST if departure.cause.is_loss else Source.EVICTED
         elif reason is None:
-            is_slower = is_below and not transfers.is_worth_it()
+            is_slower = is_offloaded and not transfers.is_worth_it()
             reason = Source.CHEAPER_TO_COMPUTE if is_slower else Source.NOT_USED
         if before[0] is not None and (reason is not before[0] or departure is not before[1]):
             parts.add(before[0], num_like_it * ledger.block_size, before[1])

@@ -436,7 +436,7 @@ class Scheduler:
         """What a failed request wrote under these names is never found again, nor kept."""
         self.ledger.forget(names)
         self.transfers.forget(names)
-        self.client_pins.drop_nameless()
+        self.client_pins.drop_unnamed()
 
     def check(self) -> None:
         """Raise AssertionError, saying what differs, unless ledger and all parts agree. O(everything)."""

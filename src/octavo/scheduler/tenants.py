@@ -123,7 +123,7 @@ class TenantBounds:
                 f"included; allowed: {pool:,}, the pool (setting kv_memory)"
             )
         for request in self._live.requests():
-            needed, room = blocks_needed(request, size), self._room.beside_hard_pins(request)
+            needed, room = blocks_needed(request, size), self._room.room_with_hard_pins(request)
             if needed > room:
                 raise TenantsRefused(
                     f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
