@@ -21,6 +21,7 @@ import httpx
 
 SMALL = ("--kv-memory", "256MiB", "--context-length", "8192")
 START_S = 60.0
+THROUGH_RELAY = "OCTAVO_TEST_THROUGH_RELAY"  # 1: a relay and replicas in place of each server
 
 
 class House:
@@ -66,7 +67,9 @@ def serving(
 
     port = port or free_port()
     log = folder / f"server-{port}.log"
-    command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), *SMALL, *arguments]
+    through = os.environ.get(THROUGH_RELAY)
+    program = ["tests.cluster.serve_relay"] if through else ["octavo", "serve"]
+    command = [sys.executable, "-m", *program, "--port", str(port), *SMALL, *arguments]
     process = subprocess.Popen(command, stderr=log.open("wb"), preexec_fn=limit, env=os.environ | (env or {}))
     house = House(process, f"http://127.0.0.1:{port}", log)
     try:
