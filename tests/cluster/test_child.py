@@ -83,15 +83,23 @@ def test_the_key_is_in_no_argument_and_no_variable(start_child: StartChild) -> N
     assert child.replica.key not in repr(child.replica)
 
 
-def test_nothing_is_left_of_a_parent_that_was_killed(tiny_folder: Path) -> None:
-    command = [sys.executable, "-c", PARENT, tiny_folder, *SMALL]
+@pytest.mark.parametrize("front_ends", ["0", "2"])
+def test_nothing_is_left_of_a_parent_that_was_killed(tiny_folder: Path, front_ends: str) -> None:
+    command = [sys.executable, "-c", PARENT, tiny_folder, *SMALL, "--http-processes", front_ends]
     with running(command, stdin=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert is_alive(child)
+        found = with_children(int(parent.stdout.readline()))
+        assert len(found) > int(front_ends)
+        assert all(map(is_alive, found))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    wait_until(lambda: not is_alive(child))
+    wait_until(lambda: not any(map(is_alive, found)))
+
+
+def with_children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(word) for path in tasks for word in path.read_text().split()]
+    return [pid, *(one for child in children for one in with_children(child))]
 
 
 def test_how_a_child_ended_is_said_with_its_last_lines(start_child: StartChild) -> None:
@@ -112,7 +120,6 @@ def test_how_a_child_ended_is_said_with_its_last_lines(start_child: StartChild) 
         (("--tls-cert", "a.pem", "--tls-key", "b.pem"), "--tls-cert is a.pem, and this is a replica"),
         (("--unix-socket", "a.sock"), "--unix-socket"),
         (("--metrics-address", "9100"), "--metrics-address is 9100, and this is a replica"),
-        (("--http-processes", "2"), "http_processes is 2, and this is a replica"),
     ],
 )
 def test_what_a_child_cannot_begin_with_is_told(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.cluster.conftest import StartChild, new_replica
 from tests.cluster.feeds import FeedFollower, following
 from tests.waiting import LIMIT_S
@@ -63,8 +64,14 @@ def until(pieces: Iterator[FeedFollower], holds: Callable[[FeedFollower], object
     return next(follower for follower in pieces if holds(follower))
 
 
-def test_a_router_finds_the_blocks_of_a_prompt_and_sees_them_go(start_child: StartChild) -> None:
-    child = start_child(new_replica(3), "--kv-memory", "256KiB")
+WITH_FRONT_ENDS = pytest.mark.parametrize("front_ends", ["0", "2"])
+
+
+@WITH_FRONT_ENDS
+def test_a_router_finds_the_blocks_of_a_prompt_and_sees_them_go(
+    start_child: StartChild, front_ends: str
+) -> None:
+    child = start_child(new_replica(3), "--kv-memory", "256KiB", "--http-processes", front_ends)
     child.wait_ready(LIMIT_S)
     complete(child, "a" * 200)
     with following(child) as pieces:
@@ -115,19 +122,22 @@ def test_the_load_is_told_while_something_runs_and_when_nothing_does(start_child
         until(pieces, lambda seen: seen.loads[-1].num_running == 0)
 
 
-def test_a_drain_is_told_and_ends_the_feed(start_child: StartChild) -> None:
-    child = start_child()
+@WITH_FRONT_ENDS
+def test_a_drain_is_told_and_ends_the_feed(start_child: StartChild, front_ends: str) -> None:
+    child = start_child(None, "--http-processes", front_ends)
     child.wait_ready(LIMIT_S)
     with following(child) as pieces:
+        until(pieces, lambda seen: seen.loads)
         with long_stream(child):
             child.begin_drain()
-            until(pieces, lambda seen: seen.loads and seen.loads[-1].is_draining)
+            until(pieces, lambda seen: seen.loads[-1].is_draining)
         assert all(seen.loads[-1].is_draining for seen in pieces)
     assert child.wait(LIMIT_S) == 0
 
 
-def test_ids_name_the_slot_and_are_found_again(start_child: StartChild) -> None:
-    child = start_child(new_replica(12))
+@WITH_FRONT_ENDS
+def test_ids_name_the_slot_and_are_found_again(start_child: StartChild, front_ends: str) -> None:
+    child = start_child(new_replica(12), "--http-processes", front_ends)
     child.wait_ready(LIMIT_S)
     said = chat(child, "ab")
     request_id, session = said.headers["X-Octavo-Request"], said.headers["X-Octavo-Session"]

@@ -16,6 +16,7 @@ import threading
 import time
 
 from octavo.cli.main import run_command
+from octavo.cli.replica import die_with_parent
 from octavo.errors import EngineStopped
 from octavo.server.connections import raise_descriptor_limit
 from octavo.server.front_end import FrontEnd
@@ -47,7 +48,11 @@ def main() -> None:
 def run(control: socket.socket) -> None:
     """What standard input says."""
     job = decode_job(sys.stdin.buffer.read())
-    configure_logging(job.settings.log_level, job.settings.log_format)
+    replica = job.settings.replica
+    if replica is not None:
+        die_with_parent()
+    name = None if replica is None else replica.name
+    configure_logging(job.settings.log_level, job.settings.log_format, name)
     if isinstance(job, EngineJob):
         run_engine(job, control)
     else:
@@ -84,7 +89,8 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
 
     threading.Thread(target=listen, name="octavo-control", daemon=True).start()
     with phases() as report:
-        starting = started_engine(job.model, job.options, report, policies_of)
+        start = None if job.settings.replica is None else job.settings.replica.start
+        starting = started_engine(job.model, job.options, report, policies_of, start)
         with starting as started:
             warm(started, job.options, report)
             front_ends = FrontEnds(started, job.options, job.num_front_ends, on_give_up, traffic)

@@ -15,7 +15,7 @@ from octavo.config import StartOptions
 from octavo.engine.available import available_cores
 from octavo.engine.backends import expects_device
 from octavo.engine.traffic import TrafficWriter
-from octavo.errors import ConfigError, EngineStopped
+from octavo.errors import EngineStopped
 from octavo.server.logs import configure_logging
 from octavo.server.replica import Replica, claimed_slot
 from octavo.server.run import (
@@ -27,7 +27,6 @@ from octavo.server.run import (
     serve,
 )
 from octavo.server.settings import ServerSettings
-from octavo.serving.replica_feed import ReplicaStart
 
 OnReady = Callable[[str, str], None]  # base URL, and the model's name
 FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
@@ -75,7 +74,7 @@ def run(
             return
         traffic = traffic_of(settings)
         progress = None if parent is None else parent.tell_progress
-        start = None if parent is None else ReplicaStart(parent.replica.slot, parent.replica.name)
+        start = None if parent is None else parent.replica.start
         with running_engine(model, options, policies_of, traffic, progress, start) as llm:
             serve(llm, listener, settings, lambda url: on_ready(url, llm.name), scrapes)
 
@@ -84,14 +83,9 @@ def replica_settings(
     replica: Replica, options: StartOptions, settings: ServerSettings
 ) -> tuple[StartOptions, ServerSettings]:
     """Of a server that is this replica. Raises ConfigError."""
-    if settings.http_processes:
-        raise ConfigError(
-            f"http_processes is {settings.http_processes}, and this is a replica of a cluster; allowed: 0, "
-            "or without it"
-        )
     if replica.disk is not None:
         options = dataclasses.replace(options, disk_cache=str(replica.disk))
-    return options, dataclasses.replace(settings, replica=replica, http_processes=0)
+    return options, dataclasses.replace(settings, replica=replica)
 
 
 def traffic_of(settings: ServerSettings) -> TrafficWriter | None:

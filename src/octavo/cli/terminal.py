@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from octavo.config import StartOptions
     from octavo.engine.traffic import TrafficWriter
     from octavo.kernels.probe import Machine
+    from octavo.routing.slots import ReplicaStart
     from octavo.serving.client import EngineClient
-    from octavo.serving.replica_feed import ReplicaStart
     from octavo.serving.start import PoliciesOf
 
 LOG_INTERVAL_S = 2.0

@@ -6,8 +6,19 @@ session      k3-Zb0c...           response   resp_k3-Zb0c...       request   k3-
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 SLOT_MAX = 99_999
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStart:
+    """What an engine must know that is a replica's."""
+
+    slot: int
+    name: str
+
+
 _SLOTTED = re.compile(r"(?:[a-z]{1,8}_)?k(0|[1-9][0-9]{0,4})-")
 _KIND = re.compile(r"[a-z]{1,8}_")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.errors import ConfigError
-from octavo.routing.slots import SLOT_MAX
+from octavo.routing.slots import SLOT_MAX, ReplicaStart
 
 KEY_HEADER = "x-octavo-cluster"
 LINE_BYTES_MAX = 16_384
@@ -53,6 +53,11 @@ class Replica:
     def headers(self) -> dict[str, str]:
         """That every request to it needs."""
         return {KEY_HEADER: self.key}
+
+    @property
+    def start(self) -> ReplicaStart:
+        """What its engine must know."""
+        return ReplicaStart(self.slot, self.name)
 
     def to_line(self) -> bytes:
         """As `of_line` reads it."""

@@ -7,7 +7,6 @@ where its reader is cut off because it does not read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -16,10 +15,10 @@ from starlette.responses import Response
 
 from octavo.engine.port import ViewLoad
 from octavo.errors import EngineStopped
-from octavo.routing.reports import encode_frame
+from octavo.routing.reports import Load, encode_frame
 from octavo.server.generation import Edge
 from octavo.server.sse import EventStream
-from octavo.serving.replica_feed import FeedReader, ReplicaFeed
+from octavo.serving.replica_feed import Feed
 
 BUSY_S, IDLE_S = 0.1, 1.0  # between two reports of the load, where something runs and where nothing does
 _GATHER_S = 0.02  # changes of the steps within this time are sent together
@@ -36,43 +35,34 @@ async def replica_feed(edge: Edge, request: Request) -> Response:
     return EventStream(_frames(edge, feed), media_type=_MEDIA_TYPE, keep_alive_s=None)
 
 
-async def _frames(edge: Edge, feed: ReplicaFeed) -> AsyncGenerator[bytes, None]:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-
-    def on_data() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(ready.set)
-
+async def _frames(edge: Edge, feed: Feed) -> AsyncGenerator[bytes, None]:
+    """Who it is, then its frames, and the load between them."""
     yield encode_frame(feed.hello)
-    reader = feed.open(on_data)
+    loop, reader = asyncio.get_running_loop(), feed.open()
+    reading = asyncio.wrap_future(reader.read())
+    sent, due, load = 0.0, loop.time(), None
     try:
-        async for data in _of_reader(edge, reader, ready):
-            yield data
+        while True:
+            await asyncio.wait([reading], timeout=max(0.0, due - loop.time()))
+            if reading.done():
+                if (data := reading.result()) is None:
+                    return
+                yield data
+                due = min(due, sent + BUSY_S)
+                await asyncio.sleep(_GATHER_S)
+                reading = asyncio.wrap_future(reader.read())
+            if loop.time() >= due:
+                load = await edge.model.submitter.send(ViewLoad())
+                yield _frame_of(load, is_draining=edge.model.is_draining)
+                sent = loop.time()
+                due = sent + (BUSY_S if load.num_running or load.num_waiting else IDLE_S)
+    except EngineStopped:
+        if load is not None:
+            yield _frame_of(load, is_draining=True)
     finally:
+        reading.cancel()
         reader.close()
 
 
-async def _of_reader(edge: Edge, reader: FeedReader, ready: asyncio.Event) -> AsyncGenerator[bytes, None]:
-    """Its frames, and the load between them."""
-    loop = asyncio.get_running_loop()
-    sent, due = 0.0, loop.time()
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(due):
-                await ready.wait()
-                await asyncio.sleep(_GATHER_S)
-        ready.clear()
-        if (data := reader.take()) is None:
-            return
-        if data:
-            yield data
-            due = min(due, sent + BUSY_S)
-        if loop.time() >= due:
-            try:
-                load = await edge.model.submitter.send(ViewLoad())
-            except EngineStopped:
-                return
-            load = msgspec.structs.replace(load, is_draining=edge.model.is_draining)
-            yield encode_frame(load)
-            sent = loop.time()
-            due = sent + (BUSY_S if load.num_running or load.num_waiting else IDLE_S)
+def _frame_of(load: Load, *, is_draining: bool) -> bytes:
+    return encode_frame(msgspec.structs.replace(load, is_draining=is_draining))

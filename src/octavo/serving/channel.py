@@ -23,6 +23,7 @@ import msgspec
 from octavo.engine.model_card import ModelCard
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kv_events.identity import EventSource
+from octavo.routing.reports import Hello
 from octavo.types import Update
 
 log = logging.getLogger("octavo.front_ends")
@@ -134,6 +135,20 @@ class AnswerStopped(Message, frozen=True, tag=True):
     was_running: bool
 
 
+class ReadFeed(Message, frozen=True, tag=True):
+    """Reply with what waits of a replica's feed, as soon as there is something, to its reader of this number,
+    which is opened with its first one. Replies None when it was cut off."""
+
+    number: int
+    reader: int
+
+
+class CloseFeed(Message, frozen=True, tag=True):
+    """That reader has gone."""
+
+    reader: int
+
+
 # -- of the engine's process
 
 
@@ -158,6 +173,7 @@ class Welcome(Message, frozen=True, tag=True):
     event_source: EventSource | None
     store_time: float  # the store's clock at `monotonic`
     monotonic: float
+    hello: Hello | None  # of a replica of a cluster
 
 
 class StopAnswer(Message, frozen=True, tag=True):
@@ -207,6 +223,8 @@ FromFrontEnd = (
     | IsAnswering
     | AskToStop
     | AnswerStopped
+    | ReadFeed
+    | CloseFeed
 )
 FromEngine = Welcome | Reply | Updates | Lost | GaveUp | StopAnswer
 

@@ -22,7 +22,7 @@ from octavo.engine.submitter import Submitter
 from octavo.engine.traffic import TrafficWriter
 from octavo.kv_events.identity import EventSource, Identity
 from octavo.sampling.grammars import Grammars
-from octavo.serving.replica_feed import ReplicaFeed
+from octavo.serving.replica_feed import Feed
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -39,7 +39,7 @@ class EngineClient:
     ) -> None:
         """`max_open`: requests at once, and texts and grammars of a tenant that wait."""
         self.facts, self.card = facts, facts.card
-        self.feed: ReplicaFeed | None = None  # what routers learn of it, where it is a replica of a cluster
+        self.feed: Feed | None = None  # what routers learn of it, where it is a replica of a cluster
         self.tokenizer = tokenizer
         vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
         self.compilers = Compilers(facts, max_open)

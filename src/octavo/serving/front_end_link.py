@@ -46,6 +46,7 @@ from octavo.serving.channel import (
     CallStats,
     CallStore,
     Channel,
+    CloseFeed,
     CompileGrammar,
     FromFrontEnd,
     GaveUp,
@@ -53,6 +54,7 @@ from octavo.serving.channel import (
     Lost,
     Message,
     Post,
+    ReadFeed,
     Reply,
     StopAnswer,
     Updates,
@@ -60,6 +62,7 @@ from octavo.serving.channel import (
     Withdraw,
     WithdrawRequest,
 )
+from octavo.serving.replica_feed import FeedReader, ReplicaFeed
 from octavo.serving.start import Started
 from octavo.types import Update
 
@@ -80,6 +83,7 @@ class Served:
     grammars: Grammars | None
     sessions: SessionSupport
     compilers: Compilers
+    feed: ReplicaFeed | None = None  # of a replica of a cluster
     links: list[FrontEndLink] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `links`, and their `answers`
 
@@ -106,7 +110,7 @@ class FrontEnds:
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
         self.host = EngineHost(engine, self._max_open, grammars, on_give_up, traffic)
         self._compilers = Compilers(facts, self._max_open)
-        self._served = Served(self.host, grammars, started.sessions, self._compilers)
+        self._served = Served(self.host, grammars, started.sessions, self._compilers, started.feed)
         self._run_id = secrets.token_hex(8)
 
     def add(self, end: socket.socket, index: int) -> FrontEndLink:
@@ -132,6 +136,7 @@ class FrontEnds:
             event_source=facts.event_source,
             store_time=store.now(),
             monotonic=time.monotonic(),
+            hello=None if started.feed is None else started.feed.hello,
         )
         return FrontEndLink(self._served, end, welcome)
 
@@ -169,6 +174,7 @@ class FrontEndLink:
         self._withdraws: dict[int, Callable[[], object]] = {}  # by call that has no reply yet
         self._compiling: dict[int, bool] = {}  # by request that waits for its grammar: whether it is wanted
         self._stops: dict[int, Future[bool]] = {}  # by number: answers that it was asked to stop
+        self._readers: dict[int, FeedReader] = {}  # of the feed, by number; the channel's thread
         self._has_gone = False
         self._numbers = itertools.count()
         self._outbox: queue.Queue[Message | None] = queue.Queue(OUTBOX_MAX)
@@ -245,6 +251,11 @@ class FrontEndLink:
                 self._reply(number, partial(self._stop_elsewhere, answer))
             case AnswerStopped(number, was_running):
                 self._answer_stopped(number, was_running)
+            case ReadFeed(number, reader):
+                self._reply(number, partial(self._read_feed, reader))
+            case CloseFeed(reader):
+                if (found := self._readers.pop(reader, None)) is not None:
+                    found.close()
 
     def _carry_out(self, number: int, data: msgspec.Raw) -> Future[object]:
         command = _command_of(data)
@@ -304,6 +315,13 @@ class FrontEndLink:
         checked = self._served.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
         return _then(checked, lambda verdict: _done(None))
 
+    def _read_feed(self, reader: int) -> Future[bytes | None]:
+        feed = self._served.feed
+        assert feed is not None
+        if reader not in self._readers:
+            self._readers[reader] = feed.open()
+        return self._readers[reader].read()
+
     def _maker_of(self, answer: msgspec.Raw) -> tuple[FrontEndLink | None, tuple[str, str]]:
         """The front end that makes it, and its tenant and id."""
         named = msgspec.msgpack.decode(answer, type=tuple[str, str])
@@ -332,6 +350,8 @@ class FrontEndLink:
         for number in stops:
             self._answer_stopped(number, False)
         self._store.leave()
+        for reader in self._readers.values():
+            reader.close()
         self._put(None)
 
     # -- replies

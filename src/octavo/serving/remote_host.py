@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -34,6 +35,7 @@ from octavo.inspect.stats import EngineStats
 from octavo.kv_events.identity import Identity
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import open_files, read_tokenizer
+from octavo.routing.reports import Hello
 from octavo.sampling.grammar_trials import TrialStopped
 from octavo.sampling.grammars import Words
 from octavo.serving.channel import (
@@ -45,6 +47,7 @@ from octavo.serving.channel import (
     CallStats,
     CallStore,
     Channel,
+    CloseFeed,
     CompileGrammar,
     FromEngine,
     GaveUp,
@@ -52,6 +55,7 @@ from octavo.serving.channel import (
     Lost,
     Message,
     Post,
+    ReadFeed,
     Reply,
     StopAnswer,
     Updates,
@@ -176,6 +180,15 @@ class RemoteHost:
         call = self._call(lambda number: AskToStop(number, raw([tenant, answer_id])), bool)
         return cast("Future[bool]", call)
 
+    def read_feed(self, reader: int) -> Future[bytes | None]:
+        """As `Reader.read`."""
+        call = self._call(lambda number: ReadFeed(number, reader), bytes | None)
+        return cast("Future[bytes | None]", call)
+
+    def close_feed(self, reader: int) -> None:
+        """It reads no more."""
+        self._say(CloseFeed(reader))
+
     # -- calls
 
     def _call_store(self, name: str, arguments: Sequence[object], reply: object) -> Future[object]:
@@ -265,6 +278,34 @@ class RemoteHost:
             self._receiver.give_up(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteReader:
+    """A reader of the feed of the engine's process."""
+
+    host: RemoteHost
+    number: int
+
+    def read(self) -> Future[bytes | None]:
+        """As `Reader`'s."""
+        return self.host.read_feed(self.number)
+
+    def close(self) -> None:
+        """As `Reader`'s."""
+        self.host.close_feed(self.number)
+
+
+class RemoteFeed:
+    """The feed of the engine's process."""
+
+    def __init__(self, host: RemoteHost, hello: Hello) -> None:
+        self.hello = hello
+        self._host, self._numbers = host, itertools.count()
+
+    def open(self) -> RemoteReader:
+        """As `Feed`'s."""
+        return RemoteReader(self._host, next(self._numbers))
+
+
 class RemoteGrammars:
     """What a front end has in place of `Grammars`: they are tried and compiled in the engine's process."""
 
@@ -324,4 +365,6 @@ def client_over(host: RemoteHost, tokenizer: Tokenizer) -> EngineClient:
     store, sync = host.store, host.store.sync_blocks if welcome.has_disk else None
     # It has all that conversations use of a store.
     sessions = SessionSupport(cast(ConversationStore, store), welcome.session_ttl_s, sync)
-    return EngineClient(host, tokenizer, facts, welcome.max_open, sessions)
+    client = EngineClient(host, tokenizer, facts, welcome.max_open, sessions)
+    client.feed = None if welcome.hello is None else RemoteFeed(host, welcome.hello)
+    return client

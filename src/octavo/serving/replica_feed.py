@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
+from typing import Protocol
 
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import SchedulerSetup
@@ -20,19 +21,12 @@ from octavo.memory.changes import Place
 from octavo.memory.names import root_name
 from octavo.memory.place_changes import ByPlace, NamesOfPlace, PlaceChanges
 from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_frame, packed
+from octavo.routing.slots import ReplicaStart
 
 UNREAD_BYTES_MAX = 8 << 20  # a million names
 _AHEAD_BYTES = 1 << 18  # unread: no further part of all names is made
 
 log = logging.getLogger("octavo.replica")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStart:
-    """What an engine must know that is a replica's."""
-
-    slot: int
-    name: str
 
 
 def hello_of(replica: ReplicaStart, model: str, setup: SchedulerSetup, options: StartOptions) -> Hello:
@@ -53,33 +47,64 @@ def hello_of(replica: ReplicaStart, model: str, setup: SchedulerSetup, options: 
     )
 
 
-class FeedReader:
-    """One router's queue of frames. `on_data` is called, on any thread, when `take` has something again."""
+class Reader(Protocol):
+    """A feed's frames, for one router."""
 
-    def __init__(self, on_data: Callable[[], None], wake: Callable[[], None]) -> None:
+    def read(self) -> Future[bytes | None]:
+        """All frames that wait, as soon as there are any; None: it was cut off, or closed. One at a time."""
+
+    def close(self) -> None:
+        """Keep nothing, and take nothing more. Again does nothing."""
+
+
+class Feed(Protocol):
+    """What routers learn of an engine in this process, or in another one."""
+
+    hello: Hello
+
+    def open(self) -> Reader:
+        """One more reader, until it is closed."""
+
+
+class FeedReader:
+    """One router's queue of frames."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
         self.is_closed = False  # it has gone, or was cut off
-        self._on_data, self._wake = on_data, wake
+        self._wake = wake
         self._lock = threading.Lock()
         self._frames: list[bytes] = []  # guarded by _lock
         self._num_bytes = 0  # guarded by _lock
+        self._reading: Future[bytes | None] | None = None  # guarded by _lock: waits for frames
         self._rest: list[bytes] | None = None  # names that it was not given yet; None: it was given nothing
 
-    def take(self) -> bytes | None:
-        """All frames that wait; None: it was cut off, or closed. Any thread."""
+    def read(self) -> Future[bytes | None]:
+        """As `Reader`'s. Any thread."""
+        reading: Future[bytes | None] = Future()
         with self._lock:
-            if self.is_closed:
-                return None
-            data, self._frames, self._num_bytes = b"".join(self._frames), [], 0
-        if data and self._rest:
-            self._wake()
-        return data
+            self._reading = reading
+        self._answer()
+        if self._rest:
+            self._wake()  # for the next part
+        return reading
 
     def close(self) -> None:
-        """Keep nothing, and take nothing more. Any thread; again does nothing."""
+        """As `Reader`'s. Any thread."""
         with self._lock:
             self.is_closed = True
-            self._frames.clear()
-        self._on_data()
+            self._frames, self._num_bytes = [], 0
+        self._answer()
+
+    def _answer(self) -> None:
+        """Give the one that reads what waits."""
+        with self._lock:
+            reading = self._reading
+            if reading is None or not (self._frames or self.is_closed):
+                return
+            self._reading, data = None, None if self.is_closed else b"".join(self._frames)
+            self._frames, self._num_bytes = [], 0
+        if reading.set_running_or_notify_cancel():
+            reading.set_result(data)
 
     # -- the engine's thread
 
@@ -109,15 +134,16 @@ class FeedReader:
 
     def _put(self, data: bytes) -> None:
         with self._lock:
+            if self.is_closed:
+                return
             self._frames.append(data)
             self._num_bytes += len(data)
-            is_over = self._num_bytes > UNREAD_BYTES_MAX and not self.is_closed
-            is_first = len(self._frames) == 1
+            is_over = self._num_bytes > UNREAD_BYTES_MAX
         if is_over:
             log.warning("a router left %s bytes of the feed unread, and is cut off", f"{self._num_bytes:,}")
             self.close()
-        elif is_first:
-            self._on_data()
+        else:
+            self._answer()
 
 
 class ReplicaFeed:
@@ -130,9 +156,9 @@ class ReplicaFeed:
         self._readers: list[FeedReader] = []  # guarded by _lock; replaced, never changed
         self._places: PlaceChanges | None = None
 
-    def open(self, on_data: Callable[[], None]) -> FeedReader:
-        """One more reader, until it is closed. Any thread."""
-        reader = FeedReader(on_data, self._wake)
+    def open(self) -> FeedReader:
+        """As `Feed`'s. Any thread."""
+        reader = FeedReader(self._wake)
         with self._lock:
             self._readers = [*self._readers, reader]
         self._wake()

@@ -42,12 +42,13 @@ from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
+from octavo.routing.slots import ReplicaStart
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.serving.client import EngineClient
 from octavo.serving.model_parts import card_of, prepared_tokenizer, words_of
-from octavo.serving.replica_feed import ReplicaFeed, ReplicaStart, hello_of
+from octavo.serving.replica_feed import ReplicaFeed, hello_of
 from octavo.speculation.speculator import Speculation
 from octavo.step.config import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT
