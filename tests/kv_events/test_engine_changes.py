@@ -23,12 +23,14 @@ class Receiver:
     def __init__(self) -> None:
         self.begun: list[list[Change]] = []
         self.taken: list[Change] = []
+        self.num_lost = 0  # at each call
 
     def begin(self, record: ChangeRecord) -> None:
         self.begun.append(record.whole())
 
-    def hand_over(self, record: ChangeRecord) -> None:
+    def hand_over(self, record: ChangeRecord) -> int:
         self.taken += record.take()
+        return self.num_lost
 
     def close(self) -> None:
         """Nothing is open."""
@@ -79,3 +81,14 @@ def test_without_a_record_nothing_is_handed_over() -> None:
     serve(engine_of(receiver, records=False), 1, tuple(range(1, 10)))
     assert receiver.taken == []
     assert receiver.begun == []
+
+
+def test_gaps_are_counted_and_what_was_lost_in_them() -> None:
+    receiver = Receiver()
+    engine = engine_of(receiver)
+    serve(engine, 1, (1, 2, 3, 4))
+    assert (engine.stats.event_gaps, engine.stats.events_lost) == (0, 0)
+    receiver.num_lost = 5
+    engine.step()
+    engine.step()
+    assert (engine.stats.event_gaps, engine.stats.events_lost) == (2, 10)

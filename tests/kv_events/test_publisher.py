@@ -12,6 +12,8 @@ import pytest
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'octavo[events]'")
 
 from tests.kv_events.readers import Dynamo, LlmD  # noqa: E402
+from tests.kv_events.sockets import client  # noqa: E402
+from tests.kv_events.sockets import replay_of as topical_replay_of  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
 
 from octavo.config import StartOptions  # noqa: E402
@@ -50,33 +52,8 @@ def publishing(record: ChangeRecord, queue_max: int = 1000) -> Iterator[Publishe
         publisher.close()
 
 
-@contextmanager
-def client(kind: int, endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    context = zmq.Context()
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.RCVTIMEO, 20_000)
-    if kind == zmq.SUB:
-        socket.setsockopt(zmq.SUBSCRIBE, b"kv@")
-    socket.connect(endpoint)
-    try:
-        yield socket
-    finally:
-        socket.close(linger=0)
-        context.term()
-
-
 def replay_of(socket: zmq.Socket[bytes], start: int) -> list[tuple[int, bytes]]:
-    """What vLLM's client does."""
-    socket.send_multipart([b"", start.to_bytes(8, "big")])
-    found = []
-    while True:
-        empty, topic, number, payload = socket.recv_multipart()
-        assert empty == b""
-        if not payload:
-            assert (topic, number) == (b"", b"\xff" * 8)
-            return found
-        assert topic == TOPIC.encode()
-        found.append((int.from_bytes(number, "big"), payload))
+    return topical_replay_of(socket, start, TOPIC)
 
 
 def test_a_late_subscriber_is_told_a_whole_story_then_what_changes() -> None:
@@ -95,7 +72,7 @@ def test_a_late_subscriber_is_told_a_whole_story_then_what_changes() -> None:
         while not reader.find([1, 0], SIZE, ""):
             read()
         add(record, 2, Place.DISK)
-        publisher.hand_over(record)
+        assert publisher.hand_over(record) == 0
         while not reader.find([2, 0], SIZE, ""):
             read()
         assert reader.find([2, 0], SIZE, "") == [{"disk"}]
@@ -155,7 +132,7 @@ def test_a_gap_is_told_in_the_log_and_routers_learn_the_rest(caplog: pytest.LogC
     ):
         for number in range(1, 10):
             add(record, number)
-        publisher.hand_over(record)
+        assert publisher.hand_over(record) == 9
         wait_until(lambda: "faster than they could be published" in caplog.text)
         reader = LlmD(lambda start: replay_of(dealer, start))
         assert all(reader.find([number, 0], SIZE, "") for number in range(1, 10))

@@ -48,8 +48,8 @@ class ChangeReceiver(Protocol):
     def begin(self, record: ChangeRecord) -> None:
         """A ledger is new; all that it has is in its record."""
 
-    def hand_over(self, record: ChangeRecord) -> None:
-        """A step has ended: take the changes of the record."""
+    def hand_over(self, record: ChangeRecord) -> int:
+        """A step has ended: take the changes of the record. Returns how many were dropped in a gap."""
 
     def close(self) -> None:
         """Again does nothing."""
@@ -158,7 +158,7 @@ class Engine:
             updates += self._commit(planned - started)
         self._port.record(updates)
         if self._changes is not None and (record := self._port.changes) is not None:
-            self._changes.hand_over(record)
+            self._counters.record_events_lost(self._changes.hand_over(record))
         if self._places is not None:
             self._places.hand_over()
         return updates

@@ -108,6 +108,8 @@ class Inspector:
             mask_seconds=counters.mask_seconds,
             device_steps=dict(counters.device_steps),
             forced_tokens=counters.forced_tokens,
+            event_gaps=counters.event_gaps,
+            events_lost=counters.events_lost,
             draft_tokens={} if speculator is None else dict(speculator.drafted),
             accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
             drafter_bytes=0 if speculator is None else speculator.num_bytes,

@@ -60,6 +60,8 @@ class EngineStats:
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
     target: TargetView | None = None  # for the time between two tokens
     first_tokens: FirstTokenView | None = None  # for the time to the first one
+    event_gaps: int = 0  # how often KV events came faster than they could be published
+    events_lost: int = 0  # changes that were dropped then
     # How long blocks had been in their tier when requests found them, and when they were evicted from it.
     ages_at_hit: dict[Place, AgeCounts] = field(default_factory=dict)
     ages_at_eviction: dict[Place, AgeCounts] = field(default_factory=dict)
@@ -82,6 +84,13 @@ class EngineCounters:
     mask_seconds: float = 0.0
     forced_tokens: int = 0
     device_steps: dict[str, int] = field(default_factory=dict)
+    event_gaps: int = 0
+    events_lost: int = 0
+
+    def record_events_lost(self, count: int) -> None:
+        """So many changes were not published one by one."""
+        self.event_gaps += count > 0
+        self.events_lost += count
 
     def record_step(self, result: StepResult, schedule_seconds: float) -> None:
         """A step was committed, whose scheduling took so long."""

@@ -138,10 +138,13 @@ class Publisher:
         if self.queue.put_whole(record):
             self._notify()
 
-    def hand_over(self, record: ChangeRecord) -> None:
-        """After a step."""
+    def hand_over(self, record: ChangeRecord) -> int:
+        """After a step. Returns how many changes were dropped: routers are told all that there is in their
+        place."""
+        lost_before = self.queue.num_lost
         if record.changes and self.queue.put(record):
             self._notify()
+        return self.queue.num_lost - lost_before
 
     def close(self) -> None:
         """Publish what waits, and end. Again does nothing."""

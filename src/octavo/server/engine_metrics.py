@@ -119,6 +119,16 @@ _COUNTERS = (
         "Requests that the engine has ended, however",
         lambda s: s.requests_finished,
     ),
+    _Meter(
+        "octavo_kv_event_gaps",
+        "Times when KV events came faster than they could be published",
+        lambda s: s.event_gaps,
+    ),
+    _Meter(
+        "octavo_kv_events_lost",
+        "Changes of blocks that were dropped then: routers were sent all blocks instead",
+        lambda s: s.events_lost,
+    ),
 )
 
 
