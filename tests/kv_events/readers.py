@@ -90,7 +90,7 @@ def uint64s_of(payload: bytes) -> set[int]:
 
 def keys_of(tokens: Sequence[int], size: int, root: Key) -> list[Key]:
     """Of the full blocks of a prompt."""
-    keys, parent = [], root
+    keys, parent = list[Key](), root
     for start in range(0, len(tokens) - size + 1, size):
         parent = (parent, tuple(tokens[start : start + size]))
         keys.append(parent)

@@ -13,6 +13,7 @@ from tests.simulator import planted_beams
 from tests.simulator.lives import drive
 from tests.simulator.planted_cold import COLD_BUGS
 from tests.simulator.planted_drafts import DRAFT_BUGS
+from tests.simulator.planted_events import EVENT_BUGS
 from tests.simulator.planted_preemption import PREEMPTION_BUGS
 from tests.simulator.planted_sessions import SESSION_BUGS
 from tests.simulator.planted_splits import SPLIT_BUGS
@@ -430,6 +431,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *DRAFT_BUGS,
     *COLD_BUGS,
     *SPLIT_BUGS,
+    *EVENT_BUGS,
 )
 
 
@@ -440,7 +442,7 @@ def hunt(bug: PlantedBug, seeds: int = SEEDS, first: tuple[int, int] = (0, 0)) -
     with bug.planted():
         for seed, overlap in lives:
             try:
-                drive(seed, overlap, steps=300)
+                (bug.drive or drive)(seed, overlap, 300)
             except Exception as caught:  # noqa: BLE001 - whatever it says, the bug was noticed
                 return f"seed {seed}, overlap {overlap}: {type(caught).__name__}: {caught}"
     return None
