@@ -103,6 +103,7 @@ def names_of(ledger: Ledger) -> dict[Place, set[bytes]]:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names come in parts of three, and no part is made while one is unread."""
     monkeypatch.setattr(replica_feed, "NAMES_MAX", 3)
+    monkeypatch.setattr(replica_feed, "_PART_NAMES", 4)
     monkeypatch.setattr(replica_feed, "_AHEAD_BYTES", 0)
 
 

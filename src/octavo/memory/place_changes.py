@@ -47,9 +47,10 @@ class PlaceChanges:
         return found
 
     def names(self) -> list[bytes]:
-        """All that can be found now; one that is in the pool and in an offload tier twice. O(names)."""
+        """All that can be found now, and perhaps some that cannot; one that is in the pool and in an offload
+        tier twice. O(names), at the speed of copying a list."""
         tier = self._ledger.tier
-        return [*(() if tier is None else tier.names()), *self._ledger.pool.by_name]
+        return [*(() if tier is None else tier.stored_names()), *self._ledger.pool.by_name]
 
     def where(self, names: Iterable[bytes]) -> ByPlace:
         """Where each of these is now, if it can be found. O(names)."""

@@ -138,6 +138,10 @@ class OffloadTier:
         others = [name for name in {**self._keepers, **self._readers} if name in self._slot_of]
         return [name for name in used + others if name not in self._doomed]
 
+    def stored_names(self) -> list[bytes]:
+        """The same in no order, with those that were forgotten while they were on their way: a copy."""
+        return list(self._slot_of)
+
     def slots(self) -> dict[bytes, int]:
         """Every taken slot, by name: for checks."""
         return self._slot_of | self._storing

@@ -2,8 +2,8 @@
 
     engine's thread --hand_over, after a step--> a queue for each reader --> its event loop --> router
 
-A reader begins with a report that clears, and gets all names in parts of `NAMES_MAX`, one after each step, as
-fast as it reads; changes come between them. The engine's thread never waits: a reader that leaves more than
+A reader begins with a report that clears, and gets all names in parts, one after each step, as fast as it
+reads; changes come between them. The engine's thread never waits: a reader that leaves more than
 `UNREAD_BYTES_MAX` unread is cut off. Nothing is kept of what was sent. It knows no HTTP.
 """
 
@@ -24,6 +24,7 @@ from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_fr
 from octavo.routing.slots import ReplicaStart
 
 UNREAD_BYTES_MAX = 8 << 20  # a million names
+_PART_NAMES = 1024  # about a millisecond
 _AHEAD_BYTES = 1 << 18  # unread: no further part of all names is made
 
 log = logging.getLogger("octavo.replica")
@@ -118,15 +119,15 @@ class FeedReader:
             self._put(data)
 
     def put_part(self, places: PlaceChanges) -> None:
-        """The next part of all names, where any is left and it has read the last ones. O(`NAMES_MAX`), the
+        """The next part of all names, where any is left and it has read the last ones. O(`_PART_NAMES`), the
         first time O(names)."""
         if self._rest is None:
             self._put(encode_frame(Changes(Place.POOL, cleared=True)))
             self._rest = places.names()
         if not self._rest or self._num_bytes > _AHEAD_BYTES:
             return
-        part = self._rest[-NAMES_MAX:]
-        del self._rest[-NAMES_MAX:]
+        part = self._rest[-_PART_NAMES:]
+        del self._rest[-_PART_NAMES:]
         if data := frames_of(places.where(part)):
             self._put(data)
         if self._rest:
