@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -218,6 +219,12 @@ def test_a_request_waits_for_the_first_report_of_a_replica_that_runs(renderer, p
         await until(lambda: not house.router.states(0.0))
         house.fleet.known |= old
         assert not house.router.states(0.0)
+        assert (await house.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+        # The router knows the old ones still, which take nothing more.
+        house.fleet.known.clear()
+        house.fleet.known |= {"id-new": dataclasses.replace(old["id-1"], replica_id="id-new")}
+        assert set(old) == {state.replica_id for state in house.router.states(0.0)}
         assert (await house.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
     run(renderer, pair, act)

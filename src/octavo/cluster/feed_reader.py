@@ -38,7 +38,7 @@ class FeedReader:
         self._upstream = upstream
         self._following: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._known: set[str] = set()  # replicas that have reported since their feed was opened
+        self.known: set[str] = set()  # replicas that have reported since their feed was opened
 
     def begin(self) -> None:
         """Follow the fleet from now on."""
@@ -62,6 +62,7 @@ class FeedReader:
                 self._following[replica_id] = asyncio.create_task(self._follow(replica))
         for replica_id in self._following.keys() - replicas.keys():
             self._following.pop(replica_id).cancel()
+            self.known.discard(replica_id)
 
     async def _follow(self, replica: Replica) -> None:
         try:
@@ -73,9 +74,9 @@ class FeedReader:
                     why = str(error) or type(error).__name__
                 finally:
                     self._router.on_gone(replica.replica_id)
-                if replica.replica_id in self._known:
+                if replica.replica_id in self.known:
                     _log.warning("the reports of %s ended: %s", replica.name, why)
-                    self._known.discard(replica.replica_id)
+                    self.known.discard(replica.replica_id)
                 await asyncio.sleep(_PAUSE_S)
         except Exception:
             _log.exception("the reports of %s are not read any more", replica.name)
@@ -94,7 +95,7 @@ class FeedReader:
     def _apply(self, replica: Replica, report: Report) -> None:
         match report:
             case Hello():
-                self._known.add(replica.replica_id)
+                self.known.add(replica.replica_id)
                 hello = msgspec.structs.replace(report, http_url=replica.base_url)
                 self._router.on_hello(replica.replica_id, hello)
             case Changes():

@@ -17,6 +17,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from octavo.cluster.fleet import NoReplicaLeft, Replica
+from octavo.cluster.slots import SlotHolder
 
 _RESERVE_S = 10.0  # a replica that has died, and that Ray does not miss yet
 
@@ -32,6 +33,9 @@ class RayFleet:
 
     def __init__(self, handle: DeploymentHandle, key: str) -> None:
         self._handle, self._key = handle, key
+        self._slots: Sequence[SlotHolder] = ()
+        self._seen: Mapping[str, Replica] = {}
+        self._all: Mapping[str, Replica] = {}
 
     @property
     def cluster_key(self) -> str:
@@ -39,8 +43,32 @@ class RayFleet:
         return self._key
 
     def replicas(self) -> Mapping[str, Replica]:
-        """Those that run, as Ray knows them."""
-        return ReplicaPicture.current
+        """Those that run, as Ray knows them, and others that have a slot: without an address."""
+        if self._seen is not ReplicaPicture.current:
+            self._merge()
+        return self._all
+
+    def on_slots(self, slots: Sequence[SlotHolder]) -> None:
+        """Who has which slot now."""
+        self._slots = slots
+        self._merge()
+
+    def _merge(self) -> None:
+        self._seen = ReplicaPicture.current
+        others = {
+            slot.holder: Replica(
+                replica_id=slot.holder,
+                slot=number,
+                base_url="",
+                state="draining" if slot.base_url else "starting",
+                since=slot.since,
+                node=slot.node,
+                reason="it drains, or has died" if slot.base_url else "it loads",
+            )
+            for number, slot in enumerate(self._slots)
+            if slot.holder and slot.holder not in self._seen
+        }
+        self._all = {**others, **self._seen}
 
     @asynccontextmanager
     async def reserve(self, ranked: Sequence[str]) -> AsyncIterator[Replica]:

@@ -20,6 +20,7 @@ from ray.serve import Application
 from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, ENGINES, RELAY_DEPLOYMENT, cluster_key
 from octavo.cluster.ray_engines import HEALTH_PERIOD_S
 from octavo.cluster.ray_fleet import RayFleet
+from octavo.cluster.ray_slots import read_slots
 from octavo.cluster.relay import create_relay_server
 from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.routing.router import Router
@@ -29,6 +30,7 @@ from octavo.serving.renderer import start_renderer
 
 ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
 
+_SLOTS_S = 1.0  # between two looks at who starts and drains, for pages and refusals
 _READY_S = 20.0  # to read the first report of a replica
 
 _log = logging.getLogger("octavo.cluster")
@@ -47,6 +49,7 @@ class RelayReplica:
         handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, ENGINES)
         handle._init()  # Ray reports replicas from now on, not from the first request on
         fleet = RayFleet(handle, cluster_key())
+        self._following = asyncio.create_task(_follow_slots(fleet))
         router = Router()
         self._server: uvicorn.Server = create_relay_server(self._renderer, settings, router, fleet)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
@@ -68,7 +71,14 @@ class RelayReplica:
             return
         server.should_exit = True
         await self._task
+        self._following.cancel()
         self._renderer.close()
+
+
+async def _follow_slots(fleet: RayFleet) -> None:
+    while True:
+        fleet.on_slots(await asyncio.to_thread(read_slots))
+        await asyncio.sleep(_SLOTS_S)
 
 
 def relay_application(spec: ClusterSpec) -> Application:

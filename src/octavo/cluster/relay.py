@@ -184,8 +184,8 @@ class Relay:
                 if refusal is not None:
                     return refusal
                 # In an update the last old replica goes as soon as the first new one runs.
-                is_new = any(one.replica_id not in excluded for one in self._running())
-                if choice is NoReplica.NONE and is_new and time.monotonic() < waits_until:
+                ids = {one.replica_id for one in self._running()} - excluded
+                if ids - self._feeds.known and time.monotonic() < waits_until:
                     await until_disconnect(request, asyncio.sleep(_LOOK_S))
                     continue
                 raise _all_full() if choice is NoReplica.FULL and not excluded else _no_replica()
