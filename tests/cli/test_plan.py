@@ -47,6 +47,25 @@ def test_users_who_think(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(str(line["highest"])) >= 3
 
 
+def test_several_replicas_behind_each_router(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 3000 * i, "input_length": 1100, "output_length": 2, "hash_ids": [10 * (i % 3), i % 3]}
+        for i in range(12)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rates = {}
+    for router in ("prefix", "round-robin", "two-choices"):
+        line = planned(capsys, Planned(trace=trace, draws=1, replicas=2, router=router))[0]
+        rates[router] = float(str(line["hit_rate"]))
+    assert rates["prefix"] == pytest.approx(9 * 1024 / (12 * 1100))
+    assert rates["round-robin"] == pytest.approx(6 * 1024 / (12 * 1100))
+    with pytest.raises(ConfigError, match="--router is round-robin, and --replicas is 1"):
+        Planned(router="round-robin")
+    with pytest.raises(ConfigError, match="replicas"):
+        Planned(replicas=65)
+
+
 def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [

@@ -202,6 +202,17 @@ class Planned:
     out: int = setting(128, "Tokens of an answer.", bounds=(1, _TOKENS))
     seconds: float = setting(120.0, "Seconds of traffic.", bounds=(1, 86_400))
     seed: int = setting(0, "The same seed, the same arrivals.", bounds=(-(2**63), 2**63 - 1))
+    replicas: int = setting(
+        1, "Servers that share the traffic, each as it is.", bounds=(1, 64), group="Several replicas"
+    )
+    router: str = setting(
+        "prefix",
+        "How requests go: as the router of a cluster sends them, in turn, or to the less busy one of two.",
+        choices=("prefix", "round-robin", "two-choices"),
+    )
+    report_delay_s: float = setting(
+        0.1, "Seconds by which replicas' reports reach the router late.", bounds=(0, 60), name="report-delay"
+    )
     what_if: tuple[str, ...] = setting(
         (),
         "A change, for a column of its own: kv_memory=2x, max_seqs=32 or step_tokens=256; repeatable.",
@@ -217,6 +228,10 @@ class Planned:
         check(self)
         if self.trace is not None and self.users:
             raise ConfigError("--trace and --users are both given; allowed: one of them")
+        if self.replicas == 1 and self.router != "prefix":
+            raise ConfigError(
+                f"--router is {self.router}, and --replicas is 1; allowed: with --replicas from 2 to 64"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from octavo import __version__
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
-from octavo.bench.planner import Forecast, Highest, Planner, Range, Traffic
+from octavo.bench.planner import Forecast, Front, Highest, Planner, Range, Server, Traffic
+from octavo.bench.replicas import Routing, front_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
 from octavo.bench.workloads import Planned, WorkloadTargets
 from octavo.cli.tables import print_all, print_json, table
@@ -116,6 +117,8 @@ def run_plan(
         traffic = traffic_of(asked, calibration.setup)
         for name, setup in columns:
             planner = Planner(calibration, targets, setup, draws=asked.draws, tell=_telling(tell, name))
+            if asked.replicas > 1:
+                planner.replicas, planner.front = asked.replicas, _front_of(asked, setup)
             forecast = planner.forecast(traffic)
             forecasts.append((name, forecast, _highest(planner, asked, traffic)))
     first = forecasts[0][1]
@@ -132,6 +135,11 @@ def run_plan(
 
 def _telling(tell: Callable[[str], None], name: str) -> Callable[[str], None]:
     return lambda text: tell(f"planning, {name}: {text}")
+
+
+def _front_of(asked: Planned, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Front]:
+    routing, delay_s, seed = Routing(asked.router), asked.report_delay_s, asked.seed
+    return lambda servers: front_of(routing, servers, setup, delay_s, seed)
 
 
 def traffic_of(asked: Planned, setup: SchedulerSetup) -> Traffic:
@@ -244,14 +252,15 @@ def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets
         row("output tokens/s", lambda f: _in_words(f.output_tokens_per_s, 1)),
         row("good answers", lambda f: f"{100 * f.good.low:.0f} to {100 * f.good.high:.0f} %"),
         row("prompt tokens found", lambda f: f"{f.hit_rate:.0%}"),
-        row("blocks, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
-        row("sequences, peak", lambda f: f"{f.running_peak:,}"),
+        row("blocks of a server, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
+        row("sequences of a server, peak", lambda f: f"{f.running_peak:,}"),
         row("preemptions", lambda f: f"{f.preemptions:,}"),
         row("waits are for", lambda f: f.limit or "nothing"),
         (f"highest, {unit_of(asked)}", *(highest.in_words() for _, _, highest in forecasts)),
     ]
+    several = f"{asked.replicas} replicas, router {asked.router}; " if asked.replicas > 1 else ""
     title = (
-        "octavo plan; times in ms, the least to the most of several draws\n"
+        f"octavo plan; {several}times in ms, the least to the most of several draws\n"
         f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean"
     )
     return table(title, ("", *(name for name, _, _ in forecasts)), rows)

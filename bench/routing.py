@@ -1,0 +1,168 @@
+"""How fast the router is, and what it is worth on traces of requests.
+
+    python -m bench.routing                   1,000 replicas, 10 million blocks: time of a request, memory
+    python -m bench.routing --trace FILE      virtual replicas: first tokens and hits, by how requests go
+
+Virtual replicas are an 8B model in bf16 on one H200 each, by the times that a step took there (docs/gpu.md):
+5.6 ms and 0.0327 ms for each row or position of a prompt; attention at 98 TFLOP/s for prompts and 2.35 TB/s
+for decoding; 100 GB of KV. The trace's speed is so many times its own for each replica as --speed says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import resource
+import statistics
+import time
+from array import array
+from pathlib import Path
+
+from octavo.bench.calibration import VERSION, Calibration
+from octavo.bench.planner import Planner, Traffic
+from octavo.bench.replicas import Routing, front_of
+from octavo.bench.traces import read_trace, scaled
+from octavo.bench.workloads import WorkloadTargets
+from octavo.engine.scheduler_setup import SchedulerSetup
+from octavo.memory.changes import Place
+from octavo.routing import reports
+from octavo.routing.prompt_costs import Prompt
+from octavo.routing.reports import Changes, Hello, Load, StepModel
+from octavo.routing.router import Choice, Router
+from octavo.step.config import SchedulerConfig
+
+BLOCK = 16
+SHARED = 64  # blocks of a system prompt that all replicas hold
+BYTES_PER_BLOCK = BLOCK * 131_072  # 32 layers, 8 heads of 128, K and V in bf16
+KV_BYTES = 100_000_000_000
+TERMS = [32.7e-6, 5.6e-3, 32.7e-6, 55.7e-6, 5.35e-6]  # position, step, row, 1,000 reads of rows, of prompts
+
+
+def memory_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def filled(num_replicas: int, num_blocks: int) -> tuple[Router, list[list[int]]]:
+    """A router that knows so many, and some names of each replica in a row."""
+    router, samples, each = Router(num_blocks), list[list[int]](), num_blocks // num_replicas
+    shared = os.urandom(8 * SHARED)
+    for slot in range(num_replicas):
+        own = os.urandom(8 * (each - SHARED))
+        hello = Hello(reports.VERSION, slot, f"replica-{slot}", "m", "f", (), BLOCK, 131_072, 1024, 256, 2048)
+        router.on_hello(str(slot), hello)
+        for start in range(0, 8 * each, 8 * reports.NAMES_MAX):
+            part = (shared + own)[start : start + 8 * reports.NAMES_MAX]
+            router.on_changes(str(slot), Changes(Place.POOL, part))
+        samples.append(reports.unpacked(shared + own[: 8 * 2000]))
+    return router, samples
+
+
+def load_of(r: random.Random) -> Load:
+    prefill_s = (0.0,) * 8 + tuple(r.random() * 0.2 for _ in range(4))
+    model = StepModel(50e-6, 5e-9, 1.0 + r.random(), 0.001, 0.1)
+    return Load(r.randrange(100), 0, 4000, prefill_s, 10_000, 5000, 10_000, step_model=model)
+
+
+def time_router(num_replicas: int, num_blocks: int) -> None:
+    r, before = random.Random(0), memory_mb()
+    begun = time.process_time()
+    router, samples = filled(num_replicas, num_blocks)
+    seconds, kept = time.process_time() - begun, memory_mb() - before
+    print(f"{num_replicas:,} replicas, {router.index.num_blocks:,} blocks, {router.index.num_names:,} names")
+    print(f"filled: {1e6 * seconds / num_blocks:.2f} us a block")
+    print(f"memory: {kept:,.0f} MB, {1e6 * kept * 1.048576 / num_blocks:.0f} bytes a block")
+    begun = time.process_time()
+    loads = [load_of(r) for _ in range(num_replicas)]
+    made = time.process_time()
+    for slot, load in enumerate(loads):
+        router.on_load(str(slot), load, 1.0)
+    print(f"a load: {1e6 * (time.process_time() - made) / num_replicas:.1f} us")
+    for title, num_hits, num_new in (
+        ("an unknown prompt of 512 blocks", 0, 512),
+        ("what all replicas hold, 64 blocks, and 64 new", SHARED, 64),
+        ("what one holds, 512 blocks, and 16 new", 512, 16),
+        ("what one holds, 2,000 blocks, and 16 new", 2000, 16),
+    ):
+        chosen, sent, was_found = list[float](), list[float](), 0
+        for number in range(300):
+            slot = r.randrange(num_replicas)
+            names = samples[slot][:num_hits] + [x >> 4 for x in array("Q", os.urandom(8 * num_new))]
+            prompt = Prompt(BLOCK * len(names) + 1, {"f": names})
+            begun = time.perf_counter()
+            choice = router.choose(prompt, 1.0)
+            then = time.perf_counter()
+            assert isinstance(choice, Choice)
+            router.on_sent(choice.replica_id, choice, str(number), 1.0)
+            router.on_ended(str(number))
+            chosen.append(then - begun)
+            sent.append(time.perf_counter() - then)
+            was_found += choice.num_hits >= BLOCK * num_hits
+        times = f"{1e6 * statistics.median(chosen):.0f} us, sent {1e6 * statistics.median(sent):.0f} us"
+        print(f"{title}: {times}, found {was_found / 3:.0f} %")
+    begun = time.process_time()
+    for slot in range(num_replicas):  # each evicts 64 blocks and has 64 new ones
+        removed = b"".join((name << 4).to_bytes(8, "little") for name in samples[slot][-64:])
+        router.on_changes(str(slot), Changes(Place.POOL, os.urandom(8 * 64), removed))
+    print(f"changes: {1e6 * (time.process_time() - begun) / num_replicas / 128:.2f} us a name")
+    begun = time.perf_counter()
+    router.on_gone("0")
+    print(f"a replica gone: {1000 * (time.perf_counter() - begun):.1f} ms")
+
+
+def h200_8b() -> Calibration:
+    """Written by hand."""
+    config = SchedulerConfig(max_rows=256, step_tokens=2048, context_length=131_072)
+    num_blocks = KV_BYTES // BYTES_PER_BLOCK
+    setup = SchedulerSetup(config, num_blocks, num_blocks, BLOCK, (b"8B",))
+    return Calibration(
+        VERSION, setup, None, 1, TERMS, {}, {}, [], 0.0, 0.0, 0.005, None, None, 256, 2048, 1, 0.0, 0.0
+    )
+
+
+def play_trace(path: Path, replicas: list[int], speed: float, seconds: float, delay_s: float) -> None:
+    calibration = h200_8b()
+    setup = calibration.setup
+    trace = read_trace(path)
+    print("| replicas | requests/s | requests go | TTFT p50, s | p95, s | hit rate |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for count in replicas:
+        rate = speed * count
+        part = scaled(trace, rate=rate, seconds=seconds * rate, longest=setup.config.context_length - 1)
+        for routing in Routing:
+            planner = Planner(
+                calibration,
+                WorkloadTargets(),
+                setup,
+                draws=1,
+                replicas=count,
+                front=lambda servers, how=routing: front_of(how, servers, setup, delay_s, 0),
+            )
+            served = planner.served(Traffic(part))
+            ttft = served.report.ttft_ms
+            print(
+                f"| {count} | {len(part.requests) / seconds:.2f} | {routing} | {ttft.p50 / 1000:.2f} | "
+                f"{ttft.p95 / 1000:.2f} | {served.cached_tokens / max(1, served.prompt_tokens):.1%} |",
+                flush=True,
+            )
+            gc.collect()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--replicas", type=int, nargs="+")
+    parser.add_argument("--blocks", type=int, default=10_000_000)
+    parser.add_argument("--speed", type=float, default=0.25, help="of the trace, for each replica")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of traffic")
+    parser.add_argument("--delay", type=float, default=0.1, help="seconds by which reports are late")
+    given = parser.parse_args()
+    if given.trace is None:
+        time_router((given.replicas or [1000])[0], given.blocks)
+    else:
+        play_trace(given.trace, given.replicas or [2, 4, 8], given.speed, given.seconds, given.delay)
+
+
+if __name__ == "__main__":
+    main()
