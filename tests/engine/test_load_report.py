@@ -53,6 +53,7 @@ def test_prompts_are_counted_by_length_without_what_is_cached() -> None:
     assert (load.num_running, load.num_waiting) == (1, 2)
     assert load.prefill_left < 1000 + 2 * 16
     assert [i for i, seconds in enumerate(load.prefill_s) if seconds] == [3, 10]
+    assert (load.prompts[3], load.prompts[10]) == (2, 1)
 
 
 def test_a_full_queue_and_full_tenants_are_reported() -> None:

@@ -112,7 +112,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE
-    | {"octavo.api", "octavo.config", "octavo.setting", "octavo.sim", "octavo.sse_reader", "octavo._native"},
+    | {"octavo.api", "octavo.config", "octavo.routing", "octavo.setting", "octavo.sim", "octavo.sse_reader"}
+    | {"octavo._native"},
     "octavo.cli": VALUES
     | ENGINE
     | {"octavo.bench", "octavo.cluster", "octavo.config", "octavo.files", "octavo.server"}

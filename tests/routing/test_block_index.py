@@ -49,9 +49,9 @@ def places_of(runs: list[Run], replica: int) -> list[Place]:
     return [run.place(replica) for run in runs if run.has(replica) for _ in range(run.start, run.stop)]
 
 
-@settings(max_examples=300)
-@given(st.lists(CHANGES, max_size=30), st.lists(st.integers(0, 12), max_size=12))
-def test_it_finds_what_a_plain_model_finds(changes: list, prompt: list[int]) -> None:
+@settings(max_examples=200, deadline=None)
+@given(st.lists(CHANGES, max_size=30))
+def test_it_holds_what_a_plain_model_holds(changes: list) -> None:
     index, naive = BlockIndex(), NaiveIndex()
     for what, replica, place, names in changes:
         naive.apply(what, replica, place, names)
@@ -60,14 +60,49 @@ def test_it_finds_what_a_plain_model_finds(changes: list, prompt: list[int]) -> 
         else:
             getattr(index, what)(replica, place, names)
         index.check()
-    runs = index.find(prompt)
+    for replica in (0, 1, 2, 63, 900):
+        assert index.held_by(replica) == sum(map(bool, naive.held[replica].values()))
+        for name in range(13):
+            assert places_of(index.find([name]), replica) == naive.places(replica, [name])
+
+
+PREFIXES = st.tuples(REPLICAS, PLACES, st.integers(0, 40))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(PREFIXES, max_size=30), st.integers(0, 45))
+def test_of_prompts_that_lose_their_tail_first_it_finds_every_block(prefixes: list, length: int) -> None:
+    index, naive, lengths = BlockIndex(), NaiveIndex(), defaultdict[tuple, int](int)
+    for replica, place, stop in prefixes:  # the replica has that much of the prompt in that place now
+        before = lengths[replica, place]
+        lengths[replica, place] = stop
+        came, left = list(range(before, stop)), list(range(stop, before))
+        naive.apply("add", replica, place, came)
+        naive.apply("remove", replica, place, left)
+        index.add(replica, place, came)
+        index.remove(replica, place, left)
+    runs, prompt = index.find(range(length)), list(range(length))
     for replica in (0, 1, 2, 63, 900):
         assert places_of(runs, replica) == naive.places(replica, prompt)
-        assert index.held_by(replica) == sum(map(bool, naive.held[replica].values()))
     for run, later in pairwise(runs):
         assert run.stop == later.start
         assert run.holders & later.holders == later.holders
     assert all(set(run.replicas()) == {r for r in range(901) if run.has(r)} for run in runs)
+
+
+def test_a_long_prompt_is_found_by_few_names() -> None:
+    class Counted(list):
+        count = 0
+
+        def __getitem__(self, at: int) -> int:
+            self.count += 1
+            return super().__getitem__(at)
+
+    index, prompt = BlockIndex(), Counted(range(9000))
+    index.add(1, Place.POOL, range(64))
+    index.add(2, Place.POOL, range(8000))
+    assert [(run.start, run.stop) for run in index.find(prompt)] == [(0, 64), (64, 8000)]
+    assert prompt.count < 60
 
 
 def test_names_beyond_the_bound_are_counted_and_not_kept() -> None:

@@ -81,6 +81,15 @@ def test_longer_prompts_in_the_queue_count_as_much_as_this_one() -> None:
     assert chosen(router, prompt_of(range(256))).wait_ms == pytest.approx(5000)
 
 
+def test_short_prompts_leave_a_replica_with_a_long_one_alone() -> None:
+    router = router_of(2)
+    router.on_load("r0", busy(5.0, bits=12, prompts=(*([0] * 12), 1)), 0.0)
+    router.on_load("r1", busy(0.07, bits=3, prompts=(0, 0, 0, 1)), 0.0)
+    choice = chosen(router, prompt_of(range(4)))
+    assert (choice.replica_id, choice.delay_ms) == ("r1", 0.0)
+    assert chosen(router, prompt_of(range(4)), 0.0, "r1").delay_ms == pytest.approx(65)
+
+
 def test_a_queue_shrinks_while_time_passes() -> None:
     router = router_of(1, busy(0.5, bits=3))
     assert chosen(router, prompt_of(range(4)), 0.2).wait_ms == pytest.approx(300)
@@ -235,7 +244,7 @@ LOADS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(HOLDINGS, LOADS, st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14)), min_size=1, max_size=8))
 def test_no_replica_costs_much_less_than_the_chosen_one(
     holdings: list, loads: list, requests: list[tuple[int, int]]
@@ -261,9 +270,9 @@ def test_no_replica_costs_much_less_than_the_chosen_one(
             assert choice is NoReplica.FULL
             continue
         assert isinstance(choice, Choice)
-        least = min(one.wait_ms + one.prefill_ms for one in single)
+        least = min(one.wait_ms + one.prefill_ms + one.delay_ms for one in single)
         margin = max(1000 * routing.MARGIN_S, routing.MARGIN * least)
-        assert choice.wait_ms + choice.prefill_ms <= least + margin + 1e-6
+        assert choice.wait_ms + choice.prefill_ms + choice.delay_ms <= least + margin + 1e-6
         router.on_sent(choice.replica_id, choice, str(number), now)
 
 

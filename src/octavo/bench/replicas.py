@@ -13,33 +13,29 @@ import enum
 import heapq
 import random
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from octavo.bench.planner import Front, Server
+from octavo.config import StartOptions
 from octavo.engine.load_report import LoadReporter
 from octavo.engine.scheduler_setup import SchedulerSetup
-from octavo.memory.changes import ChangeRecord, Place
 from octavo.memory.names import NameChain
+from octavo.memory.place_changes import PlaceChanges
 from octavo.routing.prompt_costs import Prompt
 from octavo.routing.reports import (
-    NAMES_MAX,
-    VERSION,
     Changes,
     FrameReader,
-    Hello,
     Load,
-    Report,
     encode_frame,
     packed,
     unpacked,
 )
 from octavo.routing.router import NoReplica, Router
+from octavo.serving.replica_feed import ReplicaStart, frames_of, hello_of
 from octavo.types import Request, Update
 
 LOAD_EVERY_S = 0.1
-_FINGERPRINT = "of all"
 
 
 class Routing(enum.StrEnum):
@@ -125,25 +121,13 @@ class PrefixFront:
 
     def __init__(self, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float) -> None:
         self.router, self._clock, self._setup, self._delay_s = Router(), _Clock(), setup, delay_s
-        self._feeds = [_Feed(server) for server in servers]
-        config = setup.config
+        self._servers, self._feeds = servers, [_Feed(server) for server in servers]
         for index, server in enumerate(servers):
-            hello = Hello(
-                VERSION,
-                index,
-                f"replica-{index}",
-                "",
-                _FINGERPRINT,
-                setup.identity,
-                setup.block_size,
-                config.context_length,
-                config.max_waiting,
-                config.max_rows,
-                config.step_tokens,
-            )
+            hello = hello_of(ReplicaStart(index, f"replica-{index}"), "", setup, StartOptions())
+            self._fingerprint = hello.fingerprint
             self.router.on_hello(str(index), hello)
             server.on_update = self._see
-            self._send(index, [self._feeds[index].reporter.report()], 0.0)
+            self.follow(index)
         self._has_first: set[int] = set()
 
     def place(self, request: Request, now: float) -> int | None:
@@ -151,7 +135,7 @@ class PrefixFront:
         self._clock.go_on(now)
         chain = NameChain(self._setup.root_of_tenant(request.tenant), self._setup.block_size)
         chain.extend(array("I", request.prompt))
-        names = {_FINGERPRINT: unpacked(packed(chain.names))}
+        names = {self._fingerprint: unpacked(packed(chain.names))}
         choice = self.router.choose(
             Prompt(len(request.prompt), names, request.max_tokens, b"", request.tenant), now
         )
@@ -162,15 +146,9 @@ class PrefixFront:
 
     def follow(self, index: int) -> None:
         """Send what its feed has to say."""
-        feed = self._feeds[index]
-        self._send(index, feed.reports(), feed.now)
-
-    def _send(self, index: int, reports: Sequence[Report], now: float) -> None:
-        if not reports:
-            return
-        data = b"".join(map(encode_frame, reports))
-        at = now + self._delay_s
-        self._clock.at(at, lambda: self._take(index, data, at))
+        if data := self._feeds[index].take():
+            at = self._servers[index].now + self._delay_s
+            self._clock.at(at, lambda: self._take(index, data, at))
 
     def _take(self, index: int, data: bytes, now: float) -> None:
         for report in FrameReader().feed(data):
@@ -196,28 +174,14 @@ class _Feed:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._record = server.scheduler.ledger.history.changes = ChangeRecord()
-        self.reporter = LoadReporter(server.scheduler)
+        self._places = PlaceChanges(server.scheduler.ledger)
+        self._reporter = LoadReporter(server.scheduler)
         self._loaded_at = -LOAD_EVERY_S
 
-    @property
-    def now(self) -> float:
-        """The server's clock."""
-        return self._server.now
-
-    def reports(self) -> list[Report]:
-        """What is new after a turn."""
-        reports: list[Report] = []
-        names = defaultdict[tuple[Place, bytes], bool](bool)
-        for change in self._record.take():
-            names[change.place, change.name] = change.is_added
-        for place in Place:
-            added = [name for (of, name), is_added in names.items() if of is place and is_added]
-            removed = [name for (of, name), is_added in names.items() if of is place and not is_added]
-            for start in range(0, max(len(added), len(removed)), NAMES_MAX):
-                part = slice(start, start + NAMES_MAX)
-                reports.append(Changes(place, packed(added[part]), packed(removed[part])))
-        if self.now - self._loaded_at >= LOAD_EVERY_S or self._server.is_idle:
-            self._loaded_at = self.now
-            reports.append(self.reporter.report())
-        return reports
+    def take(self) -> bytes:
+        """The frames that are new after a turn."""
+        data, now = frames_of(self._places.take()), self._server.now
+        if now - self._loaded_at >= LOAD_EVERY_S or self._server.is_idle:
+            self._loaded_at = now
+            data += encode_frame(self._reporter.report())
+        return data

@@ -39,10 +39,12 @@ class LoadReporter:
         num_decoding = len(live.running) - len(prompts)
         prompts += [(self._cached(s), s.known) for s in live.waiting]
         model = self._model(num_decoding, len(prompts))
-        by_length = [0.0] * LENGTHS
+        by_length, counts = [0.0] * LENGTHS, [0] * LENGTHS
         for start, stop in prompts:
             own_s = (stop - start) * 1e-4 if model is None else model.prefill_s(start, stop)
-            by_length[min(LENGTHS - 1, (stop - start).bit_length())] += own_s
+            length = min(LENGTHS - 1, (stop - start).bit_length())
+            by_length[length] += own_s
+            counts[length] += 1
         num_waiting = len(live.waiting)
         return Load(
             len(live.running),
@@ -56,6 +58,7 @@ class LoadReporter:
             is_draining,
             model,
             self._tenants_full(),
+            tuple(counts),
         )
 
     def _cached(self, sequence: Sequence) -> int:

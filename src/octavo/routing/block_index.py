@@ -110,25 +110,26 @@ class BlockIndex:
             assert self._held.pop(replica, 0) == 0
 
     def find(self, names: Sequence[int]) -> list[Run]:
-        """The prompt's leading blocks that one replica or more hold without a gap, by who does: later runs
-        have fewer holders, or other places. O(blocks that are held)."""
-        where, runs, start, index = self._where, list[Run](), 0, 0
-        number: int | None = None
-        holders = -1
-        for index, name in enumerate(names):  # its last value counts
-            found = where.get(name)
-            if found is number and found is not None:
-                continue
-            if number is not None:
-                runs.append(Run(start, index, holders, self._sets[number]))
-            number, start = found, index
-            if found is None:
-                return runs
-            holders &= self._masks[found]
-            if not holders:
-                return runs
-        if number is not None:
-            runs.append(Run(start, index + 1, holders, self._sets[number]))
+        """The prompt's leading blocks that one replica or more hold, by who does: later runs have fewer
+        holders, or other places. Blocks between two that are held alike count as held alike: pools and tiers
+        evict the tail of a prompt before its head. O(runs * log blocks)."""
+        where, runs, start, holders = self._where, list[Run](), 0, -1
+        while start < len(names):
+            number = where.get(names[start])
+            if number is None or not (holders := holders & self._masks[number]):
+                break
+            low, step = start, 1  # of those with this number
+            while low + step < len(names) and where.get(names[low + step]) == number:
+                low, step = low + step, 2 * step
+            high = min(low + step, len(names))
+            while high - low > 1:
+                middle = (low + high) // 2
+                if where.get(names[middle]) == number:
+                    low = middle
+                else:
+                    high = middle
+            runs.append(Run(start, high, holders, self._sets[number]))
+            start = high
         return runs
 
     def _change(self, replica: int, names: Sequence[int], added: int, removed: int) -> None:

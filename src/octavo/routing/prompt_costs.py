@@ -1,11 +1,12 @@
 """What a prompt costs on each replica: what is known of replicas, and the arithmetic over it.
 
-    cost, seconds    wait + prefill of what is not cached + loads from offload tiers
+    cost, seconds    wait + prefill of what is not cached + loads from offload tiers + delay of others
     wait             prompts that the replica computes before this one, of its last `Load` and sent since;
                      where rows or blocks are short, the time between two ends for each request that waits
 
 A replica's step gives half of its positions to the oldest prompt and the rest to the shortest, so shorter
-prompts count in full, and longer ones as much as this one takes itself.
+prompts count in full, and longer ones as much as this one takes itself. Each longer prompt in turn is delayed
+by this one's prefill; without that, short prompts would all go where a long one is computed.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class KnownReplica:
     sent_sums: list[float] = field(default_factory=lambda: [0.0] * LENGTHS)
     num_sent: int = 0
 
+    def num_longer(self, length: int) -> int:
+        """Prompts in its queue that a prompt of this class would delay."""
+        sent = sum(one.length > length for one in self.sent.values())
+        return sum(self.load.prompts[length + 1 :]) + sent
+
     def sum_sent(self) -> None:
         """What was sent has changed."""
         own = [0.0] * LENGTHS
@@ -89,12 +95,13 @@ class PromptCost:
     wait_s: float
     prefill_s: float
     load_s: float
+    delay_s: float  # of others
     saved_s: float
 
     @property
     def total_s(self) -> float:
-        """Until its first token."""
-        return self.wait_s + self.prefill_s + self.load_s
+        """What is the least for the best replica."""
+        return self.wait_s + self.prefill_s + self.load_s + self.delay_s
 
     @property
     def num_hits(self) -> int:
@@ -148,5 +155,7 @@ class CostSearch:
         length = min(LENGTHS - 1, (num_tokens - cached).bit_length())
         blocks = (num_tokens - cached) // hello.block_size + 1
         wait_s = replica.wait_s(length, own_s, blocks, self.now)
+        prefill_s = own_s * model.stretch
+        delay_s = prefill_s * replica.num_longer(length)
         saved_s = model.prefill_s(0, cached) * model.stretch - load_s
-        return PromptCost(replica, hits, wait_s, own_s * model.stretch, load_s, saved_s)
+        return PromptCost(replica, hits, wait_s, prefill_s, load_s, delay_s, saved_s)

@@ -101,6 +101,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     is_draining: bool = False
     step_model: StepModel | None = None  # None: too few steps were measured
     tenants_full: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=4096)] = ()
+    prompts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=LENGTHS)] = ()  # how many, by class too
 
 
 Report = Hello | Changes | Load

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one from which the first token is predicted first.
+"""Which replica gets a request: the one where it costs least, in predicted time to first tokens.
 
     reports --> index of blocks, loads --> costs of a prompt (prompt_costs.py) --> the least, the ring
 
@@ -30,7 +30,7 @@ MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less, and by less than th
 SETTLE_S = 0.15  # what was sent earlier is in the next load
 EXPECTED_S, EXPECTED_MAX = 2.0, 200_000  # names that were sent: for how long at least, and how many
 RANKED_MAX = 16
-_HOLDERS, _IDLE, _RING, _POINTS = 16, 8, 64, 32
+_HOLDERS, _IDLE, _RING, _POINTS = 16, 8, 16, 32
 _FIRST_MODEL = StepModel(1e-4, 0.0)  # until any replica has measured its steps
 
 
@@ -58,6 +58,7 @@ class Choice:
     saved_ms: float  # prefill of what is cached, less what loads take
     wait_ms: float
     prefill_ms: float
+    delay_ms: float  # of longer prompts in its queue
     ranked: tuple[str, ...]  # the others, the best one first
     prompt: Prompt
 
@@ -206,6 +207,7 @@ class Router:
             1000 * best.saved_s,
             1000 * best.wait_s,
             1000 * (best.prefill_s + best.load_s),
+            1000 * best.delay_s,
             tuple(cost.replica.replica_id for cost in ranked[: RANKED_MAX + 1] if cost is not best),
             prompt,
         )
