@@ -51,7 +51,9 @@ def serve(
     key = secrets.token_hex(32)
     with bind(server.host, server.port) as listener, ExitStack() as ends:
         # A flag that is given again, as the port of a child is, has its last value.
-        replicas = [new_replica(slot, key=key) for slot in range(NUM_REPLICAS)]
+        disk = engine.disk_cache
+        disks = [None if disk is None else disk / str(slot) for slot in range(NUM_REPLICAS)]
+        replicas = [new_replica(slot, disks[slot], key) for slot in range(NUM_REPLICAS)]
         children = [ReplicaChild(replica, sys.argv[1:]) for replica in replicas]
         for child in children:
             ends.callback(child.kill)

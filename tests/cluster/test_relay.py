@@ -93,6 +93,26 @@ def test_a_replica_gets_the_body_as_it_came_and_the_headers_that_it_reads(render
     assert answer.headers["x-request-id"] == "mine-1"
 
 
+def test_of_a_header_that_comes_twice_a_replica_gets_the_one_that_the_relay_has_read(renderer, pair):
+    twice = [
+        ("x-octavo-session", "k1-a"),
+        ("x-octavo-session", "k0-b"),
+        ("x-api-key", "1"),
+        ("x-api-key", "2"),
+    ]
+    path = "/v1/chat/completions"
+    run(renderer, pair, lambda house: house.client.post(path, json=CHAT, headers=twice))
+    assert pair[0].got == []
+    assert (pair[1].got[0].headers["x-octavo-session"], pair[1].got[0].headers["x-api-key"]) == ("k1-a", "1")
+
+
+def test_a_long_header_of_an_answer_is_passed_on(renderer, pair):
+    ids = ",".join(f"k0-{number}" for number in range(2000))
+    pair[0].behave = pair[1].behave = answers({}, 200, {"x-octavo-request": ids})
+    answer = run(renderer, pair, lambda house: house.client.post("/v1/completions", json={"prompt": "a"}))
+    assert answer.headers["x-octavo-request"] == ids
+
+
 def test_prompts_with_one_beginning_go_to_one_replica(renderer, pair):
     async def act(house: House) -> set[str]:
         said = "One long beginning that several requests have in common. " * 8
@@ -113,6 +133,7 @@ def test_prompts_with_one_beginning_go_to_one_replica(renderer, pair):
         ("/api/chat", OLLAMA | {"options": {"top_k": "x"}}, 400),
         ("/v1/responses", RESPONSE | {"previous_response_id": 7}, 400),
         ("/v1/nothing", {}, 404),
+        ("/replica/feed", {}, 404),
     ],
 )
 def test_what_a_replica_would_refuse_of_a_body_is_refused_before_it(renderer, pair, path, body, status):

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.cluster.fleet import Replica
 from octavo.cluster.upstream import answer_headers
 from octavo.errors import EngineStopped
+from octavo.server.access import REPLICA_KEY
 from octavo.server.dialects.error_shapes import anthropic_error, is_anthropics, ollama_error, request_id_of
 from octavo.server.errors import JsonObject, error_body
 from octavo.server.sse import DONE, encode_json, event, named_event, wait_for_disconnect
@@ -77,6 +78,7 @@ class PassedAnswer(Response):
         return answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REPLICA_KEY] = self.replica.name
         sender = asyncio.create_task(self._pass(scope, send))
         watcher = asyncio.create_task(wait_for_disconnect(receive))
         try:

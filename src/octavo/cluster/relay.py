@@ -151,8 +151,8 @@ class Relay:
         return await self._to_named(request, out)
 
     def _health(self) -> Response:
-        """Whether any replica serves."""
-        if not self._running():
+        """Whether the router has a replica to choose."""
+        if not self._router.fingerprints():
             raise _no_replica()
         return json_response({"status": "ok"})
 

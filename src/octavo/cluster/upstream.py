@@ -24,6 +24,7 @@ from octavo.server.replica import KEY_HEADER
 
 _CONNECT_S = 5.0
 _KEEP_ALIVE_S = 15.0  # half of a replica's, so that no request meets a connection that is being closed
+_HEADER_BYTES_MAX = 1 << 17  # of one header: an answer names the requests of a thousand prompts
 # A replica's machine that vanished is noticed after 10 + 3 * 5 s.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -69,7 +70,10 @@ class Outgoing:
     @classmethod
     def of(cls, request: Request, body: Sequence[bytes] = ()) -> Outgoing:
         """A client's request, whose body was read."""
-        headers = {name: value for name, value in request.headers.items() if name in PASSED_HEADERS}
+        headers = dict[str, str]()
+        for name, value in request.headers.items():
+            if name in PASSED_HEADERS:
+                headers.setdefault(name, value)  # of several the first, which the relay has read
         headers["x-request-id"] = str(request.scope[REQUEST_ID_KEY])
         raw_path: bytes = request.scope.get("raw_path") or request.url.path.encode()
         query = request.scope["query_string"].decode("latin-1")
@@ -129,6 +133,8 @@ def _new_session() -> aiohttp.ClientSession:
             keepalive_timeout=_KEEP_ALIVE_S,
             socket_factory=_new_socket,
         ),
+        max_line_size=_HEADER_BYTES_MAX,
+        max_field_size=_HEADER_BYTES_MAX,
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -22,6 +22,7 @@ from octavo.server.routes import match_of
 from octavo.server.tenant import SCOPE_KEY
 
 REQUEST_ID_HEADER = "X-Request-Id"
+REPLICA_KEY = "octavo.replica"  # in a scope: the name of the one that answered
 TRACE_HEADER = "traceresponse"  # of W3C Trace Context, level 2
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: told at level debug
@@ -89,5 +90,7 @@ def _fields(scope: Scope, request_id: str, route: str, status: int, seconds: flo
         "seconds": round(seconds, 4),
         "tenant": scope.get(SCOPE_KEY),
     }
+    if REPLICA_KEY in scope:
+        fields["replica"] = scope[REPLICA_KEY]
     watch = scope.get(RequestWatch.SCOPE_KEY)
     return fields | watch.log_fields() if isinstance(watch, RequestWatch) else fields
