@@ -76,7 +76,7 @@ def test_the_clusters_key_is_in_no_argument_variable_or_file_of_ray(running: Run
     where = json.loads((folder / "cluster.json").read_text())
     script = (
         "from pathlib import Path; from octavo.cluster.ray_access import set_environment; "
-        f"setenvironment_of(Path({where['token']!r})); "
+        f"set_environment(Path({where['token']!r})); "
         "from octavo.cluster.ray_access import cluster_key, join_ray; "
         f"join_ray({where['address']!r}, quiet=True); print('KEY', cluster_key())"
     )

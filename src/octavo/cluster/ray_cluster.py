@@ -11,6 +11,7 @@ The spec that runs is in Ray's own store, so that any node with the token can sc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +20,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
 from octavo.cluster.ray_access import (
@@ -138,10 +140,13 @@ def _node_name(replica: Mapping[str, object]) -> str:
 
 
 def end() -> None:
-    """Stop both applications, whole; replicas drain. Ray runs on, where it is not this process's."""
-    for name in (RELAY, ENGINES):
-        serve.delete(name)
-    serve.shutdown()
+    """Stop both applications, whole; replicas drain. Ray runs on, where it is not this process's, and so does
+    Serve, where it has other applications."""
+    with suppress(RayServeException):  # it has not begun
+        for name in (RELAY, ENGINES):
+            serve.delete(name)
+        if not serve.status().applications:
+            serve.shutdown()
     end_slot_keeper()
     forget_values()
 
