@@ -276,8 +276,8 @@ def test_a_mean_that_takes_a_prefix_hit_or_loses_a_row_is_caught() -> None:
     requests = [request(1, prompt, 1), wants_embedding(2, prompt, Pooling.MEAN)]
     wanted = {2: alone(NativeOps(), requests[1])}
     assert not caught(requests, wanted)
-    scored_only = property(lambda sequence: sequence.wants_prompt_logprobs)
+    scored_only = property(lambda sequence: sequence.needs_prompt_logprobs)
     with mock.patch.object(Running, "computes_all", scored_only):
         assert caught(requests, wanted)
-    with mock.patch.object(Running, "wants_mean", property(lambda sequence: False)):
+    with mock.patch.object(Running, "needs_mean", property(lambda sequence: False)):
         assert caught(requests, wanted)

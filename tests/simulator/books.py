@@ -10,7 +10,7 @@ from tests.simulator.beams import BeamBooks
 from tests.simulator.outcome import Outcome
 from tests.simulator.pooling import check_told
 
-from octavo.scheduler.long_contexts import WhyNot
+from octavo.scheduler.long_contexts import StuckReason
 from octavo.scheduler.shortage import UNREADABLE
 from octavo.sim.oracle import next_token
 from octavo.types import FinishReason, Request, Update
@@ -85,8 +85,8 @@ class Books:
         if finish is FinishReason.ERROR:
             params = request.params
             needs_all = params.beams or params.prompt_logprobs is not None
-            is_short = update.error in (NO_MEMORY, UNREADABLE, WhyNot.NAMELESS) and needs_all
-            is_stuck = update.error in (WhyNot.FAILING, WhyNot.NO_SLOT)
+            is_short = update.error in (NO_MEMORY, UNREADABLE, StuckReason.NAMELESS) and needs_all
+            is_stuck = update.error in (StuckReason.FAILING, StuckReason.NO_SLOT)
             known = update.error == "poisoned" or is_short or is_stuck or request.fills_pin
             assert known, update.error
             self._outcome.failed += 1

@@ -94,13 +94,13 @@ def _close_leaking(self: Ledger, table: BlockTable) -> None:
     _CLOSE(self, table)
 
 
-_SCORED_ALONE = property(lambda sequence: sequence.wants_prompt_logprobs)
+_SCORED_ALONE = property(lambda sequence: sequence.needs_prompt_logprobs)
 _NEVER = property(lambda sequence: False)
 _ALL_BEHIND_THE_PROMPT = property(lambda sequence: len(sequence.tokens) - sequence.num_prompt)
 
 
 def _hit_everything(self: PrefixLookup, sequence: Sequence) -> int:
-    if sequence.wants_prompt_logprobs:
+    if sequence.needs_prompt_logprobs:
         return 0
     return self._context.ledger.find_prefix(sequence.chain.names)
 
@@ -360,7 +360,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("taken of a step that came to nothing", shortage_module, "_void", lambda flights, ids: None),
     PlantedBug("step without memory is taken as computed", StepShortage, "take", _take_as_computed),
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
-    PlantedBug("moved block, and its row is not told", PoolResizer, "_tell_rows", lambda self, copies: None),
+    PlantedBug(
+        "moved block, and its row is not told", PoolResizer, "_update_rows", lambda self, copies: None
+    ),
     PlantedBug("pool below its floor", PoolResizer, "floor", lambda self: 1),
     PlantedBug("events told to a tenant as written", sight, "own_event", lambda event: event),
     PlantedBug("another tenant's request is told", Sight, "sees", lambda self, tenant: True),
@@ -425,7 +427,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("beam preempts its sibling", Victims, "behind", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
     PlantedBug("mean takes a prefix hit", Sequence, "computes_all", _SCORED_ALONE),
-    PlantedBug("mean lacks the rows inside its prompt", Sequence, "wants_mean", _NEVER),
+    PlantedBug("mean lacks the rows inside its prompt", Sequence, "needs_mean", _NEVER),
     PlantedBug("placeholder counted as output", Sequence, "num_output", _ALL_BEHIND_THE_PROMPT),
     *SESSION_BUGS,
     *DRAFT_BUGS,

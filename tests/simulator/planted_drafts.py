@@ -137,7 +137,7 @@ DRAFT_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("rejected drafts count as output", Drafts, "settle", _accepted_with_the_rejected),
     PlantedBug("drafts of a victim taken back again", Drafts, "settle", _settled_for_another_epoch),
     PlantedBug("blocks of drafts charged", Drafts, "_lengthen", _lengthen_charging),
-    PlantedBug("stop amid a draft missed", Committer, "_taken", _taken_past_the_end),
+    PlantedBug("stop amid a draft missed", Committer, "_accepted", _taken_past_the_end),
     PlantedBug("drafts borrow", Drafts, "_own_room", _borrowed_for),
     PlantedBug("drafts beyond a tenant's maximum", Drafts, "_own_room", _beyond_the_maximum),
     PlantedBug("drafts take what was promised", BlockBudget, "promised_by_tenant", _promised_to_nobody),

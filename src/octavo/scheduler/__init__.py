@@ -1,1 +1,1 @@
-"""Who runs next. No clock (time is an argument), no thread, no bytes."""
+"""Which sequence runs next. No clock (time is an argument), no thread, no bytes."""

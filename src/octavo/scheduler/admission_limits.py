@@ -1,8 +1,7 @@
 """Whether a waiting sequence fits: rows, blocks, and the bounds of its tenant.
 
-What is kept of idle sessions keeps no request out (soft_holds.py). So holds that are in the way of the
-sequence that is looked at are counted as released, and are released when it enters, or is loaded, at once
-without them.
+Soft holds of idle sessions keep no request out (soft_holds.py). So the holds that block the examined sequence
+count as released. They are released when it is admitted, or loaded, immediately without them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from octavo.step.context import Context
 
 
 class AdmissionLimits:
-    """Answers, for one waiting sequence after the other. Releases soft holds, and changes nothing else."""
+    """Examines one waiting sequence at a time. Releases soft holds, and changes nothing else."""
 
     def __init__(
         self,
@@ -38,27 +37,27 @@ class AdmissionLimits:
         self._budget = budget
         self._shares = shares
         self._soft_holds = soft_holds
-        # Blocks that the running sequences will still take, and those that a priority could free: kept while
-        # nothing changes.
+        # Blocks that the running sequences will still take, and those that a priority could free: cached
+        # until # `forget_counts`.
         self._promised: int | None = None
         self._freed: dict[tuple[int, str, int], set[int]] = {}
-        # Tables of soft holds that are counted as released, and the blocks that only they hold.
+        # Tables of soft holds that count as released, and the blocks that only they hold.
         self._released_tables: list[BlockTable] = []
         self._released_blocks: set[int] = set()
 
     def forget_counts(self) -> None:
-        """Another set of sequences runs now, or by other ranks."""
+        """The set of running sequences, or their ranks, have changed."""
         self._promised = None
         self._freed.clear()
 
     # -- soft holds
 
     def is_crowded(self, sequence: Sequence) -> bool:
-        """True when soft holds are in its way."""
+        """True when soft holds keep it out."""
         return self._soft_holds.is_crowded(sequence.request)
 
     def assume_released_for(self, sequence: Sequence | None) -> None:
-        """Count the holds that are in the way of this sequence as released, and no others. O(holds)."""
+        """Count the holds that block this sequence as released, and no others. O(holds)."""
         if sequence is None and not self._released_tables:
             return
         pins = [] if sequence is None else self._soft_holds.chosen_for(sequence.request)
@@ -67,27 +66,27 @@ class AdmissionLimits:
         self._freed.clear()
 
     def holds_to_release(self, sequence: Sequence) -> list[Holder]:
-        """The holds that must go before it enters; perhaps only because fetches were released since they were
-        counted."""
+        """The holds to release before its admission. There may be some only because fetches were released
+        since the last count."""
         if not self._released_tables and not self.is_crowded(sequence):
             return []
         return [pin.holder for pin in self._soft_holds.chosen_for(sequence.request)]
 
     def note_holds_released(self) -> None:
-        """The holds that were counted as released have been."""
+        """The holds that counted as released were released."""
         self._released_tables, self._released_blocks = [], set()
 
     def release_holds(self, sequence: Sequence) -> None:
-        """It does enter, or is loaded: release the holds that are in its way."""
+        """It is admitted or loaded: release the holds that block it."""
         if self._released_tables or self.is_crowded(sequence):
             self._soft_holds.reclaim_soft_holds(sequence.request)
             self.note_holds_released()
             self.forget_counts()
 
     def may_fit_without_holds(self, sequence: Sequence, num_hits: int) -> bool:
-        """False where a crowded sequence would not fit even if no session held anything. O(1)."""
+        """False if a crowded sequence would not fit even without any session's holds. O(1)."""
         if not self._live.running or self._live.running[-1].request.priority < sequence.priority:
-            return True  # fetches, or lower priorities, may be reclaimed as well
+            return True  # fetches, or lower priorities, may also be reclaimed
         left = self._context.ledger.num_available + self._soft_holds.num_blocks - self._promised_now()
         needed = self._budget.needed(sequence, num_hits)
         return needed <= left and 1 + sequence.forks_left <= self._live.num_free_rows
@@ -95,19 +94,19 @@ class AdmissionLimits:
     # -- rows, blocks and bounds
 
     def fits(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether it fits as things stand."""
-        return self.fits_but_for_its_tenant(sequence, num_hits) and self._shares.allows(
+        """Whether it fits now."""
+        return self.fits_rows_and_blocks(sequence, num_hits) and self._shares.allows(
             sequence, num_hits, self._live.running, self._released_blocks
         )
 
-    def fits_but_for_its_tenant(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether rows and blocks suffice, so that only bounds of its tenant keep it out."""
+    def fits_rows_and_blocks(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether rows and blocks suffice, so only its tenant's bounds keep it out."""
         return 1 + sequence.forks_left <= self._live.num_free_rows and self._blocks_suffice(
             sequence, num_hits, self._promised_now(), len(self._live.running), self._released_blocks
         )
 
     def fits_without(self, sequence: Sequence, num_hits: int, lower: Many[Sequence]) -> bool:
-        """Whether it fits once these have gone, which are all that may be preempted for it. O(running)."""
+        """Whether it fits without these sequences, which are all that may be preempted for it. O(running)."""
         kept = [s for s in self._live.running if s not in lower]
         rows = self._context.config.max_rows - sum(1 + s.forks_left for s in kept)
         key = (sequence.priority, sequence.request.tenant, len(lower))
@@ -121,12 +120,12 @@ class AdmissionLimits:
         )
 
     def tenant_allows_without(self, sequence: Sequence, num_hits: int, lower: Many[Sequence]) -> bool:
-        """Whether its tenant's own bounds admit it once these have gone."""
+        """Whether its tenant's own bounds admit it without these sequences."""
         kept = [s for s in self._live.running if s not in lower]
         return self._shares.allows(sequence, num_hits, kept, self._held_only_by(lower))
 
     def why_not(self, sequence: Sequence, num_hits: int) -> Wait:
-        """What `fits` lacked."""
+        """The reason that `fits` is false."""
         rows = 1 + sequence.forks_left
         if rows > self._live.num_free_rows:
             return Wait(WaitReason.ROWS, rows, max(0, self._live.num_free_rows))
@@ -136,28 +135,28 @@ class AdmissionLimits:
         promised = self._promised_now() + self._budget.headroom(len(self._live.running))
         return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_available, promised)
 
-    def why_tenant_does_not(self, sequence: Sequence, num_hits: int) -> Wait:
-        """What `tenant_allows_without` lacked."""
+    def why_not_by_tenant(self, sequence: Sequence, num_hits: int) -> Wait:
+        """The reason that `tenant_allows_without` is false."""
         return self._shares.why_not(sequence, num_hits)
 
     # -- tenants
 
     @property
     def has_guarantees(self) -> bool:
-        """True when any tenant has one."""
+        """True when any tenant has a guarantee."""
         return self._context.ledger.quotas.has_guarantees
 
     def is_guaranteed(self, tenant: str) -> bool:
-        """True when this one has."""
+        """True when this tenant has a guarantee."""
         return self._context.ledger.quotas.policy(tenant).guaranteed > 0
 
     def has_bounds(self, tenant: str) -> bool:
-        """True when it may not hold, or run, as much as the server can."""
+        """True when the tenant has a bound on blocks or running requests."""
         policy = self._context.ledger.quotas.policy(tenant)
         return policy.maximum is not None or policy.max_running is not None
 
     def may_pass(self, sequence: Sequence, head: Sequence) -> bool:
-        """Whether it may enter before one of another tenant, whose turn it is."""
+        """Whether it may be admitted before `head`, of another tenant, whose turn it is."""
         ledger = self._context.ledger
         slots = ledger.pool.num_blocks * ledger.block_size
         return self._live.service.may_pass(sequence.request.tenant, head.request.tenant, slots)
@@ -167,12 +166,12 @@ class AdmissionLimits:
         return self._shares.covers(sequence, num_hits)
 
     def claim_fits(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether a sequence that its guarantee covers fits as things stand."""
+        """Whether a sequence covered by its guarantee fits now."""
         rows = self._live.num_free_rows
         return self._shares.claim_fits(sequence, num_hits, rows, self._released_blocks)
 
     def borrowers_for(self, sequence: Sequence, num_hits: int, victims: Victims) -> list[Sequence]:
-        """Running sequences to be preempted, in order, so that it fits; none: that would not help."""
+        """Running sequences to preempt, in order, so that it fits; none: preemption would not help."""
 
         def fits(rows: int, freed: Set[int]) -> bool:
             return self._shares.claim_fits(sequence, num_hits, rows, freed)
@@ -182,8 +181,8 @@ class AdmissionLimits:
     def _blocks_suffice(
         self, sequence: Sequence, num_hits: int, promised: int, num_running: int, freed: Set[int]
     ) -> bool:
-        """Whether its blocks fit next to `num_running` others with `promised` blocks, once the blocks `freed`
-        are unheld."""
+        """Whether its blocks fit with `num_running` others that have `promised` blocks to come, once the
+        blocks `freed` are available."""
         left_to_others = promised
         if num_running:
             left_to_others += self._budget.headroom(num_running) + sequence.forks_left
@@ -195,5 +194,5 @@ class AdmissionLimits:
         return self._promised
 
     def _held_only_by(self, running: Many[Sequence]) -> set[int]:
-        """Blocks that only these hold, and the soft holds that are counted as released."""
+        """Blocks that only these sequences, and the holds that count as released, hold."""
         return self._context.ledger.without([*self._released_tables, *(s.table for s in running)]).freed

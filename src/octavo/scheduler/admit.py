@@ -1,16 +1,14 @@
-"""Who may enter: rows, blocks and the step's tokens decide, in order of rank.
+"""Admission in order of rank, bounded by rows, blocks and the step's tokens.
 
-- A sequence whose next block is being computed by a running one waits for it (prefixes.py).
-- A sequence enters when the blocks of all its known tokens fit beside what running prompts were promised,
-  plus some for each that runs (headroom.py): so a prompt never has to preempt, and back-pressure comes before
-  thrash.
-- A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
-  door closes until it fits: no starvation either way.
-- A higher priority may preempt strictly lower ones to enter.
-- Tenants take turns within a priority (fair_queue.py); one whose own bounds keep its first out is passed
-  over, and never keeps others out. What its guarantee covers enters first, by preempting borrowers.
-- What is kept of idle sessions is released for the first in line, where that could never run with it, and
-  enters, or is loaded, at once without it (admission_limits.py).
+- A sequence waits while a running one computes its next block (prefixes.py). - A sequence is admitted when
+the blocks of all its known tokens fit with those promised to running prompts, plus   some for each running
+sequence (headroom.py). So a prompt never has to preempt, and back-pressure comes before   thrash. - A large
+sequence that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass it. Then   none
+does until it fits: neither side starves. - A higher priority may preempt strictly lower ones. - Tenants take
+turns within a priority (fair_queue.py). A tenant whose own bounds keep its first sequence out is   skipped,
+and keeps no other out. Sequences covered by a guarantee come first, by preempting borrowers. - Soft holds of
+idle sessions are released for the head of the queue if it can never run with them, and is   admitted, or
+loaded, immediately without them (admission_limits.py).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.victims import Victims, whole_groups
 from octavo.scheduler.waits import STEP_TOKENS, TARGET
 
-SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
+SCAN_MAX = 64  # waiting sequences examined per step, without followers
 BYPASS_MAX = 32  # admissions past a blocked head
 
 Contender = tuple[Place, int]  # for a step's prompt tokens: (place, remaining positions)
@@ -39,16 +37,16 @@ Contender = tuple[Place, int]  # for a step's prompt tokens: (place, remaining p
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A waiting sequence that is looked at."""
+    """An examined waiting sequence."""
 
     sequence: Sequence
     num_hits: int
-    lower: list[Sequence] | None = None  # that may be preempted for it; None: not looked for
+    lower: list[Sequence] | None = None  # may be preempted for it; None: not computed
 
 
 @dataclass(eq=False)
 class Admission:
-    """Decides over the queue; acts through `LiveSequences.admit` and by reclaiming blocks."""
+    """Decides for the queue; acts through `LiveSequences.admit` and by reclaiming blocks."""
 
     _live: LiveSequences
     _prefixes: PrefixLookup
@@ -57,14 +55,14 @@ class Admission:
     _reclaimer: Reclaimer
 
     def __post_init__(self) -> None:
-        self._prompts: list[Sequence] = []  # that share the step's tokens
-        self._contenders: list[Contender] = []  # the same by place
+        self._prompts: list[Sequence] = []  # share the step's tokens
+        self._contenders: list[Contender] = []  # the same, sorted by place
 
     def admit(self, prompts: list[Sequence], budget: int, most: int | None = None) -> None:
-        """Admit what fits and would get tokens in this step beside `prompts`: at most so many, by the target
-        for tokens' time.
+        """Admit the sequences that fit and get tokens in this step together with `prompts`. `most`: a bound
+        by the target for inter-token latency.
 
-        May preempt to do so, for a strictly higher priority. O(1) for each follower, O(blocks) for at most
+        May preempt for a strictly higher priority. O(1) for each follower, O(blocks) for at most
         SCAN_MAX others.
         """
         limits = self.limits
@@ -79,9 +77,9 @@ class Admission:
             if most is not None and num_entered >= most:
                 sequence.queue.wait = TARGET
                 break
-            if num_scanned == SCAN_MAX or not self._live.may_enter(sequence):
+            if num_scanned == SCAN_MAX or not self._live.may_admit(sequence):
                 break
-            num_hits = self._look_at(sequence)
+            num_hits = self._examine(sequence)
             if num_hits is None:
                 continue
             num_scanned += 1
@@ -90,14 +88,14 @@ class Admission:
                 continue
             limits.assume_released_for(None)
             if limits.is_crowded(sequence):
-                if head is not None:  # it is not its turn to take what is kept of sessions
+                if head is not None:  # only the head may release soft holds
                     sequence.queue.wait = limits.why_not(sequence, num_hits)
                     continue
                 if limits.may_fit_without_holds(sequence, num_hits):
                     limits.assume_released_for(sequence)
             entry = _Entry(sequence, num_hits)
             if not self._reclaim_within_bounds(entry):
-                sequence.queue.wait = limits.why_tenant_does_not(sequence, num_hits)
+                sequence.queue.wait = limits.why_not_by_tenant(sequence, num_hits)
                 turns.pass_over(sequence.request.tenant)
                 continue
             if self._is_better_loaded(entry):
@@ -106,11 +104,11 @@ class Admission:
             gets_none = not gets_some(self._contenders, self._contender(entry), budget)
             if (
                 gets_none and not sequence.queue.num_cold
-            ):  # what has cold blocks uses none of the step's tokens
+            ):  # a sequence with cold blocks uses none of the step's tokens
                 sequence.queue.wait = STEP_TOKENS
                 continue
             if self._reclaim_to_admit(entry, is_first=head is None):
-                self._enter(entry)
+                self._admit_now(entry)
                 num_entered += 1 + sequence.forks_left
                 if head is not None:
                     head.queue.bypassed += 1
@@ -121,29 +119,29 @@ class Admission:
                 break
 
     def _claim_guarantees(self) -> None:
-        """The first waiting sequence of each tenant enters if its guarantee covers it, and the next, and so
-        on: borrowers are preempted for it. O(waiting) with guarantees."""
+        """Admit the first waiting sequence of each tenant while its guarantee covers it; borrowers are
+        preempted for it. O(waiting) with guarantees."""
         limits, done = self.limits, set[str]()
         for sequence in list(self._live.waiting):
             tenant = sequence.request.tenant
             if tenant in done or not limits.is_guaranteed(tenant):
                 continue
-            num_hits = self._look_at(sequence)
+            num_hits = self._examine(sequence)
             if num_hits is None:
                 continue
             limits.assume_released_for(sequence)
             entry = _Entry(sequence, num_hits)
             covered = limits.covers(sequence, num_hits)
             if covered and not self._is_better_loaded(entry) and self._reclaim_to_claim(entry):
-                self._enter(entry)
+                self._admit_now(entry)
             else:
                 done.add(tenant)
 
     # -- what is reclaimed for a waiting sequence
 
     def _reclaim_within_bounds(self, entry: _Entry) -> bool:
-        """Whether its tenant's bounds admit it, perhaps once the tenant's own fetches were released, and
-        lower priorities preempted."""
+        """Whether its tenant's bounds admit it, after releasing the tenant's own fetches and preempting lower
+        priorities if needed."""
         sequence, tenant, limits = entry.sequence, entry.sequence.request.tenant, self.limits
         if not limits.has_bounds(tenant):
             return True
@@ -160,8 +158,7 @@ class Admission:
         return self._reclaimer.reclaim(BOUNDING, request, sequence)
 
     def _reclaim_to_admit(self, entry: _Entry, *, is_first: bool) -> bool:
-        """Whether it fits, perhaps once others gave up theirs. Changes nothing of running ones where it does
-        not fit then."""
+        """Whether it fits, after reclaiming blocks if needed. Preempts only if it fits then."""
         sequence, limits = entry.sequence, self.limits
         if limits.fits(sequence, entry.num_hits):
             return True  # the common case
@@ -173,7 +170,7 @@ class Admission:
         request = ReclaimRequest(
             lambda: limits.fits(sequence, entry.num_hits),
             {
-                # Nothing runs: what fetches hold, its own too, must not keep the first in the queue out.
+                # Nothing runs
                 ReclaimSource.FETCHES: lambda: (
                     self._reclaimer.fetches() if is_first and not self._live.running else []
                 ),
@@ -186,8 +183,7 @@ class Admission:
         return self._reclaimer.reclaim(ADMITTING, request, sequence)
 
     def _reclaim_to_claim(self, entry: _Entry) -> bool:
-        """Whether a sequence that its guarantee covers fits, perhaps once borrowers gave back what they
-        borrowed."""
+        """Whether a sequence covered by its guarantee fits, after preempting borrowers if needed."""
         sequence, limits = entry.sequence, self.limits
         request = ReclaimRequest(
             lambda: limits.claim_fits(sequence, entry.num_hits),
@@ -201,12 +197,12 @@ class Admission:
         return self._reclaimer.reclaim(CLAIMING, request, sequence)
 
     def _holds_for(self, entry: _Entry, victims: Callable[[_Entry], list[Holder]]) -> list[Holder]:
-        """The soft holds that are counted as released for it: they are, before it preempts."""
+        """The soft holds that count as released for it: released before any preemption."""
         holds = self.limits.holds_to_release(entry.sequence)
         return holds if holds and victims(entry) else []
 
     def _lower_priorities(self, entry: _Entry) -> list[Holder]:
-        """Those that may be preempted for it, if that admits it."""
+        """The running sequences to preempt for it, if that admits it."""
         if entry.lower is None:
             entry.lower = self._find_lower(entry)
         elif entry.lower:
@@ -218,8 +214,8 @@ class Admission:
         sequence, num_hits, running = entry.sequence, entry.num_hits, self._live.running
         if not running or running[-1].request.priority >= sequence.priority:
             return []  # the common case, in O(1)
-        # Where blocks suffice only the tenant's own can help.
-        own_only = self.limits.fits_but_for_its_tenant(sequence, num_hits)
+        # If blocks suffice, only the tenant's own sequences can help.
+        own_only = self.limits.fits_rows_and_blocks(sequence, num_hits)
         lower = self._victims.of_lower_priority(sequence, own_only=own_only)
         lower = whole_groups(self._victims.preemptible_for(lower, sequence))
         return lower if self.limits.fits_without(sequence, num_hits, lower) else []
@@ -229,25 +225,25 @@ class Admission:
         return [s.as_holder() for s in victims]
 
     def _released(self, entry: _Entry, choice: Choice) -> None:
-        """Others gave blocks up for it."""
+        """Blocks were reclaimed for it."""
         if choice[0].is_soft:
             self.limits.note_holds_released()
-        entry.num_hits = self._prefixes.find_hits(entry.sequence)  # what it held for itself may be gone
+        entry.num_hits = self._prefixes.find_hits(entry.sequence)  # the blocks that it held may be gone
         self._recount()
 
     # -- one sequence
 
-    def _look_at(self, sequence: Sequence) -> int | None:
-        """Its hits, or None when it waits for something that comes by itself."""
+    def _examine(self, sequence: Sequence) -> int | None:
+        """Its hits, or None while it waits for blocks that will come."""
         num_leaders = len(self._prefixes.leaders)
-        num_hits = self._prefixes.look_at(sequence)
+        num_hits = self._prefixes.examine(sequence)
         if len(self._prefixes.leaders) > num_leaders:
             self._recount()
         return num_hits
 
     def _is_better_loaded(self, entry: _Entry) -> bool:
-        """True when the blocks after its hits are in an offload tier and it waits for them: they are being
-        loaded, or that begins now. O(blocks that are there)."""
+        """True when the blocks after its hits are in an offload tier and it waits for them; starts their
+        loading if needed. O(blocks in the tier)."""
         sequence, num_hits = entry.sequence, entry.num_hits
         count = self._prefixes.num_fetchable(sequence, num_hits)
         if count is None:
@@ -262,7 +258,7 @@ class Admission:
         self.limits.forget_counts()
         return True
 
-    def _enter(self, entry: _Entry) -> None:
+    def _admit_now(self, entry: _Entry) -> None:
         self.limits.release_holds(entry.sequence)
         self._live.admit(entry.sequence, entry.num_hits)
         if not entry.sequence.has_cold:
@@ -275,7 +271,7 @@ class Admission:
         return self._live.place(entry.sequence), remaining
 
     def _recount(self) -> None:
-        """Another set of sequences runs now, or by other ranks."""
+        """The set of running sequences, or their ranks, have changed."""
         self._prompts = [s for s in self._prompts if s.state is State.RUNNING]
         self._contenders = sorted((self._live.place(s), s.remaining) for s in self._prompts)
         self.limits.forget_counts()

@@ -1,15 +1,15 @@
-"""Beam groups in rows and blocks: what `beams` decides, done by forks of block tables alone.
+"""The rows and blocks of beam groups: executes the decisions of `beams` by forks of block tables.
 
     admitted      the leader computes its known tokens        rows for all beams are promised to it
     spread        the other beams fork the leader's table, cut to what they share, and compute their tails
                                                               (after a preemption)
-    advanced      a beam goes on in its parent's row if it is the first child, else it forks the parent's
-                  table; who has no child leaves              (when all have delivered)
-    gathered      all but the leader leave, and it goes back to the queue as any preempted sequence does
+    advanced      a first child continues in its parent's row, others fork the parent's table; a beam
+                  without a child ends                        (when all have delivered)
+    gathered      all but the leader end, and it is requeued as any preempted sequence is
 
-No bytes move but by copy-on-write: a block that beams share is copied when the first of them writes to it. A
-group is one thing for rows, admission and preemption, so two of them never wait for each other's blocks.
-Source: Kwon et al. 2023, section 4.4.
+Bytes move only by copy-on-write: a shared block is copied when the first beam writes to it. A group is one
+unit for rows, admission and preemption, so two groups never wait for each other's blocks. Source: Kwon et al.
+2023, section 4.4.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from octavo.types import FinishReason, SampledToken, Update, Usage
 
 @dataclass(eq=False)
 class BeamRows:
-    """Acts on the beams of live sequences."""
+    """Forks, advances and ends the beams of live sequences."""
 
     _context: Context
     _live: LiveSequences
 
     def begin(self, sequence: Sequence, params: BeamParams) -> None:
-        """A new sequence of a prompt becomes the leader of its request's group."""
+        """A new sequence becomes the leader of its request's group."""
         ends = sequence.request.params.end_ids(self._context.config.stop_ids)
         group: BeamGroup[Sequence] = BeamGroup(sequence.request, params, ends)
         group.beams[0].sequence = sequence
@@ -42,12 +42,12 @@ class BeamRows:
         sequence.forks_left = group.params.width - 1
 
     def deliver(self, sequence: Sequence, sampled: SampledToken) -> None:
-        """The candidates of one beam are here."""
+        """The candidates of one beam have arrived."""
         assert sequence.group is not None
         sequence.group.beam_of(sequence).candidates = sampled.top
 
     def settle(self, groups: Iterable[BeamGroup[Sequence]]) -> list[Update]:
-        """After a commit: each of these groups that can go on does, and one that is over ends."""
+        """After a commit: advance each of these groups that can continue, and end each that is over."""
         updates: list[Update] = []
         for group in groups:
             if any(beam.sequence is None for beam in group.beams):
@@ -58,12 +58,12 @@ class BeamRows:
         return updates
 
     def end(self, group: BeamGroup[Sequence], finish: FinishReason, error: str = "") -> list[Update]:
-        """All beams leave. A deadline that has passed tells the best hypotheses as far as they came."""
+        """End all beams. After a deadline, the best hypotheses so far are the answer."""
         best = group.best() if finish is FinishReason.TIMEOUT else []
         return self._close(group, best, finish, error)
 
     def cancel_choice(self, group: BeamGroup[Sequence], choice: int) -> list[Update]:
-        """The client waits for one of the choices no more; with the last one all beams leave."""
+        """The client no longer waits for this choice; after the last one all beams end."""
         if choice not in group.choices:
             return []
         if len(group.choices) == 1:
@@ -73,8 +73,8 @@ class BeamRows:
         return [Update(group.request.request_id, choice, (), usage, FinishReason.CANCELLED)]
 
     def gather(self, group: BeamGroup[Sequence]) -> Sequence:
-        """The group is preempted: all but the leader, which is returned, leave rows and blocks, and what was
-        delivered is forgotten."""
+        """Preempt the group: all beams but the leader, which is returned, leave their rows and blocks, and
+        delivered candidates are dropped."""
         self._count_blocks(group)
         group.preemptions += 1
         for beam in group.beams[1:]:
@@ -85,7 +85,7 @@ class BeamRows:
         return group.leader
 
     def _advance(self, group: BeamGroup[Sequence]) -> list[Update]:
-        """All have delivered: who has no child leaves, the others fork, then the first children go on."""
+        """All have delivered: end beams without a child, fork others, continue first children."""
         children = group.advance()
         if not children:
             return self._close(group, group.ended, FinishReason.LENGTH, "")
@@ -94,7 +94,7 @@ class BeamRows:
         for beam in group.beams:
             if id(beam) not in parents:
                 self._drop(group, beam)
-        going_on: dict[int, Child[Sequence]] = {}  # by parent
+        going_on: dict[int, Child[Sequence]] = {}  # first children, by parent
         beams: list[Beam[Sequence]] = []
         for child in children:
             parent = child.parent.sequence
@@ -106,13 +106,13 @@ class BeamRows:
                 beam.sequence = self._fork(parent, len(parent.tokens), [child.path])
             beams.append(beam)
         for child in going_on.values():
-            self._go_on(child)
+            self._continue(child)
         group.beams = beams
         self._promise(group)
         return []
 
-    def _go_on(self, child: Child[Sequence]) -> None:
-        """The parent's sequence, row and table are the child's now."""
+    def _continue(self, child: Child[Sequence]) -> None:
+        """The child takes over its parent's sequence, row and table."""
         sequence = child.parent.sequence
         assert sequence is not None
         self._context.plan.write_token(sequence.row, len(sequence.tokens), child.path.token)
@@ -120,7 +120,7 @@ class BeamRows:
         sequence.chain.extend(sequence.tokens)
 
     def _spread(self, group: BeamGroup[Sequence]) -> None:
-        """The leader has computed its known tokens, after a preemption: the others share what they can."""
+        """After a preemption, the leader has computed its known tokens: the others fork its table."""
         leader = group.leader
         for beam in group.beams[1:]:
             shared = shared_length(group.beams[0].path, beam.path)
@@ -129,8 +129,8 @@ class BeamRows:
         self._promise(group)
 
     def _fork(self, parent: Sequence, num_shared: int, tail: list[PathStep]) -> Sequence:
-        """A beam in a row of its own: the parent's first `num_shared` positions, which are computed, and then
-        tokens of its own, which are not."""
+        """A beam in its own row: the parent's first `num_shared` positions, which are computed, then its own
+        tokens, which are not."""
         assert parent.table is not None
         assert num_shared <= parent.num_computed
         tokens = parent.tokens[:num_shared] + array("I", [step.token for step in tail])
@@ -146,7 +146,7 @@ class BeamRows:
             num_computed=num_shared,
             num_planned=num_shared,
             split=parent.split,
-            num_served=len(tokens) - 1,  # the tail was computed before, but for the newest token
+            num_served=len(tokens) - 1,  # the tail was computed before, except the newest token
             group=parent.group,
         )
         beam.phases = parent.phases
@@ -156,7 +156,7 @@ class BeamRows:
         return beam
 
     def _drop(self, group: BeamGroup[Sequence], beam: Beam[Sequence]) -> None:
-        """The beam holds nothing any more."""
+        """Release the beam's sequence."""
         sequence = beam.sequence
         if sequence is None:
             return
@@ -165,7 +165,7 @@ class BeamRows:
         beam.sequence = None
 
     def _promise(self, group: BeamGroup[Sequence]) -> None:
-        """The leader keeps the rows that the group does not fill now: it never has to wait for one."""
+        """Promise the group's unused rows to the leader, so it never waits for one."""
         sequences = group.sequences()
         for sequence in sequences:
             self._live.promise_rows(sequence, 0)
@@ -176,8 +176,8 @@ class BeamRows:
     def _close(
         self, group: BeamGroup[Sequence], best: list[Hypothesis], finish: FinishReason, error: str
     ) -> list[Update]:
-        """One final update for each choice, best first. Where the search came to its end (`finish` is
-        LENGTH), a hypothesis that ends with a token to stop at has stopped."""
+        """One final update for each choice, best first. If the search finished (`finish` is LENGTH), a
+        hypothesis that ends with a stop token has reason STOP."""
         request = group.request
         self._count_blocks(group)
         num_cached, phases = group.leader.num_cached, group.leader.phases
@@ -210,7 +210,7 @@ class BeamRows:
         return updates
 
     def _count_blocks(self, group: BeamGroup[Sequence]) -> None:
-        """How many blocks all beams hold now. O(table entries)."""
+        """Update the group's peak of distinct blocks. O(table entries)."""
         held: set[int] = set()
         for sequence in group.sequences():
             held.update(sequence.table.blocks if sequence.table is not None else ())
@@ -218,10 +218,10 @@ class BeamRows:
 
 
 def _of_another(usage: Usage) -> Usage:
-    """What the group cost is told once, with its best choice."""
+    """Usage without cost: the cost of the group is reported once, with its best choice."""
     return Usage(usage.num_prompt, usage.num_output, usage.num_cached, 0, phases=usage.phases)
 
 
 def is_over(group: BeamGroup[Sequence]) -> bool:
-    """True when its beams have left."""
+    """True when all its beams have ended."""
     return group.beams[0].sequence is None or group.leader.state is State.FINISHED

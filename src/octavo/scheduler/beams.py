@@ -1,17 +1,17 @@
-"""Beam search as a pure value: which hypotheses go on, which have ended, when it is over. It knows no blocks
-and no rows; `beam_rows` acts on what it says.
+"""Beam search as a pure value: which hypotheses continue, which have ended, and when it is over. It knows no
+blocks and no rows; `beam_rows` executes its decisions.
 
     beams    best first, at most `width`; each has a path (its output) and, in a row or waiting, a sequence
     ended    hypotheses that have ended, best first, at most `width`, by score
 
-                         +-- "the" <-- "cat"      beam 0      a path is a chain of steps, each with the one
-    prompt <-- "Once" <--+                                    before it: what beams share is there once
+                         +-- "the" <-- "cat"      beam 0      a path is a chain of steps, each with its
+    prompt <-- "Once" <--+                                    predecessor: beams share common steps
                          +-- "a" <-- "dog"        beam 1
 
-Every beam in a row delivers its candidates (token, logprob); when the last one has, `advance` takes the best
-of all of them: of the first `width`, those that end are hypotheses; of the others the best `width` go on.
-Equals rank by beam, then by lowest token id, so the answer does not depend on the order of delivery.
-Scores, penalties and the three rules to stop are those of transformers 5 (`GenerationMixin._beam_search`).
+Every beam in a row delivers its candidates (token, logprob). After the last delivery, `advance` ranks all of
+them: of the first `width`, those that end are hypotheses; of the others the best `width` continue. Ties rank
+by beam, then by lowest token id, so the answer does not depend on the order of delivery. Scores, penalties
+and the three stop rules are those of transformers 5 (`GenerationMixin._beam_search`).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class PathStep:
 
 @dataclass(slots=True, eq=False)
 class Beam(Generic[SequenceT]):
-    """A hypothesis that goes on. Without a sequence it waits until its leader has computed what they
-    share."""
+    """A hypothesis that continues. Without a sequence it waits until its leader has computed their shared
+    tokens."""
 
-    score: float  # sum of the logprobs of its path
-    path: PathStep | None  # None: nothing but the prompt
+    score: float  # sum of the path's logprobs
+    path: PathStep | None  # None: the prompt only
     sequence: SequenceT | None = None
     candidates: tuple[tuple[int, float], ...] | None = None  # delivered for the next token
 
     @property
     def length(self) -> int:
-        """Output tokens."""
+        """The number of output tokens."""
         return 0 if self.path is None else self.path.length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """An output that was ended, or stopped as far as it had come; `score` is penalised by its length."""
+    """An ended output, or an unfinished one at the end of the search; `score` is penalised by length."""
 
     score: float
     path: PathStep | None
@@ -70,7 +70,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Child(Generic[SequenceT]):
-    """How a beam goes on: its parent, and the path with one more token."""
+    """A beam's continuation: its parent, and the path with one more token."""
 
     parent: Beam[SequenceT]
     score: float
@@ -86,39 +86,39 @@ class BeamGroup(Generic[SequenceT]):
     end_ids: frozenset[int]
     beams: list[Beam[SequenceT]] = field(default_factory=lambda: [Beam(0.0, None)])
     ended: list[Hypothesis] = field(default_factory=list)
-    cancelled: set[int] = field(default_factory=set)  # choices that the client wants no more
+    cancelled: set[int] = field(default_factory=set)  # choices that the client cancelled
     preemptions: int = 0
-    blocks_peak: int = 0  # different blocks that its beams held at once
-    block_seconds: float = 0.0  # of sequences that have left it
+    blocks_peak: int = 0  # most distinct blocks that its beams held at once
+    block_seconds: float = 0.0  # of sequences that have left the group
 
     @property
     def leader(self) -> SequenceT:
-        """The best beam's sequence, which stands for the group while it waits, and comes back first."""
+        """The best beam's sequence, which represents the group in the queue and is readmitted first."""
         sequence = self.beams[0].sequence
         assert sequence is not None, "a group without a leader"
         return sequence
 
     def sequences(self) -> list[SequenceT]:
-        """Those of its beams that have one, best first."""
+        """The sequences of its beams, best first."""
         return [beam.sequence for beam in self.beams if beam.sequence is not None]
 
     @property
     def choices(self) -> list[int]:
-        """Choices that still wait for their final update: ranks, best first."""
+        """Ranks of the choices that still await their final update, best first."""
         return [choice for choice in range(self.request.n) if choice not in self.cancelled]
 
     def beam_of(self, sequence: SequenceT) -> Beam[SequenceT]:
-        """The beam that runs in this sequence."""
+        """The beam of this sequence."""
         return next(beam for beam in self.beams if beam.sequence is sequence)
 
     @property
     def has_delivered(self) -> bool:
-        """True when every beam's candidates are here."""
+        """True when every beam's candidates have arrived."""
         return all(beam.candidates is not None for beam in self.beams)
 
     def tail_blocks(self, block_size: int) -> int:
-        """Blocks that beams without a sequence will need beside the leader's: all but those that are full of
-        tokens that they share with it. O(output tokens of each)."""
+        """Blocks that beams without a sequence will need beyond the leader's: all but the full ones that they
+        share with it. O(output tokens of each)."""
         num_prompt, total = len(self.request.prompt), 0
         for beam in self.beams[1:]:
             if beam.sequence is None:
@@ -127,8 +127,8 @@ class BeamGroup(Generic[SequenceT]):
         return total
 
     def advance(self) -> list[Child[SequenceT]]:
-        """One token further, from what all beams have delivered; best first. None: the search is over, and
-        `ended` is its result. Mutates `ended` alone."""
+        """Advance by one token from all delivered candidates; best first. None: the search is over, and
+        `ended` is the result. Mutates only `ended`."""
         params, width = self.params, self.params.width
         length = self.beams[0].length + 1
         at_end = length == self.request.max_tokens
@@ -152,12 +152,12 @@ class BeamGroup(Generic[SequenceT]):
                     self.ended.append(Hypothesis(penalised(score, length, params), path, stop_token))
             elif len(children) < width:
                 children.append(Child(parent, score, path))
-        self.ended.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals the older one is kept
+        self.ended.sort(key=lambda hypothesis: -hypothesis.score)  # stable: among equals the older is first
         del self.ended[width:]
         return [] if self._is_over(children) else children
 
     def _is_over(self, children: Many[Child[SequenceT]]) -> bool:
-        """Whether nothing can go on, or what could is thought not to become better than what has ended."""
+        """Whether nothing can continue, or is expected to beat the ended hypotheses."""
         if not children:
             return True
         if len(self.ended) < self.params.width:
@@ -169,8 +169,7 @@ class BeamGroup(Generic[SequenceT]):
         return penalised(children[0].score, length, self.params) <= self.ended[-1].score
 
     def best(self) -> list[Hypothesis]:
-        """What has ended and what runs, as far as it has come, by penalised score: for a search that must
-        stop."""
+        """Ended hypotheses and running beams by penalised score: for a search that must stop."""
         running = [
             Hypothesis(penalised(beam.score, beam.length, self.params), beam.path)
             for beam in self.beams

@@ -12,7 +12,7 @@ from octavo.scheduler.sequence import State
 
 
 def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
-    """Raise AssertionError, saying what differs, unless ledger and sequences agree."""
+    """Raise AssertionError, with the difference, unless ledger and sequences agree."""
     everyone = [s for request in live.live_requests() for s in live.sequences_of(request)]
     running = [s for s in everyone if s.state is State.RUNNING]
     assert set(running) == set(live.running), "a running sequence is not in the list"
@@ -20,7 +20,7 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
     assert ranks == sorted(ranks), "running sequences are out of order"
     assert set(live.waiting) == set(everyone) - set(running), "a waiting sequence is not in the queue"
     registered = {h for h in ledger.holders.values() if h.kind is HolderKind.SEQUENCE}
-    assert registered == {s.holder for s in running}, "a holder without its sequence, or the other way round"
+    assert registered == {s.holder for s in running}, "holders and running sequences differ"
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert live.num_free_rows == max_rows - len(rows) - sum(s.forks_left for s in running)
@@ -40,7 +40,7 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
             assert s.num_planned <= len(s.table) * ledger.block_size
             assert s.table.num_published * ledger.block_size <= s.num_computed, "published before its step"
             num_cold = len(s.table.cold)
-            assert s.table.cold == s.chain.names[:num_cold], "a cold block is another prefix's"
+            assert s.table.cold == s.chain.names[:num_cold], "a cold block belongs to another prefix"
             assert not num_cold or s.request.hot_blocks, (
                 "a sequence that the pool has room for has cold blocks"
             )
@@ -53,7 +53,7 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
 
 
 def check_beams(ledger: Ledger, live: LiveSequences) -> None:
-    """A group runs with all its beams or waits with its leader alone, has its rows, and keeps to its worst
+    """A group runs with all its beams or waits with only its leader, has its rows, and stays within its worst
     case."""
     for request in live.requests():
         sequences = live.sequences_of(request.request_id)

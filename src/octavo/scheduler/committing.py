@@ -1,6 +1,6 @@
-"""What a step's result changes: counters move, full blocks get names, finished sequences let go of theirs.
+"""Commits the result of a step: advances counters, names full blocks, ends finished sequences.
 
-A sample of a sequence that was preempted meanwhile is taken all the same; its old blocks are named no more.
+The sample of a sequence that was preempted meanwhile is still taken; its old blocks get no names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.types import FinishReason, SampledToken, StepResult, Update
 
 @dataclass(eq=False)
 class Committer:
-    """Takes what a step made."""
+    """Commits results of steps."""
 
     _context: Context
     _live: LiveSequences
@@ -29,23 +29,23 @@ class Committer:
     _drafts: Drafts | None
 
     def commit(self, in_flight: list[InFlightChunk], result: StepResult) -> list[Update]:
-        """Take the result of the plan whose chunks are `in_flight`."""
+        """Commit the result of the plan whose chunks are `in_flight`."""
         ended = result.failures.keys() | result.dead_ends.keys()
         updates: list[Update] = []
-        for flight in in_flight:
-            sequence = flight.sequence
-            sequence.pending -= flight.num_samples
-            if flight.is_void:
+        for chunk in in_flight:
+            sequence = chunk.sequence
+            sequence.pending -= chunk.num_samples
+            if chunk.is_void:
                 continue
             if sequence.state is not State.FINISHED and sequence.seq_id not in ended:
-                self._commit_flight(flight, result, updates)
-        # Last, so that no sibling publishes under a name that was just taken away.
+                self._commit_chunk(chunk, result, updates)
+        # Last, so that no sibling publishes under a name that was just removed.
         failed = [
-            flight.sequence
-            for flight in (in_flight if ended else ())
-            if not flight.is_void
-            and flight.sequence.state is not State.FINISHED
-            and flight.sequence.seq_id in ended
+            chunk.sequence
+            for chunk in (in_flight if ended else ())
+            if not chunk.is_void
+            and chunk.sequence.state is not State.FINISHED
+            and chunk.sequence.seq_id in ended
         ]
         updates += self._finisher.fail(failed, result)
         groups = {id(f.sequence.group): f.sequence.group for f in in_flight if f.sequence.group is not None}
@@ -53,32 +53,32 @@ class Committer:
             updates += self._beams.settle(group for group in groups.values() if not is_over(group))
         return updates
 
-    def _commit_flight(self, flight: InFlightChunk, result: StepResult, updates: list[Update]) -> None:
-        """One sequence's share of a commit; appends what clients learn."""
-        sequence = flight.sequence
-        if flight.num_samples and sequence.phases.first_token is None:
+    def _commit_chunk(self, chunk: InFlightChunk, result: StepResult, updates: list[Update]) -> None:
+        """Commit one sequence's chunk; appends to its clients' updates."""
+        sequence = chunk.sequence
+        if chunk.num_samples and sequence.phases.first_token is None:
             sequence.note_token(self._context.now)
-            for told in self._live.on_first_token:
-                told(sequence)
+            for notify in self._live.on_first_token:
+                notify(sequence)
         if sequence.group is not None:
-            if flight.is_current:  # else it will be computed again, with the same candidates
-                self._publish(sequence, flight.stop)
-                if flight.num_samples:
+            if chunk.is_current:  # else it is recomputed, with the same candidates
+                self._publish(sequence, chunk.stop)
+                if chunk.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
             return
         samples: tuple[SampledToken, ...] = ()
-        computed = flight.stop
-        if flight.num_samples:
+        computed = chunk.stop
+        if chunk.num_samples:
             sampled = result.samples[sequence.seq_id]
-            samples = self._taken(sequence, sampled)
+            samples = self._accepted(sequence, sampled)
             if self._drafts is not None:
-                computed = self._drafts.settle(flight, sampled, len(samples))
+                computed = self._drafts.settle(chunk, sampled, len(samples))
             num_last, in_grammar = len(sequence.tokens) - computed, sequence.seq_id in result.in_grammar
             if sequence.grammar is not None or num_last > 1 or in_grammar:
                 sequence.grammar = sequence.grammar or GrammarState()
                 sequence.grammar.note_sample(num_last, is_leading=in_grammar)
             sequence.chain.extend(sequence.tokens)
-        if flight.is_current:
+        if chunk.is_current:
             self._publish(sequence, computed)
         prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
         if samples or prompt_logprobs:
@@ -91,8 +91,8 @@ class Committer:
         ):
             updates += self._finisher.end(sequence, FinishReason.CANCELLED)
 
-    def _taken(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """The new tokens, up to one that ends the sequence: drafts, or what a grammar forces, may go on."""
+    def _accepted(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        """The new tokens, up to one that ends the sequence: drafts or forced tokens may extend beyond it."""
         for count, sampled in enumerate(samples, 1):
             sequence.tokens.append(sampled.token)
             if count < len(samples) and sequence.finish_reason(self._context.config.stop_ids)[0] is not None:
@@ -122,7 +122,7 @@ class Committer:
         prompt_logprobs: tuple[SampledToken, ...],
         result: StepResult,
     ) -> Update:
-        """What the client learns of this commit; closes the sequence when its last token is here."""
+        """The client's update for this commit; closes the sequence after its last token."""
         finish, stop_token = (
             sequence.finish_reason(self._context.config.stop_ids) if samples else (None, None)
         )
@@ -134,7 +134,7 @@ class Committer:
             self._finisher.close(sequence, is_well=True)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         embedding = result.pooled.get(sequence.seq_id, b"")
-        if embedding:  # its sample stands for nothing
+        if embedding:  # its sample is a placeholder
             samples, stop_token = (), None
         return Update(
             request_id,

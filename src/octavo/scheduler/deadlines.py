@@ -1,4 +1,4 @@
-"""What must have happened by when: the deadlines of a request, from its submission on.
+"""The deadlines of a request, counted from its submission.
 
 queue         admitted for the first time        submission + Timeouts.queue
 first token   a token of any choice exists       submission + Timeouts.first_token
@@ -15,7 +15,7 @@ from octavo.types import Request
 
 
 class Deadline(enum.Enum):
-    """What had to have happened; the value is the client's name for its timeout."""
+    """An event with a deadline; the value is the client's name for the timeout."""
 
     QUEUE = "queue_timeout"
     FIRST_TOKEN = "ttft_timeout"
@@ -23,7 +23,7 @@ class Deadline(enum.Enum):
 
 
 def set_deadlines(timers: Timers, request: Request) -> None:
-    """Set the request's deadlines, if it has any."""
+    """Start the request's timers, if it has any."""
     given = request.timeouts
     for deadline, seconds in (
         (Deadline.QUEUE, given.queue),
@@ -36,6 +36,6 @@ def set_deadlines(timers: Timers, request: Request) -> None:
 
 
 def cancel_deadlines(timers: Timers, request: Request) -> None:
-    """The request has ended: what it owed is void."""
+    """The request has ended: cancel its timers."""
     for deadline in Deadline if request.timeouts != NO_TIMEOUTS else ():
         timers.cancel(Due.DEADLINE, (request.request_id, deadline.value))

@@ -1,15 +1,15 @@
-"""Guesses in a plan, and what becomes of them: a chunk is lengthened by drafts, and cut back to what came of
-them.
+"""Drafts in a plan: a chunk is lengthened by drafts, and cut back to the accepted ones.
+
 
     tokens known   | t0 t1 t2 t3 t4 |             positions [4, 8) are planned, with drafts d0 d1 d2
     chunk                        t4   d0  d1  d2
     samples                      s0   s1  s2      s0 = d0, s1 = d1, but s2 is not d2: d2 is rejected, and its
     committed      | t0 t1 t2 t3 t4   d0  d1 | s2      position with it; s2 is the newest token
 
-A draft is right exactly when it equals the token that its position samples, so the tokens are those of one
-step at a time. Rejected positions were never planned: the table is truncated, nothing of them is named,
-counted or charged. Drafts are planned last, in what is left: they preempt no sequence, and take no block that
-another was promised or that their tenant would have to borrow.
+A draft is accepted exactly when it equals the token sampled at its position, so the output is that of
+decoding one token at a time. Rejected positions count as never planned: the table is truncated, and nothing
+of them is named, counted or charged. Drafts are planned last, with the remaining budget: they preempt no
+sequence, and take no block that is promised or that their tenant would have to borrow.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from octavo.step.context import Context
 from octavo.types import Chunk, SampledToken
 from octavo.units import blocks_for
 
-RETRY_TOKENS = 16  # after which guesses that were not taken are waited for again
+RETRY_TOKENS = 16  # after so many tokens, rejected guesses are awaited again
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A sequence that has guesses: its share of the plan being made, and how many it may take."""
+    """A sequence with guesses: its chunk in the plan being made, and the most drafts for it."""
 
     drafts: DraftState
     flight: InFlightChunk
@@ -47,7 +47,7 @@ class _Offer:
 
 @dataclass(eq=False)
 class Drafts:
-    """Lengthens chunks by drafts, and takes back what was rejected."""
+    """Lengthens chunks by drafts, and removes rejected positions."""
 
     _context: Context
     _live: LiveSequences
@@ -56,21 +56,21 @@ class Drafts:
     _speculator: Speculator
 
     def __post_init__(self) -> None:
-        self._speculator.forget_sequences()  # those of an earlier scheduler
+        self._speculator.forget_sequences()  # of an earlier scheduler
 
     def begin(self, sequence: Sequence) -> None:
-        """It was submitted; beams decode plainly, and so do those whose clients say so."""
+        """The sequence was submitted. Beams, and requests that disable drafts, decode without them."""
         request, params = sequence.request, sequence.request.params
         if params.speculate and params.beams is None and request.max_tokens > 1:
             sequence.drafts = DraftState(self._speculator.begin())
 
     def end(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """The sequence has ended."""
         if sequence.drafts is not None:
             self._speculator.end(sequence.drafts.drafting)
 
     def plan(self, in_flight: list[InFlightChunk]) -> None:
-        """Lengthen chunks of the plan being made, all of which are there: `in_flight` holds them."""
+        """Lengthen chunks of the plan being made; `in_flight` has all of them."""
         chunks = self._context.plan.chunks
         num_positions = sum(chunk.length for chunk in chunks)
         offers = self._offers(in_flight, READ_TOKENS + num_positions)
@@ -99,7 +99,7 @@ class Drafts:
             offer.drafts.drafting.was_taken = bool(offer.flight.drafts)
 
     def _begin_forks(self, in_flight: list[InFlightChunk]) -> None:
-        """Forks of this plan guess on from where their parents are."""
+        """Forks of this plan start with the draft state of their parents."""
         if not self._context.plan.forks:
             return
         parents = {flight.sequence.row: flight.sequence for flight in in_flight}
@@ -111,7 +111,7 @@ class Drafts:
                 flight.sequence.drafts = None if twin is None else DraftState(twin)
 
     def _offers(self, in_flight: list[InFlightChunk], to_read: int) -> list[_Offer]:
-        """What may be drafted; beside it drafters read on in their prompts, so many tokens at most."""
+        """Sequences that may draft. Drafters also read on in their prompts, at most `to_read` tokens."""
         plan = self._context.plan
         parents = {fork.parent_row for fork in plan.forks}
         flight_of = {flight.sequence.seq_id: flight for flight in in_flight}
@@ -123,7 +123,7 @@ class Drafts:
                 continue
             drafting = sequence.drafts.drafting
             to_read -= self._speculator.read(drafting, sequence.tokens, to_read)
-            # Nothing else of it is in flight, and all layers are still to be computed.
+            # No other chunk of it is in flight, and no layer is computed yet.
             is_next = chunk.num_samples == 1 and sequence.pending == 1 and chunk.num_parts <= 1
             if not is_next or not drafting.draft.tokens or chunk.row in parents:
                 continue
@@ -133,7 +133,7 @@ class Drafts:
         return offers
 
     def _lengthen(self, offer: _Offer, count: int, spare: int, promised: Counter[str]) -> int:
-        """Draft up to `count` tokens, fewer where blocks are short; returns how many blocks that took."""
+        """Draft up to `count` tokens, fewer without blocks; returns the number of blocks taken."""
         ledger, flight = self._context.ledger, offer.flight
         sequence, table = flight.sequence, flight.sequence.table
         assert table is not None
@@ -146,10 +146,10 @@ class Drafts:
         if count <= 0:
             return 0
         reservation = ledger.reserve(table, stop, stop + count)
-        if reservation is None:  # a shared tail is copied only for tokens that come
+        if reservation is None:  # drafts do not justify copying a shared tail
             return 0
         if reservation.blocks:
-            self._context.plan.reserve(sequence.row, reservation)  # counted when they are kept
+            self._context.plan.reserve(sequence.row, reservation)  # counted when the drafts are accepted
         drafts = offer.drafts.drafting.draft.tokens[:count]
         chunks = self._context.plan.chunks
         chunks[offer.index] = _with_drafts(chunks[offer.index], drafts)
@@ -168,15 +168,15 @@ class Drafts:
         return room
 
     def settle(self, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int) -> int:
-        """The chunk's samples are here, and the sequence took `num_taken` of them as its newest tokens.
-        Rejected positions are taken back. Returns what is computed: positions up to there."""
+        """The chunk's samples have arrived, and `num_taken` of them are new tokens. Removes rejected
+        positions. Returns the end of the computed positions."""
         sequence, drafts, state = flight.sequence, flight.drafts, flight.sequence.drafts
         accepted = 0
         for sampled, guess in zip(samples, drafts, strict=False):
             if sampled.token != guess:
                 break
             accepted += 1
-        # The newest token is never computed, also where a sample behind it failed, or it was itself a draft.
+        # The newest token is never computed, even if a later sample failed, or if it was itself a draft.
         accepted = min(accepted, num_taken - 1)
         computed = flight.stop - len(drafts) + accepted
         if state is None:
@@ -184,7 +184,7 @@ class Drafts:
         state.clear_in_flight()
         if drafts and flight.is_current:
             assert sequence.table is not None
-            assert sequence.num_planned == flight.stop, "something is planned behind drafts"
+            assert sequence.num_planned == flight.stop, "positions are planned after drafts"
             sequence.num_planned = computed
             self._context.ledger.truncate(sequence.table, computed)
             sequence.count_blocks(self._context.now)
@@ -194,7 +194,7 @@ class Drafts:
             came = [sampled.token for sampled in samples[:num_taken]]
             self._speculator.learn(drafting, came, len(drafts), accepted)
             self._speculator.read(drafting, sequence.tokens, num_taken)
-            # Beside steps in flight guesses are waited for only where they are taken, and now and then.
+            # With steps in flight, guesses are awaited only while they are accepted, and from time to time.
             is_tried = drafting.was_taken or len(sequence.tokens) % RETRY_TOKENS < num_taken
             state.is_awaited = is_tried and self._speculator.promises(drafting)
         else:

@@ -1,5 +1,4 @@
-"""What is kept of the last requests that have ended, so that their cards can still be read. No prompt, no
-output and no block is kept."""
+"""The cards of the requests that ended last, so they remain readable. No prompt, output or block is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ ENDED_MAX = 1000  # requests
 
 @dataclass(frozen=True, slots=True)
 class EndedChoice:
-    """How one choice ended. `error`: why, in words, as its client read it."""
+    """The end of one choice. `error`: the message that its client received."""
 
     usage: Usage
     finish: FinishReason
@@ -24,7 +23,7 @@ class EndedChoice:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """The card of one of them."""
+    """The card of an ended request."""
 
     request_id: int
     tenant: str
@@ -32,30 +31,30 @@ class EndedRequest:
     arrival: float
     session: str
     fills_pin: str
-    follows: str  # what its output had to follow: the client's name for it, and its kind
+    follows: str  # the client's name for the output constraint, and its kind
     let_go: tuple[str, ...]
-    ended: float  # when its last choice did
+    ended: float  # when its last choice ended
     split: PromptSplit | None  # None: it was never admitted
     choices: dict[int, EndedChoice]
 
 
 class EndedRequests:
-    """The newest `ENDED_MAX` of them."""
+    """The newest `ENDED_MAX` cards."""
 
     def __init__(self, most: int = ENDED_MAX) -> None:
         self._most = most
-        self._cards: OrderedDict[int, EndedRequest] = OrderedDict()  # the one that ended first before others
-        self._choices: dict[int, dict[int, EndedChoice]] = {}  # of requests of which others go on
+        self._cards: OrderedDict[int, EndedRequest] = OrderedDict()  # the first to end comes first
+        self._choices: dict[int, dict[int, EndedChoice]] = {}  # of requests with unfinished choices
 
     def __len__(self) -> int:
         return len(self._cards)
 
     def find(self, request_id: int) -> EndedRequest | None:
-        """Its card; None: it has not ended, never was, or ended too long ago."""
+        """The card of a request; None: it has not ended, never existed, or ended too long ago."""
         return self._cards.get(request_id)
 
     def cards(self) -> list[EndedRequest]:
-        """All of them: for checks."""
+        """All cards: for checks."""
         return list(self._cards.values())
 
     def add(self, sequence: Sequence, now: float) -> None:
@@ -78,7 +77,7 @@ class EndedRequests:
             self._cards.popitem(last=False)
 
     def note_final(self, update: Update, *, is_live: bool) -> None:
-        """What the client of a choice learned last; `is_live`: others of its request go on."""
+        """A choice's final update; `is_live`: other choices of its request are unfinished."""
         if update.finish is None:
             return
         choice = EndedChoice(update.usage, update.finish, update.error)

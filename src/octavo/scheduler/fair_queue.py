@@ -1,26 +1,26 @@
-"""Who was served how much: a virtual token counter for each tenant. The tenant that was served least, for its
+"""Fairness between tenants: a virtual token counter for each. The tenant that was served least, for its
 weight, is next.
 
 A position counts once, when it is first handed to the executor: a prompt's 1, an output's 2 (`OUTPUT_COST`).
-What comes from the cache costs nothing and does not count; what a preemption computes again does not count
-either, because its tenant did not ask for it. A chunk that reads cold blocks counts by the time that it
-takes, as so many positions of prompts. It answers two questions:
+Cached positions cost nothing and do not count. Positions recomputed after a preemption do not count either:
+the tenant did not cause it. A chunk that reads cold blocks counts by its time, converted to prompt positions.
+The counter decides twice:
 
-    which tenant is admitted next?    `turn_of`: what it was served, and what its admitted prompts still need
-    whose prompt is computed next?    `of`: what it was served
+    which tenant is admitted next?    `turn_of`: its service, and what its admitted prompts still need
+    whose prompt is computed next?    `of`: its service
 
-A tenant that comes back after having wanted nothing is lifted to the least served of those that want
-something, so that no tenant saves service up. Bounds, with U = OUTPUT_COST * positions of the pool:
+A tenant that returns after being idle is lifted to the least served active tenant, so that no tenant saves
+service up. Bounds, with U = OUTPUT_COST * positions of the pool:
 
-    service    Two tenants that both have requests waiting all the time differ by no more than 2 U over the
-               smaller weight: U is what runs when a tenant's turn is over (what is computed of it and what
-               the other's admitted prompts still need are positions of one pool), and U what others may take
-               while the one whose turn it is waits for more blocks than are free (`may_pass`).
+    service    Two tenants that both always have requests waiting differ by at most 2 U over the smaller
+               weight. One U is what still runs after a tenant's turn (its positions, and those that the
+               other's admitted prompts need, are positions of one pool). The other U is what others may
+               take while the tenant whose turn it is waits for more blocks than are free (`may_pass`).
     waiting    The tenant that was served least has prompt positions in the next plan, once a row and its
-               blocks are free and no higher priority wants them. One that was served as little as k others,
-               as one that comes back is, waits for k steps' budgets at most: each of those has had its turn
-               then. (A step with one position for prompts gives it to the best-ranked; what a preemption
-               computes again comes on top.)
+               blocks are free and no higher priority needs them. A tenant whose service equals that of
+               k others, as after its return, waits for at most k steps' budgets: then each has had its
+               turn. (A step with one prompt position gives it to the best-ranked; recomputation after
+               preemptions comes on top.)
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, theorem 4.4 (VTC).
 """
@@ -37,70 +37,70 @@ OUTPUT_COST = 2
 
 
 class VirtualTokenCounter:
-    """Counters by tenant, in tokens over weight. Bounded by the number of tenants that were ever seen."""
+    """Counters by tenant, in tokens over weight. One entry for each tenant ever seen."""
 
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         self._weight_of = weight_of
-        self._weights: dict[str, float] = {}  # as they were when last asked for
-        self.served: Counter[str] = Counter()  # tokens by tenant, by the costs above
+        self._weights: dict[str, float] = {}  # cached until `reweigh`
+        self.served: Counter[str] = Counter()  # tokens by tenant, at the costs above
         self._counter: dict[str, float] = {}
-        self.admitted: Counter[str] = Counter()  # prompt positions of running sequences that do not count yet
+        self.admitted: Counter[str] = Counter()  # uncounted prompt positions of running sequences
         self._live: Counter[str] = Counter()  # unfinished sequences by tenant
-        self._floor = 0.0  # the least of those that want something, when a tenant last came
+        self._floor = 0.0  # of the least served active tenant, when a tenant last became active
 
     @property
     def num_active(self) -> int:
-        """Tenants that have an unfinished sequence."""
+        """Tenants with an unfinished sequence."""
         return len(self._live)
 
     def is_active(self, tenant: str) -> bool:
-        """True while it has an unfinished sequence."""
+        """True while the tenant has an unfinished sequence."""
         return tenant in self._live
 
     def enter(self, tenant: str) -> None:
-        """One more unfinished sequence."""
+        """Add an unfinished sequence."""
         if not self._live[tenant]:
             active = [self._counter[other] for other, count in self._live.items() if count]
             self._floor = max(self._floor, min(active, default=self._floor))
-            if not active:  # no tenant wants anything: begin where the most served one stopped
+            if not active:  # no active tenant: continue from the most served one
                 self._floor = max(self._floor, max(self._counter.values(), default=0.0))
             self._counter[tenant] = max(self._counter.get(tenant, 0.0), self._floor)
         self._live[tenant] += 1
 
     def leave(self, tenant: str) -> None:
-        """One unfinished sequence less."""
+        """Remove an unfinished sequence."""
         self._live[tenant] -= 1
         if self._live[tenant] == 0:
             del self._live[tenant]
 
     def of(self, tenant: str) -> float:
-        """What the tenant was served, for its weight: prompts of the one that has least are computed next."""
+        """The service of a tenant over its weight: the least served has its prompts computed next."""
         return self._counter.get(tenant, 0.0)
 
     def turn_of(self, tenant: str) -> float:
-        """The same once its admitted prompts are computed: the one that has least is admitted next."""
+        """The same including its admitted prompts: the least served is admitted next."""
         return self.of(tenant) + self.admitted[tenant] / self._weight(tenant)
 
     def may_pass(self, passer: str, head: str, slots: int) -> bool:
-        """Whether a tenant may be served before another, whose turn it is, but whose next request finds too
-        few of the pool's `slots` free."""
+        """Whether a tenant may be served before `head`, whose turn it is, but whose next request does not fit
+        into the free of the pool's `slots`."""
         weight = min(self._weight_of(passer), self._weight_of(head))
         return passer == head or (self.turn_of(passer) - self.turn_of(head)) * weight < OUTPUT_COST * slots
 
     def reweigh(self) -> None:
-        """Weights have changed."""
+        """Weights have changed: drop the cached ones."""
         self._weights.clear()
 
     def admit(self, sequence: Sequence) -> None:
-        """It runs: what is left of its prompt will be computed."""
+        """It is admitted: the rest of its prompt will be computed."""
         self.admitted[sequence.request.tenant] += sequence.num_prompt_unserved
 
     def withdraw(self, sequence: Sequence) -> None:
-        """It runs no more, whatever is left of its prompt."""
+        """It stopped running: the rest of its prompt does not count any more."""
         self.admitted[sequence.request.tenant] -= sequence.num_prompt_unserved
 
     def count(self, sequence: Sequence, stop: int) -> None:
-        """Positions up to `stop` of a running sequence are computed."""
+        """Count positions up to `stop` of a running sequence."""
         first, tenant = sequence.num_served, sequence.request.tenant
         if stop <= first:
             return
@@ -116,7 +116,7 @@ class VirtualTokenCounter:
         self._counter[tenant] += cost / self._weight(tenant)
 
     def charge(self, tenant: str, positions: float) -> None:
-        """What it was given took the time of so many positions more."""
+        """Count `positions` more for the tenant: its cold chunk took the time of so many."""
         self.served[tenant] += round(positions)
         self._counter[tenant] = self._counter.get(tenant, 0.0) + positions / self._weight(tenant)
 
@@ -128,9 +128,9 @@ class VirtualTokenCounter:
 
 
 class FairQueue:
-    """The waiting line in turns: by priority, then the tenant whose turn it is, then arrival.
+    """The queue in turns: by priority, then the tenant whose turn it is, then arrival.
 
-    Iterate it once; while it goes on, counters may change and tenants may be passed over.
+    Iterate it once. During the iteration, counters may change and tenants may be skipped.
     """
 
     def __init__(self, waiting: Iterable[Sequence], service: VirtualTokenCounter) -> None:
@@ -139,7 +139,7 @@ class FairQueue:
         self._passed: set[str] = set()
 
     def pass_over(self, tenant: str) -> None:
-        """No other sequence of this tenant needs to be looked at."""
+        """Skip the other sequences of this tenant."""
         self._passed.add(tenant)
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -1,4 +1,4 @@
-"""How a sequence ends otherwise than by its last token: cancelled, out of time, failed."""
+"""Ends of sequences without a last token: cancelled, out of time, failed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from octavo.types import FinishReason, StepResult, Update
 
 @dataclass(eq=False)
 class Finisher:
-    """Ends sequences, and tells what is attached to them."""
+    """Ends sequences, and notifies their attachments."""
 
     _context: Context
     _live: LiveSequences
     _beams: BeamRows
     _drafts: Drafts | None
-    _forget: Callable[[list[bytes]], None]  # names whose blocks were found poisoned
+    _forget: Callable[[list[bytes]], None]  # names of poisoned blocks
 
     def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
-        """The sequence and, if it has not forked yet, the choices that it was to become: one final update
-        each."""
+        """End the sequence and, before its fork, the choices that it was to become: one final update each."""
         if sequence.group is not None:
             return self._beams.end(sequence.group, finish, error)
         choices = sequence.choices_left
@@ -35,10 +34,10 @@ class Finisher:
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
 
     def fail(self, sequences: list[Sequence], result: StepResult) -> list[Update]:
-        """These failed in a step, or came to a dead end."""
-        for sequence in sequences:  # all of them first: the end of one beam is the end of its group
+        """End sequences that failed in a step, or cannot continue."""
+        for sequence in sequences:  # first all of them: the end of one beam ends its group
             if sequence.seq_id in result.dead_ends:
-                continue  # the model is not to blame: others may go on with the same prefix
+                continue  # the model is not at fault: others may continue with the same prefix
             self._forget(sequence.chain.names)
         updates: list[Update] = []
         for sequence in sequences:
@@ -55,7 +54,7 @@ class Finisher:
         return updates
 
     def close(self, sequence: Sequence, *, is_well: bool) -> None:
-        """It holds nothing any more."""
+        """Release all that the sequence holds."""
         self._live.close(sequence)
         if self._drafts is not None:
             self._drafts.end(sequence)

@@ -1,13 +1,13 @@
-"""A target for the time to the first token: what each arrival is predicted to wait, and who is sent away.
+"""A target for the time to first token: predicts it for each arrival, and sheds requests that would miss it.
 
-    positions    of running prompts, of prompts that wait and come before it, and its own that are not cached
-    steps        positions / what a step has for prompts beside those that decode now
-    gaps         where rows or blocks are short: the mean time between ends, for each that ranks before it
-    predicted    (steps * seconds of such a step + gaps) * how far predictions were off lately
+    positions    of running prompts, of waiting prompts before it, and its own that are not cached
+    steps        positions / a step's prompt positions next to the sequences that decode now
+    gaps         without free rows or blocks: the mean time between ends, for each that ranks before it
+    predicted    (steps * seconds of such a step + gaps) * recent error of the predictions
 
-Of prompts that wait, those of a higher priority and the tenant's own earlier ones come before it; of another
-tenant as much as its own tenant has, since tenants take turns. So a higher priority is sent away last, and a
-tenant that floods the queue is, not the others. A target ends nothing: who was taken stays.
+Waiting prompts of a higher priority, and earlier ones of the tenant, come before it; of each other tenant as
+many as its own tenant has, since tenants take turns. So a higher priority is shed last, and a tenant that
+floods the queue sheds its own requests. The target ends no accepted request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FULL = frozenset({WaitReason.ROWS, WaitReason.BLOCKS, WaitReason.TARGET})
 
 @dataclass(eq=False)
 class FirstTokens:
-    """Predicts and counts where there is a target; else it does nothing. Seconds on the engine's clock."""
+    """Predicts and counts if there is a target; else does nothing. Seconds on the engine's clock."""
 
     _context: Context
     _live: LiveSequences
@@ -43,9 +43,9 @@ class FirstTokens:
 
     def __post_init__(self) -> None:
         self.seconds = self._context.config.target_ttft_s
-        self.num_predicted = 0  # arrivals that were taken and got a first token
-        self.num_late = 0  # of them, those that got it after the target
-        self.num_shed = 0  # that were sent away
+        self.num_predicted = 0  # accepted arrivals that got a first token
+        self.num_late = 0  # of these, after the target
+        self.num_shed = 0  # shed arrivals
         self.last_predicted_s = 0.0
         self._bias = 1.0
         self._end_gap_s: float | None = None
@@ -56,8 +56,8 @@ class FirstTokens:
             self._live.on_gone.append(self._note_gone)
 
     def take(self, request: Request, names: Many[bytes]) -> None:
-        """Predict for a request that would be queued. Raises QueueFull where it would be late, and such are
-        sent away."""
+        """Predict for a request about to be queued. Raises QueueFull if it would be late and shedding is
+        on."""
         if self.seconds is None:
             return
         predicted_s = self.predicted_s(request, names)
@@ -67,7 +67,7 @@ class FirstTokens:
         if predicted_s > self.seconds and self._context.config.shed and self._live.unfinished:
             self.num_shed += 1
             after_s = min(RETRY_MAX_S, predicted_s - self.seconds)
-            about = "" if request.tenant else f" of about {predicted_s:.1f} s"  # others' load is not told
+            about = "" if request.tenant else f" of about {predicted_s:.1f} s"  # hides others' load
             raise QueueFull(
                 f"the first token would come after a wait{about}; allowed: {self.seconds:g} s (setting "
                 f"target_ttft); try again in {math.ceil(after_s)} s",
@@ -76,7 +76,7 @@ class FirstTokens:
         self._predicted[request.request_id] = predicted_s
 
     def predicted_s(self, request: Request, names: Many[bytes]) -> float | None:
-        """From now to its first token; None: too little was measured. O(requests)."""
+        """Seconds from now to its first token; None: too few measurements. O(requests)."""
         times, live, size = self._context.times, self._live, self._context.ledger.block_size
         decoding = sum(s.remaining <= 1 for s in live.running)
         hits = self._context.ledger.find_prefix(names[: hits_max(len(request.prompt), size)])
@@ -94,8 +94,8 @@ class FirstTokens:
         return seconds * self._bias
 
     def _waiting_before(self, request: Request, own: int) -> tuple[int, int, bool]:
-        """Positions of prompts that are computed before the request's first token, its `own` included; how
-        many sequences wait before it; whether rows or blocks keep one of them out."""
+        """Prompt positions computed before the request's first token, its `own` included; how many sequences
+        wait before it; whether rows or blocks keep one of them out."""
         positions, counts, is_full = Counter({request.tenant: own}), Counter({request.tenant: 0}), False
         first, num_first = 0, 0  # of higher priorities
         for s in self._live.waiting.line:
@@ -112,7 +112,7 @@ class FirstTokens:
         return positions_all, num_first + sum(min(num_own + 1, one) for one in counts.values()), is_full
 
     def _note_token(self, sequence: Sequence) -> None:
-        """A sequence's first token came now."""
+        """A sequence has its first token."""
         predicted_s = self._predicted.pop(sequence.request.request_id, None)
         if predicted_s is None:
             return
@@ -125,9 +125,9 @@ class FirstTokens:
             self._bias = min(_BIAS_MAX, max(1 / _BIAS_MAX, self._bias * ratio**_GAIN))
 
     def _note_gone(self, request: Request) -> None:
-        """It has ended: whoever waits is nearer to its turn."""
+        """A request has ended: the queue advances."""
         self._predicted.pop(request.request_id, None)
         now, is_queue = self._context.now, bool(self._live.waiting.line)
         if self._ended_at is not None and is_queue:
             self._end_gap_s = smoothed(self._end_gap_s, now - self._ended_at, _GAIN)
-        self._ended_at = now if is_queue else None  # without a queue the next end says nothing
+        self._ended_at = now if is_queue else None  # without a queue the next gap is no service time

@@ -1,4 +1,4 @@
-"""Which requests can ever run, and how many tokens the answer of one may have. Pure functions."""
+"""Which requests can ever run, and the `max_tokens` of each. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from octavo.types import Request
 def with_max_tokens(
     request: Request, context_length: int, room: Callable[[bool], int], block_size: int
 ) -> Request:
-    """The request with the `max_tokens` that it gets: what was asked for, if the context has room for it;
-    else as many tokens as fit into the context and into the `room(False)` blocks that there are, or, where
-    those hold not one, into the `room(True)` that there are once all soft holds are released. At least 1."""
+    """The request with its final `max_tokens`: the requested number, if the context has room for it.
+    Otherwise the number that fits into the context and into `room(False)` blocks or, if no token fits, into
+    the `room(True)` blocks without soft holds. At least 1."""
     if request.max_tokens:
         return request
     asked, num_prompt = request.params.max_tokens, len(request.prompt)
@@ -31,7 +31,7 @@ def with_max_tokens(
 
 
 def check_salt(request: Request) -> None:
-    """Raise InvalidRequest where the names of a salted request's blocks would be kept for others."""
+    """Raise InvalidRequest if blocks of a salted request would be kept for others."""
     kept = "session" if request.session else "pin" if request.fills_pin else ""
     if request.cache_salt and kept:
         raise InvalidRequest(
@@ -40,15 +40,15 @@ def check_salt(request: Request) -> None:
 
 
 def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: int, block_size: int) -> None:
-    """Raise unless the request could run alone: in the context, beside all that hard holders keep (of which
-    `own` blocks are its own), in the rows."""
+    """Raise if the request could not run alone: in the context, in the rows, and in the blocks that hard
+    holders leave (`own` of theirs are its own)."""
     if not request.prompt:
         raise InvalidRequest("the prompt is empty; allowed: at least 1 token", param="prompt")
     # A prompt whose embedding is wanted ends with a placeholder, which has no position.
     total = len(request.prompt) + (request.max_tokens if request.params.pooling is None else 0)
     if total > config.context_length:
         raise RequestTooLarge(
-            f"{_asked(request)} is {total:,} tokens; this model's maximum context length is "
+            f"{_length_text(request)} is {total:,} tokens; this model's maximum context length is "
             f"{config.context_length:,} tokens (setting context_length)",
             param="max_tokens" if len(request.prompt) < config.context_length else "prompt",
             code="context_length_exceeded",
@@ -58,7 +58,7 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
     if needed > hard.room(request.tenant, own=own, fills_pin=fills_pin):
         bound, code = _bound(request, needed, hard.visible_to(request.tenant), own)
         raise RequestTooLarge(
-            f"{_asked(request)} needs {needed:,} KV blocks; allowed: {bound}; ask for fewer tokens",
+            f"{_length_text(request)} needs {needed:,} KV blocks; allowed: {bound}; ask for fewer tokens",
             param="max_tokens" if request.params.pooling is None else "prompt",
             code=code,
         )
@@ -70,8 +70,8 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
     _check_pooling(request)
 
 
-def _asked(request: Request) -> str:
-    """How long it may become, in words."""
+def _length_text(request: Request) -> str:
+    """Its greatest length, as text."""
     prompt, params = f"prompt of {len(request.prompt):,} tokens", request.params
     if params.pooling is not None:
         return prompt
@@ -79,16 +79,16 @@ def _asked(request: Request) -> str:
     return f"{prompt} plus max_tokens of {request.max_tokens:,}{in_beams}"
 
 
-def _bound(request: Request, needed: int, told: Capacity, own: int) -> tuple[str, str]:
-    """What such a request may need, of what, and the error's code; no number that other tenants move."""
-    policy, quota = told.policy(request.tenant), "kv_quota_exceeded"
+def _bound(request: Request, needed: int, visible: Capacity, own: int) -> tuple[str, str]:
+    """The bound that it exceeds, as text, and the error's code; no number that other tenants change."""
+    policy, quota = visible.policy(request.tenant), "kv_quota_exceeded"
     if policy.request_maximum is not None and needed > policy.request_maximum and not request.fills_pin:
         of_one = "what one request of its tenant may need"
         return f"{policy.request_maximum:,}, {of_one} (`request_maximum` in the tenants file)", quota
-    room = told.room_in_maximum(request.tenant, own)
+    room = visible.room_in_maximum(request.tenant, own)
     if policy.maximum is not None and needed > room:
         return f"{room:,}, what pins leave of its tenant's maximum (`maximum` in the tenants file)", quota
-    room = told.room_in_pool(request.tenant, own)
+    room = visible.room_in_pool(request.tenant, own)
     blocks = f"{room:,}, what pins leave of the pool"
     if needed <= room:
         blocks = "fewer, because others have pinned some of the pool"
@@ -96,7 +96,7 @@ def _bound(request: Request, needed: int, told: Capacity, own: int) -> tuple[str
 
 
 def _check_beams(request: Request, config: SchedulerConfig) -> None:
-    """Raise unless the best of the request's beams can be returned, and all of them can run at once."""
+    """Raise unless all beams can run at once and the best `n` of them can be returned."""
     beams = request.params.beams
     if beams is None:
         return
@@ -112,7 +112,7 @@ def _check_beams(request: Request, config: SchedulerConfig) -> None:
 
 
 def _check_pooling(request: Request) -> None:
-    """Raise unless a request that wants its prompt's embedding is a plain one."""
+    """Raise if a pooling request uses a feature that it cannot have."""
     if request.params.pooling is None:
         return
     if request.max_tokens != 1:

@@ -1,4 +1,4 @@
-"""The unfinished sequences: which wait, which run, in which rows, and how each changes place."""
+"""The unfinished sequences: waiting and running ones, their rows, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from octavo.types import Fork, Request
 
 
 class LiveSequences:
-    """Owns every sequence until it ends."""
+    """Owns every sequence until its end."""
 
     def __init__(self, context: Context, service: VirtualTokenCounter, transfers: Transfers) -> None:
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []  # by own rank: lent priorities aside
+        self.running: list[Sequence] = []  # by own rank, without lent priorities
         self.names = NamesInProgress()
         self.ended = EndedRequests()
         self.service = service
         self.num_preemptions = 0
-        self.tokens_recomputed = 0  # computed a second time, because of a preemption
+        self.tokens_recomputed = 0  # recomputed because of preemptions
         self.on_first_token: list[Callable[[Sequence], None]] = []
-        self.on_gone: list[Callable[[Request], None]] = []  # told when a request has ended
+        self.on_gone: list[Callable[[Request], None]] = []  # called when a request has ended
         self._context = context
         self._transfers = transfers
         self.unfinished: dict[int, list[Sequence]] = {}  # by request
@@ -54,11 +54,11 @@ class LiveSequences:
         return [sequences[0].request for sequences in self.unfinished.values()]
 
     def running_requests(self) -> list[Request]:
-        """Those of which something runs."""
+        """Requests with a running sequence."""
         return list({s.request.request_id: s.request for s in self.running}.values())
 
     def waiting_requests(self) -> list[Request]:
-        """Those of which something waits: a request whose choices were preempted may be among both."""
+        """Requests with a waiting sequence. After a preemption a request may be among both."""
         return list({s.request.request_id: s.request for s in self.waiting}.values())
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
@@ -66,19 +66,19 @@ class LiveSequences:
         return list(self.unfinished.get(request_id, ()))
 
     def heads_of(self, request_id: int) -> list[Sequence]:
-        """The same, but of a beam group its leader alone, which stands for all."""
+        """The same, but of a beam group only its leader."""
         sequences = self.sequences_of(request_id)
         return [s for s in sequences if s.group is None or s.group.leader is s]
 
     def enter(self, sequence: Sequence) -> None:
-        """The first sequence of a request that was taken stands in the queue."""
+        """Queue the first sequence of an accepted request."""
         self.unfinished[sequence.request.request_id] = [sequence]
         self.service.enter(sequence.request.tenant)
         self.waiting.add(sequence)
 
     def admit(self, sequence: Sequence, num_hits: int) -> None:
-        """Waiting -> running, as one more holder of its first `num_hits` published blocks, of which some are
-        cold."""
+        """Waiting -> running, as one more holder of its first `num_hits` published blocks, some of which may
+        be cold."""
         self.waiting.remove(sequence)
         if not sequence.was_admitted:
             sequence.split = split_prompt(sequence, num_hits, self._context, self._transfers)
@@ -109,8 +109,7 @@ class LiveSequences:
         self._context.plan.admit(sequence.admitted_row(), self._context.ledger.entries(sequence.table))
 
     def fork(self, parent: Sequence, in_flight: list[InFlightChunk]) -> None:
-        """The plan that samples is being made: the other choices become holders of the same table, one
-        sample each."""
+        """In the plan that samples: the other choices become holders of the same table, one sample each."""
         assert parent.table is not None
         for choice in range(1, parent.request.n):
             child = parent.child(self.new_seq_id(), choice, self._free_rows.pop())
@@ -125,7 +124,7 @@ class LiveSequences:
         parent.forks_left = 0
 
     def enter_row(self, beam: Sequence) -> None:
-        """A beam was forked: it runs in a row that was promised to its group."""
+        """A forked beam runs in a row that was promised to its group."""
         beam.state = State.RUNNING
         beam.row = self._free_rows.pop()
         beam.count_blocks(self._context.now)
@@ -136,33 +135,32 @@ class LiveSequences:
         self._context.plan.admit(beam.admitted_row(), beam.table.blocks)
 
     def promise_rows(self, sequence: Sequence, count: int) -> None:
-        """The group of a running sequence may still want so many rows."""
+        """Promise so many more rows to the group of a running sequence."""
         self._rows_promised += count - sequence.forks_left
         sequence.forks_left = count
 
-    def may_enter(self, sequence: Sequence) -> bool:
-        """False when rows alone keep this waiting sequence out, and those that rank behind it. O(1)."""
+    def may_admit(self, sequence: Sequence) -> bool:
+        """False when rows alone keep out this waiting sequence and all that rank after it. O(1)."""
         if self._context.ledger.quotas.has_guarantees:
             return True
         return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
 
     def why_waiting(self, sequence: Sequence) -> Wait:
-        """What keeps a waiting sequence out: rows, in which case no more is looked at, or what was found when
-        it was last looked at."""
-        if sequence.queue.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
+        """The reason that it waits: rows, which keep it from being examined, or the reason of the last
+        examination."""
+        if sequence.queue.wait.reason is WaitReason.QUEUED and not self.may_admit(sequence):
             return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
         return sequence.queue.wait
 
     def place(self, sequence: Sequence) -> Place:
-        """Whose prompt comes first in a step: by priority, then whose tenant was served least, then
-        arrival."""
+        """The rank of its prompt in a step: by priority, then its tenant's service, then arrival."""
         service = self.service
         served = service.of(sequence.request.tenant) if service.num_active > 1 else 0.0
         return (sequence.rank[0], served, *sequence.rank[1:])
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that no sequence has and no fork will need."""
+        """Rows without a sequence and not promised to a fork."""
         return len(self._free_rows) - self._rows_promised
 
     def _leave_row(self, sequence: Sequence) -> None:
@@ -180,7 +178,7 @@ class LiveSequences:
         sequence.row = -1
 
     def close(self, sequence: Sequence) -> None:
-        """It has ended: it leaves its row, or the queue, and holds nothing."""
+        """End it: release its row, or its place in the queue, and its blocks."""
         if sequence.state is State.RUNNING:
             self._leave_row(sequence)
         else:
@@ -197,22 +195,22 @@ class LiveSequences:
                 gone(sequence.request)
 
     def continue_from(self, old: Self) -> None:
-        """The requests of an earlier scheduler have ended, and what its pool had is lost; what is kept of
-        ended requests and of names stays."""
+        """The requests of an earlier scheduler have ended, and its pool is lost. Records of ended requests
+        and of names continue."""
         ledger, lost = self._context.ledger, old._context.ledger
         ledger.history.continue_from(lost.history, lost.pool.by_name)
         self.ended = old.ended
         for sequences in old.unfinished.values():
-            if sequences:  # else the state broke while it ended
+            if sequences:  # else the failure came during its end
                 self.ended.add(sequences[0], old._context.now)
 
     def new_seq_id(self) -> int:
-        """One that no sequence had before."""
+        """A sequence id that was never used."""
         self._next_seq_id += 1
         return self._next_seq_id
 
     def requeue(self, sequence: Sequence) -> None:
-        """Running -> waiting: its table is dropped. Resuming is an ordinary admission that finds its own
+        """Running -> waiting: its table is dropped. It resumes by an ordinary admission that finds its own
         blocks."""
         sequence.num_lost = sequence.num_planned - sequence.num_guessed
         if sequence.drafts is not None:

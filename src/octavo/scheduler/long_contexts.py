@@ -1,11 +1,11 @@
-"""Sequences larger than the pool: their oldest blocks are cold, which attention reads in an offload tier.
+"""Sequences larger than the pool: attention reads their oldest blocks, the cold ones, in an offload tier.
 
-    taken      its worst case exceeds the pool, or its tenant's maximum, and the tier has slots for all of it
-    running    its published blocks are stored, oldest first; one that is stored may become cold, oldest first
-    make_room  before each plan: as many become cold as those that run and the first in the queue need
+    accepted   its worst case exceeds the pool, or its tenant's maximum, and the tier has slots for all of it
+    running    its published blocks are stored, oldest first; a stored one may become cold, oldest first
+    make_room  before each plan: as many become cold as running sequences and the head of the queue need
 
-Liveness is two inequalities. In the pool a long request counts as its `hot_blocks` (memory/capacity.py).
-Below, each request that was taken fits beside the names that are kept, and those that run fit together.
+Liveness is two inequalities. In the pool a long request counts as its `hot_blocks` (memory/capacity.py). In
+the tier, each accepted request fits with the kept names, and the running ones fit together.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from octavo.types import Request
 from octavo.units import blocks_for
 
 WANTS_BLOCKS = (WaitReason.QUEUED, WaitReason.BLOCKS)
-HOT_MIN = 2  # blocks: one is written while the one before it is stored
+HOT_MIN = 2  # blocks: one is written while the previous one is stored
 ANSWER_MIN = 1024  # tokens
-FAILURES_MAX = 8  # stores, or reads, that fail one after the other before the sequences that need them end
+FAILURES_MAX = 8  # consecutive failed stores, or reads, that end the sequences that need them
 
 
-class WhyNot(enum.StrEnum):
-    """Why a block cannot become cold."""
+class StuckReason(enum.StrEnum):
+    """Why a block cannot become cold. The values are error texts."""
 
     NAMELESS = "what one of its blocks holds was found to be wrong"
     FAILING = f"the offload tier could not store {FAILURES_MAX} blocks one after the other"
@@ -45,7 +45,7 @@ class WhyNot(enum.StrEnum):
 
 
 class LongContexts:
-    """Takes long requests, and says which of their blocks are cold."""
+    """Accepts long requests, and decides which of their blocks are cold."""
 
     def __init__(
         self,
@@ -62,24 +62,23 @@ class LongContexts:
         self._warm_pins = warm_pins
         self.num_made_cold = 0  # blocks
         self.num_unreadable = 0  # likewise
-        self._num_unread = 0  # chunks that met slots which could not be read, since one that did not
-        self._claims: dict[int, tuple[str, int]] = {}  # tenant and slots by request: of all that were taken
-        self.in_parts: Sequence | None = None  # of whose chunk a part is still to be planned
-        self._stuck: dict[Sequence, WhyNot] = {}  # whose first block of the pool cannot become cold
+        self._num_unread = 0  # consecutive chunks with unreadable slots
+        self._claims: dict[int, tuple[str, int]] = {}  # accepted requests: tenant and slots by request
+        self.in_parts: Sequence | None = None  # its chunk has layers left to plan
+        self._stuck: dict[Sequence, StuckReason] = {}  # the first pool block of each cannot become cold
         live.on_gone.append(self._note_gone)
 
     @property
-    def are_there(self) -> bool:
-        """True while any long request is unfinished."""
+    def any_unfinished(self) -> bool:
+        """True while a long request is unfinished."""
         return bool(self._claims)
 
     # -- requests
 
     def fitted(self, request: Request, fitted: Request, capacity: Capacity, own: int) -> Request:
-        """`fitted` itself where the pool has room for it, or this is not a request that may have cold blocks;
-        else the long request that it is. Where a client leaves the answer's length open, it is long rather
-        than cut to less than `ANSWER_MIN` tokens by the pool. Raises RequestTooLarge where the tier has no
-        slots for it."""
+        """`fitted` itself if the pool has room for it, or if the request may not have cold blocks; else the
+        request as a long one. If its client sets no max_tokens, it is long rather than cut to less than
+        `ANSWER_MIN` tokens by the pool. Raises RequestTooLarge if the tier has no slots for it."""
         policy, size = capacity.policy(request.tenant), self._context.ledger.block_size
         room = min(capacity.room_in_pool(request.tenant, own), capacity.room_in_maximum(request.tenant, own))
         fits = blocks_needed(fitted, size) <= room
@@ -99,7 +98,7 @@ class LongContexts:
         if (fits and (needed > most or tokens <= fitted.max_tokens)) or tokens > left:
             return fitted
         if policy.request_maximum is not None and needed > policy.request_maximum:
-            return fitted  # which is refused
+            return fitted  # to be refused by the caller
         if needed > most:
             raise RequestTooLarge(
                 f"prompt of {len(request.prompt):,} tokens plus max_tokens of {long.max_tokens:,} needs "
@@ -111,8 +110,8 @@ class LongContexts:
             )
         return long
 
-    def note_taken(self, request: Request) -> None:
-        """It is in the queue now."""
+    def on_queued(self, request: Request) -> None:
+        """It is queued."""
         if request.hot_blocks:
             slots = slots_needed(request, self._context.ledger.block_size)
             self._claims[request.request_id] = (request.tenant, slots)
@@ -123,8 +122,8 @@ class LongContexts:
             self._count_claims()
 
     def _count_claims(self) -> None:
-        """What those that run need together, or the largest that was taken: in all, and by tenant. So much
-        is left to them by what is kept."""
+        """Reserve slots in the tier, in all and by tenant: for the running requests together, or for the
+        largest accepted one. Kept names leave so many."""
         tier = self._transfers.tier
         assert tier is not None
         running = {s.request.request_id for s in self._live.running if s.is_long}
@@ -143,18 +142,18 @@ class LongContexts:
         return request.params.beams is None and not request.fills_pin
 
     def _slots_for(self, tenant: str) -> int:
-        """How many slots one of its requests may need."""
+        """Slots that one of its requests may need."""
         tier, limit = self._transfers.tier, self._disk_left(tenant)
         assert tier is not None
         return tier.num_to_read if limit is None else min(tier.num_to_read, limit)
 
     def _disk_left(self, tenant: str) -> int | None:
-        """Slots that its sessions leave of what it may have below; None: no bound."""
+        """The rest of its bound in the tier after its sessions; None: no bound."""
         limit = self._context.ledger.quotas.policy(tenant).disk_maximum
         return None if limit is None else limit - len(self._warm_pins.kept_of(tenant))
 
     def _tokens_that_fit(self, request: Request, slots: int) -> int:
-        """The greatest max_tokens for which so many are enough."""
+        """The greatest max_tokens that fits into so many slots."""
         size = self._context.ledger.block_size
         shared = len(request.prompt) // size
         return (shared + (slots - shared) // max(1, request.n)) * size + 1 - len(request.prompt)
@@ -162,14 +161,14 @@ class LongContexts:
     # -- admission
 
     def slots_missing(self, sequence: Sequence) -> int:
-        """By how many slots its cold blocks, and those of sequences that run, exceed the tier, or its
-        tenant's part; 0 or less: they do not. O(running)."""
+        """Slots by which its cold blocks, and those of running sequences, exceed the tier, or its tenant's
+        part; 0 or less: they fit. O(running)."""
         if not sequence.is_long:
             return 0
         own = self._claims[sequence.request.request_id][1]
         others = (s for s in self._live.waiting if s.is_long and s.queue.wait.reason is WaitReason.SLOTS)
         if any(s.rank < sequence.rank for s in others):
-            return own  # no smaller one passes it time and again
+            return own  # so that no smaller one passes it repeatedly
         tenant, tier = sequence.request.tenant, self._transfers.tier
         assert tier is not None
         running = [r for r in self._live.running_requests() if r.request_id != sequence.request.request_id]
@@ -183,7 +182,7 @@ class LongContexts:
     # -- the step
 
     def make_room(self) -> None:
-        """Make as many blocks cold as are needed and can be. O(long sequences, and blocks that become
+        """Make blocks cold, as many as are needed and possible. O(long sequences, and blocks that become
         cold)."""
         if not self._claims:
             return
@@ -200,14 +199,14 @@ class LongContexts:
             wanted += min(self._budget.needed(first, first.queue.num_cold), ledger.pool.num_blocks)
         num_running = len(self._live.running)
         wanted += self._budget.promised(self._live.running) + self._budget.headroom(num_running)
-        for s in reversed(long):  # who ranks last gives first
+        for s in reversed(long):  # the last in rank first
             self._make_cold(s, wanted - ledger.num_available)
         for s in long:
             if s.has_cold and s is not self.in_parts:
-                self._come_back(s, ledger.num_available - wanted)
+                self._make_hot(s, ledger.num_available - wanted)
 
     def _blocks_wanted(self, sequence: Sequence) -> int:
-        """New ones, for what it will compute next."""
+        """New blocks for its next chunk."""
         assert sequence.table is not None
         stop = sequence.num_planned + min(max(sequence.remaining, 1), self._context.step_tokens)
         return max(0, blocks_for(stop, self._context.ledger.block_size) - len(sequence.table))
@@ -218,7 +217,7 @@ class LongContexts:
         if at_most <= 0:
             return
         count = ledger.count_cold_candidates(table, at_most)
-        if count < at_most:  # what was stored further on may have been forgotten there
+        if count < at_most:  # later stores may have been forgotten
             table.num_stored = len(table.cold) + count
         if not count:
             return
@@ -227,9 +226,8 @@ class LongContexts:
         self._context.plan.write_table(sequence.row, first, ledger.cold_entries(table)[first:])
         sequence.count_blocks(self._context.now)
 
-    def _come_back(self, sequence: Sequence, spare: int) -> None:
-        """Where there is room for all of a sequence in `spare` blocks, its cold ones are loaded and hot
-        again."""
+    def _make_hot(self, sequence: Sequence, spare: int) -> None:
+        """If all its cold blocks fit into `spare` blocks, load them and make them hot again."""
         ledger, table, transfers = self._context.ledger, sequence.table, self._transfers
         assert table is not None
         is_held, count = transfers.has_fetched(sequence.seq_id), len(table.cold)
@@ -249,7 +247,7 @@ class LongContexts:
             transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, sequence.chain, names)
 
     def store(self) -> None:
-        """Send blocks of long sequences down, oldest first, as many as may be on their way. O(those)."""
+        """Store blocks of long sequences, oldest first, up to the bound on stores in flight. O(those)."""
         tier = self._transfers.tier
         if not self._claims or tier is None:
             return
@@ -268,36 +266,36 @@ class LongContexts:
                 if index == s.table.num_stored and tier.may_read(s.chain.names[index]):
                     s.table.num_stored += 1
 
-    def _store_block(self, tier: OffloadTier, block: int) -> WhyNot | None:
-        """See that a block comes to lie where attention can read it; else why that cannot begin now."""
+    def _store_block(self, tier: OffloadTier, block: int) -> StuckReason | None:
+        """Bring a block to a slot that attention can read; returns why that cannot begin now."""
         name = self._context.ledger.pool.name_of[block]
         if name is None:
-            return WhyNot.NAMELESS
+            return StuckReason.NAMELESS
         if tier.may_read(name) or tier.is_storing(name):
             return None
         if tier.could_read(name):
             self._transfers.verify_for_running(name)
             return None
         if tier.is_leaving(name) or self._transfers.is_read_in_tier(name):
-            return None  # until its bytes are there, or those who read what was forgotten have ended
-        if name in tier and not tier.is_kept(name):  # where attention does not read
+            return None  # wait for its bytes, or for the last reader of a forgotten slot
+        if name in tier and not tier.is_kept(name):  # its slot is not readable by attention
             tier.forget(name)
         if self._transfers.num_failed_stores >= FAILURES_MAX:
-            return WhyNot.FAILING
-        return None if self._transfers.store_cold(name, block) else WhyNot.NO_SLOT
+            return StuckReason.FAILING
+        return None if self._transfers.store_cold(name, block) else StuckReason.NO_SLOT
 
-    def stuck(self) -> dict[Sequence, WhyNot]:
-        """Those that go no further, and why: they hold all that they may have now, and none of it can become
-        cold."""
+    def stuck(self) -> dict[Sequence, StuckReason]:
+        """Sequences that cannot continue, and why: they hold all the blocks that they may, and none can
+        become cold."""
         return {s: why for s, why in self._stuck.items() if self._is_full(s)}
 
-    def is_final(self, why: WhyNot) -> bool:
-        """False where it helps that such a sequence begins again."""
+    def is_final(self, why: StuckReason) -> bool:
+        """False if restarting such a sequence helps."""
         num_long = sum(s.is_long for s in self._live.running)
-        return why is WhyNot.FAILING or (why is WhyNot.NO_SLOT and num_long == 1)
+        return why is StuckReason.FAILING or (why is StuckReason.NO_SLOT and num_long == 1)
 
     def take_damaged(self) -> set[int]:
-        """Requests that read what is not to be trusted any more, since the last call. O(their blocks)."""
+        """Requests that read damaged slots, since the last call. O(their blocks)."""
         tier = self._transfers.tier
         if tier is None or not tier.damaged_reads:
             return set()
@@ -308,7 +306,7 @@ class LongContexts:
         return {number for number, table in tables if table and not names.isdisjoint(table.cold)}
 
     def _is_full(self, sequence: Sequence) -> bool:
-        """True when it can write no further position, and nothing of it is in flight."""
+        """True when it can write no further position and has no chunk in flight."""
         ledger, table = self._context.ledger, sequence.table
         if table is None or not (
             sequence.num_computed == sequence.num_planned == len(table) * ledger.block_size
@@ -320,7 +318,7 @@ class LongContexts:
         return num_hot >= min(most, sequence.hot_max(ledger.pool.num_blocks, quotas.has_maxima))
 
     def lose(self, slots: Collection[int]) -> None:
-        """These could not be read: what was stored in them is not found again."""
+        """These slots could not be read: forget their names."""
         tier = self._transfers.tier
         assert tier is not None
         self.num_unreadable += len(slots)
@@ -337,12 +335,12 @@ class LongContexts:
 
     @property
     def cannot_read(self) -> bool:
-        """True where reads fail time and again."""
+        """True after `FAILURES_MAX` consecutive failed reads."""
         return self._num_unread >= FAILURES_MAX
 
     def find_hits(self, sequence: Sequence, limit: int) -> int:
-        """How many of its first blocks it need not compute; notes how many of them would be cold. Those
-        that are in the pool stay hot, as far as what is promised to it there goes. O(hits)."""
+        """How many of its first blocks are hits; notes how many of them would be cold. Hits in the pool stay
+        hot, up to its promised blocks. O(hits)."""
         tier, pool = self._transfers.tier, self._context.ledger.pool
         assert tier is not None
         names, hot_max = sequence.chain.names[:limit], sequence.request.hot_blocks // 2
@@ -356,8 +354,7 @@ class LongContexts:
         return hits
 
     def num_to_verify(self, sequence: Sequence, num_hits: int, limit: int) -> int:
-        """How many blocks behind its hits are below, and could be read there once they are known to be
-        right."""
+        """How many blocks after its hits are in a readable slot, and only need verification."""
         tier = self._transfers.tier
         assert tier is not None
         names = sequence.chain.names[num_hits:limit]

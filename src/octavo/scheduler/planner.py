@@ -1,7 +1,7 @@
-"""Who computes how many positions in a step, and where: grants, reservations, chunks.
+"""The positions that each sequence computes in a step: grants, reservations, chunks.
 
-In order of rank: a sequence that finds no block takes one from others (reclaimer.py); where no source has a
-block left it pauses. Acts on sequences and on the plan in the making.
+In order of rank. A sequence that lacks a block reclaims one (reclaimer.py); if no source has one left, it
+pauses. Acts on sequences and on the plan in the making.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Planner:
     _reclaimer: Reclaimer
 
     def ready(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """The running sequences with something to compute: those that continue by one position, prompts, and
-        those with cold blocks, which are neither."""
+        """The running sequences with work: those that continue by one position, prompts, and those with cold
+        blocks, which are neither."""
         continuing, prompts, cold = [], [], []
         for s in self._live.running:
             if s.pending and s.blocks_lookahead:
@@ -47,11 +47,10 @@ class Planner:
         return continuing, prompts, cold
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """Who computes how many positions, in order of rank: `step_tokens` at most, and at least one for the
-        first.
+        """Grants of positions, in order of rank: `step_tokens` at most, and at least one for the first.
 
-        Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
-        and one of them leaves its position to a prompt that ranks before it.
+        Sequences that continue come before prompts. If they alone fill the step, the last in rank pause, and
+        one of them leaves its position to a prompt of better rank.
         """
         limit = self._context.step_tokens
         budget = self.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting.line))
@@ -65,32 +64,32 @@ class Planner:
         if prompts:
             grants = share_in_turn([(place(s)[:2], s.remaining) for s in prompts], budget)
             if len(prompts) > 1:
-                self._leave_one_to_the_first(prompts, grants)
+                self._grant_best_ranked(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
         self.sort(share)
         return share
 
     def prompt_budget(self, num_decoding: int, num_prompts: int) -> int:
-        """Positions for prompts: under the target for tokens' time, if there is one."""
+        """Positions for prompts, under the target for inter-token latency if there is one."""
         target = self._context.target
         if target.seconds is None:
             return self._prefill_budget.prompt_budget(num_decoding, num_prompts)
         return target.prompt_budget(num_decoding, max(0, self._context.step_tokens - num_decoding))
 
     def sort(self, share: list[tuple[Sequence, int]]) -> None:
-        """In the order in which they reserve blocks."""
+        """Sort into the order in which blocks are reserved."""
         shares = self._shares
         if (
             self._context.ledger.quotas.has_guarantees
-        ):  # who is within a guarantee before borrowers, who may give way
+        ):  # sequences within a guarantee before borrowers, whose blocks may be reclaimed
             share.sort(key=lambda item: (shares.is_borrower(item[0].request.tenant), item[0].rank))
         else:
             share.sort(key=lambda item: item[0].rank)
 
-    def _leave_one_to_the_first(self, prompts: list[Sequence], grants: list[int]) -> None:
-        """Turns may put a prompt of another tenant before the best-ranked one, which alone may preempt all:
-        it gets a position all the same, so that some request always advances. Of those that have most, the
-        one whose turn comes last leaves it."""
+    def _grant_best_ranked(self, prompts: list[Sequence], grants: list[int]) -> None:
+        """Grant the best-ranked prompt a position even if turns put another tenant's prompt before it: it
+        alone may preempt all others, so some request always advances. The position comes from the largest
+        grant; of equal ones from the last in turn."""
         first = min(range(len(prompts)), key=lambda i: prompts[i].rank)
         if grants[first] == 0 and any(grants):
             largest = max(reversed(range(len(grants))), key=grants.__getitem__)
@@ -98,8 +97,8 @@ class Planner:
             grants[first] = 1
 
     def plan_chunk(self, sequence: Sequence, grant: int, in_flight: list[InFlightChunk]) -> None:
-        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and no sequence
-        ranks below."""
+        """Reserve and plan up to `grant` positions; fewer, or none, if blocks are short and no lower-ranked
+        sequence can be preempted."""
         grant = self.reserve(sequence, grant)
         if grant > 0:
             self.add_chunk(sequence, grant, in_flight)
@@ -111,7 +110,7 @@ class Planner:
         in_flight: list[InFlightChunk],
         part: tuple[int, int] | None = None,
     ) -> None:
-        """Plan `grant` positions, which are reserved; with cold blocks this part of so many of them."""
+        """Plan `grant` reserved positions; with cold blocks, this part of their layers."""
         start, stop = sequence.num_planned, sequence.num_planned + grant
         num_samples = 1 if stop == len(sequence.tokens) + sequence.pending else 0
         logits_from = stop - num_samples
@@ -129,7 +128,7 @@ class Planner:
                 in_flight.append(InFlightChunk(sequence, sequence.preemptions, start, 0))
                 return
         plan.chunks.append(chunk)
-        if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
+        if params.prompt_logprobs is not None and sequence.needs_prompt_logprobs:
             done = min(stop, sequence.num_prompt - 1)
             sequence.prompt_logprobs_done = max(sequence.prompt_logprobs_done, done)
         sequence.num_planned = stop
@@ -140,16 +139,15 @@ class Planner:
             self._live.fork(sequence, in_flight)
 
     def _logits_from(self, sequence: Sequence, start: int, sampled_from: int) -> int:
-        """The first of the positions from `start` on whose logits are wanted; those that are sampled from
-        are."""
-        if sequence.wants_mean:
+        """The first position from `start` on whose logits are needed; those of sampled positions are."""
+        if sequence.needs_mean:
             return start
-        if not sequence.wants_prompt_logprobs:
+        if not sequence.needs_prompt_logprobs:
             return sampled_from
         return min(max(start, sequence.prompt_logprobs_done), sampled_from)
 
     def reserve(self, sequence: Sequence, grant: int) -> int:
-        """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
+        """Positions made writable: `grant`, or what fits into available blocks when no victim is left."""
         assert sequence.table is not None
         start = sequence.num_planned
         if sequence.request.hot_blocks:
@@ -158,7 +156,7 @@ class Planner:
             )
             grant = min(grant, self._num_writable(sequence, hot_max))
             if grant <= 0:
-                return 0  # until more of its blocks can become cold
+                return 0  # wait until more of its blocks can become cold
         while True:
             reservation = self._context.ledger.reserve(sequence.table, start, start + grant)
             if reservation is None and (promised := self._promised(sequence, grant)) > 0:
@@ -172,21 +170,21 @@ class Planner:
             unheld = min(
                 self._context.ledger.num_available, self._context.ledger.quotas.room(sequence.table.owner)
             )
-            # No source has any left: take what fits without a new block, else pause until one ahead ends.
+            # No source is left: take what fits without a new block, else pause until one ahead ends.
             room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start
             if room >= grant or room <= 0:
                 return 0
             grant = room
 
     def _num_writable(self, sequence: Sequence, num_blocks: int) -> int:
-        """Positions that it can compute next if it holds so many blocks of the pool."""
+        """Positions that it can compute next with so many pool blocks."""
         assert sequence.table is not None
         size = self._context.ledger.block_size
         return (len(sequence.table.cold) + num_blocks) * size - sequence.num_planned
 
     def _promised(self, sequence: Sequence, grant: int) -> int:
-        """Of a grant, the positions for which others give up blocks: of a long sequence those that fit into
-        the blocks that were promised to it."""
+        """The positions of a grant for which blocks are reclaimed: for a long sequence those that fit into
+        its promised blocks."""
         if not sequence.is_long:
             return grant
         return min(grant, self._num_writable(sequence, sequence.request.hot_blocks))

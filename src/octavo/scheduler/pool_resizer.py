@@ -1,8 +1,8 @@
-"""The pool grows and shrinks while it serves: blocks move by copies of the next plan, and the tail's memory
-goes back to the system when that plan has run.
+"""Grows and shrinks the pool while it serves: copies of the next plan move blocks, and the tail's memory
+returns to the system after that plan.
 
-It never becomes smaller than its floor: what pins may hold, what tenants are guaranteed, and the largest
-request that was taken. Running sequences beyond that are preempted (reclaimer.py).
+The pool stays above its floor: the blocks of pins, the guarantees of tenants, and the largest accepted
+request. Running sequences beyond that are preempted (reclaimer.py).
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ class PoolResizer:
     idle_memory: IdleMemory
 
     def floor(self) -> int:
-        """Blocks below which a request that was taken could not be served."""
+        """The least number of blocks that can serve every accepted request."""
         return self._room.floor()
 
     def resize(self, num_blocks: int, *, for_now: bool = False) -> bool:
-        """Make the pool `num_blocks` large; `for_now`: until memory is to be had again. False, and nothing is
-        changed, while blocks that would have to move are on their way to or from the tier below: try again
-        after a step.
+        """Make the pool `num_blocks` large; `for_now`: until memory is available again. Returns False and
+        changes nothing while blocks that must move are in transfer: retry after a step.
 
-        Raises ResizeRefused, which says what the bounds are and why.
+        Raises ResizeRefused, with the bounds and their reasons.
         """
         memory, before = self.context.ledger, self.context.ledger.pool.num_blocks
         floor, capacity = self.floor(), memory.pool.capacity
@@ -64,7 +63,7 @@ class PoolResizer:
         if num_blocks > before:
             self.context.plan.keep(num_blocks)
         if num_blocks < before:
-            self._tell_rows(copies)
+            self._update_rows(copies)
             self.context.plan.move(copies, (num_blocks, before))
         text = f"the pool went from {before:,} to {num_blocks:,} blocks; {len(copies):,} were moved"
         self.context.events.record(
@@ -72,8 +71,8 @@ class PoolResizer:
         )
         return True
 
-    def _tell_rows(self, copies: tuple[BlockCopy, ...]) -> None:
-        """The tables of running sequences name other blocks now."""
+    def _update_rows(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Update the rows of running sequences whose tables have moved blocks."""
         moved = {copy.target for copy in copies}
         for sequence in self._live.running if moved else ():
             assert sequence.table is not None

@@ -1,4 +1,4 @@
-"""What a preemption is: the victim's table is dropped, what is cheaper to load than to compute is kept below,
+"""Preemption: the victim's table is dropped, blocks that are cheaper to load than to compute are offloaded,
 and it waits again."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo.step.events import Event, EventKind
 
 @dataclass(eq=False)
 class Preemption:
-    """Acts on running sequences."""
+    """Preempts running sequences."""
 
     _context: Context
     _live: LiveSequences
@@ -26,25 +26,25 @@ class Preemption:
     _staging: OffloadStager
 
     def price_of(self, members: Many[Holder], freed: Set[int]) -> float:
-        """What these sequences would lose if they went together, in positions. `freed`: the blocks that only
-        they hold."""
+        """The loss of preempting these sequences together, in positions. `freed`: the blocks that only they
+        hold."""
         return self._staging.loss_of(members, freed).price(self._staging.load_price)
 
     def preempt_holders(self, holders: Many[Holder], winner: Sequence | None) -> None:
-        """The running sequences of these records go. O(running)."""
+        """Preempt the running sequences of these records. O(running)."""
         by_holder = {s.holder: s for s in self._live.running}
         self.preempt_all([by_holder[holder] for holder in holders], winner)
 
     def preempt_all(self, members: Many[Sequence], winner: Sequence | None) -> None:
-        """They go, and what is worth it is kept below: together, so that heads have the first turn."""
+        """Preempt them, and offload what is worth it: together, so that heads are stored first."""
         self._staging.keep([member.as_holder() for member in members])
         for member in members:
             if member.state is State.RUNNING:
                 self.preempt(member, winner)
 
     def preempt(self, sequence: Sequence, winner: Sequence | None) -> None:
-        """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped, what is
-        cheaper to load than to compute is kept below. Resuming is an ordinary admission that finds its own
+        """Running -> waiting, for `winner` or for a smaller pool. The table is dropped; blocks that are
+        cheaper to load than to compute are offloaded. It resumes by an ordinary admission that finds its own
         blocks."""
         if sequence.group is not None:
             sequence = self._beams.gather(sequence.group)

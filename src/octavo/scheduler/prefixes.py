@@ -1,9 +1,9 @@
-"""What a waiting sequence can have of its prefix: published blocks, blocks that a running sequence computes,
-blocks in an offload tier.
+"""Looks up a waiting sequence's prefix: published blocks, blocks that a running sequence computes, blocks in
+an offload tier.
 
-Followers: where the next block a sequence needs is being computed by a running one, it waits for that block.
-This is decided in every step, so a leader that is cancelled or preempted releases its followers. A follower
-never blocks those behind it, and lends its priority to its leader.
+Followers: a sequence waits while a running one computes its next block. This is decided in every step, so the
+cancellation or preemption of a leader releases its followers. A follower never blocks sequences behind it,
+and lends its priority to its leader.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class PrefixLookup:
         self._live = live
         self._transfers = transfers
         self._long_contexts = long_contexts
-        self.leaders: list[Sequence] = []  # those that borrowed a priority in the last step
+        self.leaders: list[Sequence] = []  # borrowed a priority in the last step
 
-    def give_back_priorities(self) -> None:
-        """What was lent in the last step ends."""
+    def return_priorities(self) -> None:
+        """End the loans of the last step."""
         for leader in self.leaders:
             leader.give_back()
         self.leaders.clear()
 
-    def look_at(self, sequence: Sequence) -> int | None:
-        """Its hits, or None when it waits for something that comes by itself: `wait` says what."""
+    def examine(self, sequence: Sequence) -> int | None:
+        """Its hits, or None while it waits for blocks that will come; `wait` has the reason."""
         if sequence.pending:
             sequence.queue.wait = IN_FLIGHT
             return None
@@ -49,15 +49,15 @@ class PrefixLookup:
             sequence.queue.wait = Wait(WaitReason.SLOTS, missing)
             return None
         if self._still_follows(sequence):
-            return None  # its next block will soon be there
+            return None  # its next block comes soon
         num_hits = self.find_hits(sequence)
         return None if self._still_follows(sequence) else num_hits
 
     def find_hits(self, sequence: Sequence) -> int:
         """Published blocks to adopt, never the last token's; notes whether the next ones are being computed.
 
-        It awaits the last of the blocks that one leader computes in a row: until that is published, or the
-        leader is gone, there is nothing to look up. O(blocks), once per leader.
+        It awaits the last block of those that one leader computes in a row: until that is published, or the
+        leader is gone, a lookup finds no more. O(blocks), once per leader.
         """
         sequence.queue.awaited, sequence.queue.num_cold = None, 0
         if not self._may_hit(sequence):
@@ -68,17 +68,16 @@ class PrefixLookup:
             num_hits = self._long_contexts.find_hits(sequence, limit)
         else:
             num_hits = self._context.ledger.find_prefix(names)
-        leader = self._live.names.who_computes(names[num_hits]) if num_hits < limit else None
+        leader = self._live.names.leader_of(names[num_hits]) if num_hits < limit else None
         for name in names[num_hits:] if leader is not None else ():
-            if self._live.names.who_computes(name) is not leader:
+            if self._live.names.leader_of(name) is not leader:
                 break
             sequence.queue.awaited = name
         return num_hits
 
     def num_fetchable(self, sequence: Sequence, num_hits: int) -> int | None:
-        """How many blocks after its hits are to be loaded from an offload tier, or of a long sequence
-        verified there; None: the first of them is being loaded for another sequence. O(blocks that are
-        there)."""
+        """How many blocks after its hits to load from an offload tier, or to verify there for a long
+        sequence; None: the first of them is being loaded for another sequence. O(blocks in the tier)."""
         transfers = self._transfers
         if transfers.tier is None or not self._may_hit(sequence):
             return 0
@@ -93,16 +92,16 @@ class PrefixLookup:
         return None if count > 0 and on_their_way == 0 else on_their_way
 
     def may_fetch(self, sequence: Sequence, num_blocks: int) -> bool:
-        """False where too many loads are on their way. O(blocks)."""
+        """False if too many loads are in flight. O(blocks)."""
         return sequence.is_long or self._transfers.may_fetch(sequence.chain.names[:num_blocks])
 
     def fetch(self, sequence: Sequence, num_hits: int, num_blocks: int) -> None:
-        """Hold its first blocks for it, and load those that are not in the pool; of a long one verify those
-        behind its hits below."""
+        """Hold its first blocks for it, and load those that are not in the pool; for a long one, verify the
+        blocks after its hits in the tier."""
         request, chain = sequence.request, sequence.chain
         if sequence.is_long:
             names = chain.names[num_hits:num_blocks]
-            self._transfers.let_go(sequence.seq_id)  # those that were verified before
+            self._transfers.let_go(sequence.seq_id)  # blocks verified before
             self._transfers.verify(sequence.seq_id, request.tenant, names)
             return
         names = chain.names[:num_blocks]
@@ -113,7 +112,7 @@ class PrefixLookup:
         sequence.await_blocks(self._context.now)
 
     def num_to_compute(self, sequence: Sequence, num_hits: int) -> int:
-        """Positions behind its hits."""
+        """Positions after its hits."""
         return len(sequence.tokens) - num_hits * self._context.ledger.block_size
 
     def _may_hit(self, sequence: Sequence) -> bool:
@@ -124,7 +123,7 @@ class PrefixLookup:
         O(1)."""
         if sequence.queue.awaited is None or self._context.ledger.is_published(sequence.queue.awaited):
             return False
-        leader = self._live.names.who_computes(sequence.queue.awaited)
+        leader = self._live.names.leader_of(sequence.queue.awaited)
         if leader is None:
             return False
         if sequence.queue.wait.reason is not WaitReason.FOLLOWS:

@@ -1,20 +1,19 @@
-"""What the pool does by itself about the machine's memory. It knows no clock and reads nothing: time and what
-is available are arguments.
+"""Adapts the pool to the machine's memory. Time and available memory are arguments.
 
-    idle        nothing was computed for `idle_return_s`: the memory of unused blocks goes back; cached
+    idle        nothing was computed for `idle_return_s`: return the memory of unused blocks; cached
                 blocks stay
-    pressed     less is available than `reserve_bytes`: what is missing goes back, in this order
+    pressed     less is available than `reserve_bytes`: return the difference, in this order
                   1. the memory of unused blocks
                   2. cached blocks, longest cached first
-                  3. held blocks: the pool becomes so much smaller, down to the floor of `PoolResizer`, below
-                     which a request that was taken could not be served
-                Pressure that comes again within `CALM_S` makes the pool as small as what it holds and caches,
-                so that it does not fill again; an eighth of the wanted size stays open to new requests.
-    relieved    no pressure for `CALM_S`: the pool grows towards the size that was asked for, by half of what
-                is available beyond the reserve and beyond what the pool may take already
+                  3. held blocks: shrink the pool, down to the floor of `PoolResizer`: a smaller one could
+                     not serve an accepted request
+                Pressure that returns within `CALM_S` shrinks the pool to its held and cached blocks, so that
+                it does not fill again; an eighth of the wanted size stays open to new requests.
+    relieved    no pressure for `CALM_S`: the pool grows towards the wanted size, by half of what is
+                available beyond the reserve and beyond what the pool may take already
 
-So growing again is never what brings the pressure back: blocks take half of what is spare at most, until it
-has been looked at again. Two steps of growth, and growth after pressure, are `CALM_S` apart.
+So growth never causes new pressure: blocks take at most half of the spare memory until the next reading. Two
+steps of growth, and growth after pressure, are `CALM_S` apart.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from octavo.step.events import Event, EventKind
 from octavo.units import format_bytes
 
 CALM_S = 30.0
-_GROWTH_PARTS = 16  # a step of growth is at least a sixteenth of the wanted size, or all that is missing
+_GROWTH_PARTS = 16  # a step of growth is at least a sixteenth of the wanted size, or the whole difference
 _STEP_PARTS = (
-    32  # a step back is at least this part of what has memory: a slow squeeze is not an event a second
+    32  # a step back is at least this part of the blocks with memory: slow pressure makes few events
 )
-_OPEN_PARTS = 8  # what stays open to new requests costs memory only once they come
+_OPEN_PARTS = 8  # open to new requests; costs memory only when they come
 
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """Bounds. 0 turns either off."""
+    """Bounds. 0 disables each."""
 
     bytes_per_block: int
     idle_return_s: float = 300.0
-    reserve_bytes: int = 0  # that shall stay available to others
+    reserve_bytes: int = 0  # to stay available to other processes
 
 
 class PressurePolicy:
-    """Looks at the pool whenever it is given the time and a reading, and acts on it."""
+    """Acts on the pool, given the time and a reading of memory."""
 
     def __init__(self, config: PressureConfig) -> None:
         assert config.bytes_per_block >= 1
@@ -53,9 +52,9 @@ class PressurePolicy:
         self._grown_at: float | None = None
 
     def act(self, resizer: PoolResizer, now: float, available: int | None, has_work: bool) -> None:
-        """Do what is to be done now. `available`: bytes that the system could still give; None: not known.
+        """Adapt the pool now. `available`: bytes that the system could still give; None: unknown.
 
-        What goes back is in the next plan. O(1), or O(blocks) when something is to be done.
+        The next plan returns the memory. O(1), or O(blocks) with something to return.
         """
         self._began_at = now if self._began_at is None else self._began_at
         if not has_work and self._is_idle(resizer, now):
@@ -68,7 +67,7 @@ class PressurePolicy:
             self._grow(resizer, now, available)
 
     def idle_at(self, resizer: PoolResizer) -> float | None:
-        """When blocks will have been idle for long enough; None: never, or no unused one has memory."""
+        """When blocks will have been idle for long enough; None: never, or no unused block has memory."""
         since = resizer.idle_memory.worked_at if resizer.idle_memory.worked_at is not None else self._began_at
         pool = resizer.context.ledger.pool
         may_have_unused = pool.backing.count > pool.num_blocks - resizer.context.ledger.counts().free
@@ -92,29 +91,29 @@ class PressurePolicy:
         resizer.context.events.record(Event(now, EventKind.RETURNED, text, blocks=unused))
 
     def _step_back(self, resizer: PoolResizer, now: float, available: int) -> None:
-        """Return what is missing of the reserve, as far as the floor allows."""
+        """Return the missing part of the reserve, as far as the floor allows."""
         elastic, pool = resizer.idle_memory, resizer.context.ledger.pool
         again = self._pressed_at is not None and now - self._pressed_at < CALM_S
         self._pressed_at = now
         missing = -(-(self.config.reserve_bytes - available) // self.config.bytes_per_block)
         missing = max(missing, pool.backing.count // _STEP_PARTS)
-        # 1. and 2. What has no holder.
+        # 1. and 2. Blocks without holder.
         unused, before = elastic.count_unused(), pool.num_blocks
         dropped = elastic.drop_cached(max(0, missing - unused))
-        # 3. What is held, and the room to grow into.
+        # 3. Held blocks, and the room to grow into.
         more = max(0, missing - unused - dropped)
         if more or again:
             target = self._smaller(resizer, pool.backing.count - unused - dropped, more)
             if target < before:
-                resizer.resize(target, for_now=True)  # False: again at the next look
+                resizer.resize(target, for_now=True)  # False: retried at the next reading
         given = elastic.count_unused()
         if given:
             elastic.give_back()
         if given or pool.num_blocks < before:
-            self._tell(resizer, available, given, before)
+            self._record_shrink(resizer, available, given, before)
 
-    def _tell(self, resizer: PoolResizer, available: int, given: int, before: int) -> None:
-        """The pool had `before` blocks, and `given` of them lose their memory."""
+    def _record_shrink(self, resizer: PoolResizer, available: int, given: int, before: int) -> None:
+        """Record that the pool had `before` blocks, and `given` of them lose their memory."""
         after = resizer.context.ledger.pool.num_blocks
         text = (
             f"{format_bytes(available)} of memory were available, and "
@@ -127,14 +126,14 @@ class PressurePolicy:
         resizer.context.events.record(Event(resizer.context.now, EventKind.PRESSED, text, blocks=given))
 
     def _smaller(self, resizer: PoolResizer, kept: int, more: int) -> int:
-        """The size for a pool that keeps `kept` blocks and shall give up `more` of them."""
+        """The size of a pool that keeps `kept` blocks and gives up `more` of them."""
         target = max(kept - more, resizer.floor())
-        if target >= kept:  # a smaller pool would return no memory, and only keep newcomers out
+        if target >= kept:  # a smaller pool would return no memory, and only keep new requests out
             target = max(target, resizer.idle_memory.blocks_wanted // _OPEN_PARTS)
         return target
 
     def _grow(self, resizer: PoolResizer, now: float, available: int) -> None:
-        """A step towards the wanted size, if there has been room for long enough."""
+        """A step towards the wanted size, if memory was available for long enough."""
         if any(at is not None and now - at < CALM_S for at in (self._pressed_at, self._grown_at)):
             return
         elastic, pool = resizer.idle_memory, resizer.context.ledger.pool

@@ -1,12 +1,12 @@
-"""Why each part of a prompt was a hit, or a miss, at the first admission of its request.
+"""The reason of each part of a prompt for being a hit or a miss, at the first admission of its request.
 
     names of the prompt   [ 0 | 1 | 2 | 3 | 4 | 5 ] tail
                             pool    disk  evicted   the last block's tokens: never looked up, always computed
                                           `num_hits` is 4
 
-A miss has the reason of its own block: how its name left the last tier, or that it was never computed. A name
-that can be found behind the first miss is of no use, so it counts to the reason of the block before it. Every
-token counts once: the parts add up to the prompt. O(blocks of the prompt), once for a request.
+A miss has the reason of its own block: how its name left the last tier, or that it was never computed. A
+block that is findable after the first miss is useless, so it counts for the reason of the block before it.
+Every token counts once: the parts add up to the prompt. O(blocks of the prompt), once for a request.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
 from octavo.step.context import Context
 
-REQUESTS_MAX = 8  # for which blocks of one prompt were evicted, and that are told apart
+REQUESTS_MAX = 8  # evicting requests that one prompt's split lists separately
 
 _SOURCE_OF = {Place.POOL: Source.POOL, Place.HOST: Source.HOST, Place.DISK: Source.DISK}
 
 
 class _Parts:
-    """Counts tokens by reason, in the order in which the reasons come."""
+    """Counts tokens by reason, in order of first appearance."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[Source, str, int | None], tuple[int, float | None]] = {}
         self._requests: set[int] = set()
 
     def add(self, source: Source, num_tokens: int, departure: Departure | None = None) -> None:
-        """So many tokens more."""
+        """Add tokens of one source."""
         cause, request_id, at = "", None, None
         if departure is not None:
             cause, request_id, at = departure.cause.value, departure.request_id, departure.at
@@ -47,7 +47,7 @@ class _Parts:
         self._parts[source, cause, request_id] = (before + num_tokens, at)
 
     def split(self, num_cached: int) -> PromptSplit:
-        """All of them."""
+        """The split of all added tokens."""
         parts = (
             PromptPart(source, num_tokens, cause, at, request_id)
             for (source, cause, request_id), (num_tokens, at) in self._parts.items()
@@ -57,8 +57,8 @@ class _Parts:
 
 
 def split_prompt(sequence: Sequence, num_hits: int, context: Context, transfers: Transfers) -> PromptSplit:
-    """The parts of the prompt of a sequence that is about to be admitted with so many hits, of which
-    `queue.num_cold` are cold. Counts the ages of the blocks that it found."""
+    """The parts of the prompt of a sequence about to be admitted with so many hits, of which `queue.num_cold`
+    are cold. Counts the ages of the blocks found."""
     ledger, parts = context.ledger, _Parts()
     size = ledger.block_size
     limit = hits_max(sequence.num_prompt, size)
@@ -95,7 +95,7 @@ def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Tr
     by_name, tier, history = ledger.pool.by_name, ledger.tier, ledger.history
     reason: Source | None = None  # of the block before
     departure: Departure | None = None
-    num_like_it = 0  # blocks that have that reason
+    num_like_it = 0  # blocks with that reason
     for name in names:
         is_offloaded = tier is not None and name in tier
         before = reason, departure

@@ -1,4 +1,4 @@
-"""The waiting line, in order of rank, and the register of names that running sequences are computing."""
+"""The queue of waiting sequences, by rank, and the register of names that running sequences are computing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from octavo.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """Waiting sequences by (priority, arrival). A preempted one comes back to its old place. O(n) changes,
-    n bounded."""
+    """Waiting sequences by (priority, arrival). A preempted one returns to its old place. O(n) changes, n
+    bounded."""
 
     def __init__(self) -> None:
-        self.line: list[Sequence] = []  # changed by `add` and `remove` alone
+        self.line: list[Sequence] = []  # changed only by `add` and `remove`
 
     def __len__(self) -> int:
         return len(self.line)
@@ -26,26 +26,25 @@ class WaitingQueue:
 
     @property
     def first(self) -> Sequence:
-        """The best-ranked; the line is not empty."""
+        """The best-ranked sequence; the queue is not empty."""
         return self.line[0]
 
     def add(self, sequence: Sequence) -> None:
-        """Stand where rank says. No follower lends priority to a waiting sequence, so its rank does not
-        change."""
+        """Insert by rank. No follower lends priority to a waiting sequence, so its rank does not change."""
         sequence.give_back()
         bisect.insort(self.line, sequence, key=lambda waiting: waiting.rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Leave the line; the sequence is in it."""
+        """Remove a sequence that is in the queue."""
         self.line.remove(sequence)
 
 
 class NamesInProgress:
-    """Which running sequence is computing the block of a given name right now.
+    """The running sequence that computes the block of a given name, if any.
 
-    A sequence that needs such a block next waits for it instead of computing it again. The register holds
-    only running sequences: one that is preempted or cancelled leaves it, and the followers that waited for it
-    are free in the next step.
+    A sequence that needs such a block next waits for it instead of computing it again. Only running sequences
+    are registered: a preempted or cancelled one is removed, and the followers that waited for it are free in
+    the next step.
     """
 
     def __init__(self) -> None:
@@ -59,15 +58,15 @@ class NamesInProgress:
             self.computing.setdefault(name, sequence)
 
     def end(self, sequence: Sequence, names: list[bytes]) -> None:
-        """These names are published, or will not be: forget those that were the sequence's."""
+        """These names are published, or will not be: remove those of the sequence."""
         for name in names:
             if self.computing.get(name) is sequence:
                 del self.computing[name]
 
-    def who_computes(self, name: bytes) -> Sequence | None:
+    def leader_of(self, name: bytes) -> Sequence | None:
         """The running sequence that will publish `name`, if any."""
         return self.computing.get(name)
 
     def sequences(self) -> set[Sequence]:
-        """All that are registered: for checks."""
+        """All registered sequences: for checks."""
         return set(self.computing.values())

@@ -1,4 +1,4 @@
-"""Executes the orders of reclaim: releases what `retention.reclaim` chooses, until a request is met."""
+"""Executes the orders of reclaim: releases the choices of `retention.reclaim` until a request is met."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from octavo.units import blocks_for
 
 @dataclass(eq=False)
 class Reclaimer:
-    """Acts on fetches, soft holds and running sequences."""
+    """Releases fetches and soft holds, and preempts running sequences."""
 
     _context: Context
     _victims: Victims
@@ -42,8 +42,8 @@ class Reclaimer:
         self._costs = PreemptionCosts(self._victims.running_holders, self._victims.share_of, self._loss_of)
 
     def reclaim(self, order: ReclaimOrder, request: ReclaimRequest, winner: Sequence | None = None) -> bool:
-        """Release what the order's sources hold until the request is met. False: it is not, and no source has
-        anything left. `winner`: the sequence that it is for, if it is for one."""
+        """Release blocks from the order's sources until the request is met. Returns False if no source has
+        any left. `winner`: the sequence that needs the blocks, if it is one."""
         while not request.is_met():
             choice = next_choice(order, request, self._costs)
             if not choice:
@@ -53,14 +53,14 @@ class Reclaimer:
         return True
 
     def reserve(self, sequence: Sequence, start: int, stop: int) -> Reservation | None:
-        """Make positions [start, stop) of a running sequence writable, once others gave up missing blocks.
-        None: no source has any left."""
+        """Make positions [start, stop) of a running sequence writable, after reclaiming missing blocks. None:
+        no source has any left."""
         ledger, transfers, table = self._context.ledger, self._transfers, sequence.table
         assert table is not None
         reservation: Reservation | None = None
 
         def short_tenant() -> str | None:
-            """The tenant, where its own bound is short: then only its own can help. None: the pool is."""
+            """The tenant, if its bound is short: then only its own blocks help. None: the pool is."""
             is_own = ledger.quotas.room(table.owner) <= ledger.num_available
             return sequence.request.tenant if is_own else None
 
@@ -92,10 +92,10 @@ class Reclaimer:
         return reservation
 
     def for_smaller_pool(self, num_blocks: int) -> Collection[int] | None:
-        """No more than `num_blocks` are to be held, as far as that can be. Returns the blocks that cannot
-        move. None, and nothing is released: blocks that would have to move are on their way."""
+        """Bring held blocks down to `num_blocks`, as far as possible. Returns the blocks that cannot move.
+        Returns None and releases nothing while blocks that would have to move are in transfer."""
         ledger, fixed = self._context.ledger, self._transfers.blocks()
-        # What stays held when nothing runs and every complete fetch is released.
+        # Blocks that stay held when nothing runs and every complete fetch is released.
         unreclaimable = {b for holder in ledger.holders.values() if holder.is_fixed for b in holder.blocks}
         if any(num_blocks <= block for block in fixed) or num_blocks < len(unreclaimable):
             return None
@@ -110,11 +110,11 @@ class Reclaimer:
         return fixed
 
     def keep_to_bounds(self, policies: Iterable[TenantPolicy]) -> None:
-        """Tenants have these bounds now: what they hold beyond them goes."""
+        """Apply these bounds of tenants: release the blocks beyond them."""
         self._soft_holds.keep_to_bounds()
         for policy in policies:
             if policy.maximum is not None and not self._keep_to_maximum(policy.name, policy.maximum):
-                raise AssertionError(f"tenant {policy.name!r} holds what cannot go")
+                raise AssertionError(f"tenant {policy.name!r} holds blocks that cannot be released")
 
     def _keep_to_maximum(self, tenant: str, maximum: int) -> bool:
         candidates = {
@@ -130,24 +130,24 @@ class Reclaimer:
         return self._transfers.complete(tenant)
 
     def fetches_behind(self, sequence: Sequence, tenant: str | None) -> list[Holder]:
-        """Of these, those for sequences that rank after this one."""
+        """Of these, the ones for sequences that rank after this one."""
         return [holder for holder in self._transfers.complete(tenant) if holder.rank > sequence.rank]
 
     def borrowed_fetches(self, sequence: Sequence) -> list[Holder]:
-        """Complete fetches of another tenant that uses more than it was guaranteed: what borrowers hold while
-        they wait keeps no guarantee from its tenant."""
+        """Complete fetches of other tenants that use more than they were guaranteed. Blocks of waiting
+        borrowers keep no guarantee from its tenant."""
         for fetch in self._transfers.complete():
             if fetch.tenant != sequence.request.tenant and self._victims.is_borrower(fetch.tenant):
                 return self._transfers.complete(fetch.tenant)
         return []
 
     def _loss_of(self, members: Choice, needed: int) -> tuple[int, float]:
-        """What the pool gains, counted up to `needed`, and what they lose."""
+        """The gain of the pool, counted up to `needed`, and the loss of the sequences."""
         freed = self._context.ledger.without(member.table for member in members).freed
         return min(needed, len(freed)), self._preemption.price_of(members, freed)
 
     def _release(self, choice: Choice, winner: Sequence | None) -> None:
-        """Each kind of holder in its own way."""
+        """Release each kind of holder."""
         if choice[0].kind is HolderKind.SEQUENCE:
             self._preemption.preempt_holders(choice, winner)
         elif choice[0].kind is HolderKind.FETCH:

@@ -1,19 +1,19 @@
-"""Who runs next: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a
-pure function of what was submitted and committed (and of measured step times, where the executor gives them).
+"""The scheduler: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a pure
+function of submissions and commits (and of measured step times, if the executor reports them).
 
-One call of `schedule` is one plan (`expire` comes before it, and ends requests that are out of time):
+One call of `schedule` makes one plan (`expire` comes before it, and ends requests that are out of time):
 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; one that finds no block takes others' (planner.py, reclaimer.py)
+    4. reservation   in order of rank; one that lacks a block reclaims others' (planner.py, reclaimer.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
-    6. drafts        guesses at tokens to come, in what is left (drafts.py)
+    6. drafts        guesses at tokens to come, in the remaining budget (drafts.py)
 
-Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
-others, and a request that could not run alone in what pins leave of the pool is refused at submission; so
-some sequence always advances. Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023,
-section 4.5 for preemption.
+Liveness: the best-ranked running sequence gets at least one position in every step and can preempt all
+others. A request that could not run alone in the pool next to pins is refused at submission. So some sequence
+always advances. Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023, section 4.5
+for preemption.
 """
 
 from __future__ import annotations
@@ -99,18 +99,18 @@ class Scheduler:
         self.context = context = Context(ledger, config, times, target)
         self.ledger, self.config = ledger, config
         ledger.attach(tier)
-        # A model that knows nothing holds no prompt back.
+        # An unmeasured model delays no prompt.
         self.prefill_budget = PrefillBudget(config.step_tokens, times if config.pace else StepTimes())
         self.headroom, self.timers = Headroom(times), Timers()
         self._in_flight: deque[tuple[StepPlan, list[InFlightChunk]]] = deque()
-        # Each is handed what stands before it. First, what is kept beyond a running sequence, and where.
+        # Each part receives the ones before it. First: blocks beyond running sequences, and their tiers.
         self.pins, self.session_table = Pins(ledger), SessionTable()
         self.namer = BlockNamer(ledger.block_size, root_of_tenant, self.pins.shared_names)
         self.warm_pins = WarmPins(context, self.pins, self.session_table, tier, self.timers)
         self.arena = StagingArena(context)
         self.transfers = Transfers(context, tier, self.warm_pins, self.arena)
         self.staging = OffloadStager(context, self.transfers, self.arena, self.headroom)
-        # Who is there, how much room there is, and who goes.
+        # The sequences, their room, and the victims.
         counter = VirtualTokenCounter(lambda tenant: ledger.quotas.policy(tenant).weight)
         self.live = live = LiveSequences(context, counter, self.transfers)
         self.room = Room(context, self.pins, self.session_table, live)
@@ -121,14 +121,14 @@ class Scheduler:
         self.preemption = Preemption(context, live, self.beams, self.staging)
         self.victims = Victims(context, live, self.shares)
         self.reclaimer = Reclaimer(context, self.victims, self.transfers, self.soft_holds, self.preemption)
-        # What clients and operators ask for beside requests.
+        # Operations of clients and operators other than requests.
         kept = (context, self.pins, self.session_table, self.namer, self.room, self.warm_pins)
         self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
         self.session_holds = SessionHolds(*kept, tier, self.timers)
         self.tenants = TenantBounds(context, self.pins, live, self.room, self.reclaimer)
         self.idle_memory = IdleMemory(context)
         self.resizer = PoolResizer(context, live, self.room, self.reclaimer, self.idle_memory)
-        # What plans, and what takes the result.
+        # Planning and committing.
         self.long_contexts = LongContexts(context, live, self.transfers, self.budget, self.warm_pins)
         self.prefixes = PrefixLookup(context, live, self.transfers, self.long_contexts)
         self.limits = AdmissionLimits(context, live, self.budget, self.shares, self.soft_holds)
@@ -143,8 +143,8 @@ class Scheduler:
         self._finisher = Finisher(context, live, self.beams, self._drafts, self._forget_poisoned)
         self._shortage = StepShortage(context, live, self.prefill_budget, self._finisher)
         self._committer = Committer(context, live, self.beams, self._finisher, self._drafts)
-        # Named points at which features take part without lying on every request's way.
-        self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
+        # Attachments: features at points of a request's life; plain requests have none.
+        self.always_attached: tuple[Attachment, ...] = ()  # of all requests
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
         self._before_plan: list[Callable[[], None]] = []
         if tier is not None:
@@ -152,15 +152,15 @@ class Scheduler:
 
     @property
     def events(self) -> EventRing:
-        """What happened."""
+        """The recorded events."""
         return self.context.events
 
-    # -- what clients ask
+    # -- requests
     # ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
-        then nothing was queued."""
+        """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant,
+        and then queues nothing."""
         self.tenants.check_known(request.tenant)
         check_salt(request)
         self.tenants.check_queue(request.tenant)
@@ -170,7 +170,7 @@ class Scheduler:
             self.session_holds.check_turn(request)
         request = self._fitted(request, chain.names)
         self.first_tokens.take(request, chain.names)
-        context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
+        context.ledger.quotas.owner(request.tenant)  # registers a new tenant
         assert request.request_id not in live, "request ids are unique"
         sequence = Sequence(
             seq_id=live.new_seq_id(),
@@ -189,7 +189,7 @@ class Scheduler:
             self.session_holds.begin_turn(request, chain.names, context.now)
             sequence.attached += (self.session_holds,)
         live.enter(sequence)
-        self.long_contexts.note_taken(request)
+        self.long_contexts.on_queued(request)
         set_deadlines(self.timers, request)
         if request.fills_pin:
             sequence.attached += (self.client_pins,)
@@ -197,13 +197,13 @@ class Scheduler:
 
     def fitted(self, request: Request) -> Request:
         """The request as it would be queued now, with its `max_tokens`. Raises UnknownTenant, and
-        RequestTooLarge or InvalidRequest where it could never run. Changes nothing. O(tokens)."""
+        RequestTooLarge or InvalidRequest if it could never run. Changes nothing. O(tokens)."""
         self.tenants.check_known(request.tenant)
         check_salt(request)
         return self._fitted(request, self._chain_of(request).names if request.session else ())
 
     def check_pool(self, request: Request) -> None:
-        """Raise RequestTooLarge or InvalidRequest where the request could not even run in an empty pool."""
+        """Raise RequestTooLarge or InvalidRequest if the request could not run even in an empty pool."""
         blocks, size = self.ledger.pool.num_blocks, self.ledger.block_size
         capacity = Capacity(blocks, {}, {})
         fitted = with_max_tokens(request, self.config.context_length, lambda hard_only: blocks, size)
@@ -224,8 +224,8 @@ class Scheduler:
         return fitted
 
     def _chain_of(self, request: Request) -> NameChain:
-        """The names of the prompt's full blocks; a turn, or a request that resumes a session, goes on under
-        those that the session has. O(tokens)."""
+        """The names of the prompt's full blocks. A turn, or a request that resumes a session, continues the
+        session's names. O(tokens)."""
         tokens = array("I", request.prompt)
         if request.cache_salt:
             return self.namer.salted(request.tenant, request.cache_salt, tokens)
@@ -235,9 +235,9 @@ class Scheduler:
         return self.namer.chain(request.tenant, tokens, *said)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
-        """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing.
+        """End all choices of a request, or one, now; the next plan may use the blocks. Ignores unknown ids.
 
-        One of several choices that are still one sequence ends when it becomes its own, with its first token.
+        A choice that has not forked yet ends at its fork, with its first token.
         """
         updates = []
         for sequence in self.live.heads_of(request_id):
@@ -250,8 +250,8 @@ class Scheduler:
         return updates
 
     def expire(self, now: float) -> list[Update]:
-        """End requests that are out of time, pins and sessions whose time has passed: their blocks are unheld
-        now."""
+        """End requests that are out of time, and release pins and sessions whose time has passed: their
+        blocks are available now."""
         self.context.now = now
         updates: list[Update] = []
         if self.timers.soonest <= now:
@@ -259,7 +259,7 @@ class Scheduler:
                 if what is Due.DEADLINE:
                     updates += self._time_out(number, Deadline(name))
                 elif what is Due.PIN:
-                    self.client_pins.expire(now)  # all that are due, in the order in which they were made
+                    self.client_pins.expire(now)  # all that are due, in the order of creation
                 else:
                     self.session_holds.expire(name, now)
         if self.tenants.draining:
@@ -267,7 +267,7 @@ class Scheduler:
         return updates + self._end_stuck()
 
     def _end_stuck(self) -> list[Update]:
-        """Sequences whose cold blocks are not to be trusted, or that go no further, begin again, or end."""
+        """Restart, or end, sequences with damaged cold blocks and sequences that cannot continue."""
         updates: list[Update] = []
         if damaged_reads := self.long_contexts.take_damaged():
             later = (in_flight for _, in_flight in self._in_flight)
@@ -279,11 +279,11 @@ class Scheduler:
         return updates
 
     def next_event(self) -> float | None:
-        """When `expire` next has something to do; None: never."""
+        """When `expire` next has work; None: never."""
         return self.context.now if self.has_stuck else self.timers.next_time()
 
     def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
-        """End the request's unfinished choices, unless what was wanted has happened."""
+        """End the request's unfinished choices, unless the deadline was met."""
         sequences = self.live.heads_of(request_id)
         if deadline is Deadline.QUEUE:
             sequences = [s for s in sequences if not s.was_admitted]
@@ -305,7 +305,7 @@ class Scheduler:
         return updates
 
     def final_updates(self, reason: str, now: float) -> list[Update]:
-        """The end of every unfinished choice, with an error: this scheduler is given up."""
+        """End every unfinished choice with an error: this scheduler is discarded."""
         return [
             Update(request_id, choice, (), sequence.usage(now), FinishReason.ERROR, error=reason)
             for request_id in self.live.live_requests()
@@ -314,8 +314,8 @@ class Scheduler:
         ]
 
     def continue_from(self, old: Self) -> None:
-        """A new ledger over the same bytes: what happened stays told, tenants keep their bounds. Pins, names
-        and sessions are gone with the old one."""
+        """Continue with a new ledger over the same bytes: events and tenants' bounds stay; the old ledger's
+        pins, names and sessions are gone."""
         self.ledger.resize(old.ledger.pool.num_blocks, ())
         self.tenants.continue_from(old.tenants)
         self.idle_memory.continue_from(old.idle_memory)
@@ -328,18 +328,18 @@ class Scheduler:
     # -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next plan, or None when nothing can be computed before a commit or a submission."""
+        """The next plan, or None if nothing can be computed before a commit or a submission."""
         context = self.context
         context.now = now
         evicted_before = self.context.ledger.pool.num_evictions
         if self.prefixes.leaders:
-            self.prefixes.give_back_priorities()
+            self.prefixes.return_priorities()
         self.long_contexts.make_room()
         continuing, prompts, cold = self.planner.ready()
-        if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
+        if self.live.waiting.line and self.live.may_admit(self.live.waiting.first):
             budget = self.planner.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if budget == 0 and self.live.waiting.first.rank < continuing[self.context.step_tokens - 1].rank:
-                budget = 1  # taken from the last in rank that continues, see `Planner.share`
+                budget = 1  # from the last in rank that continues, see `Planner.share`
             self.admission.admit(prompts, budget, context.target.more_rows(len(self.live.running)))
             continuing, prompts, cold = self.planner.ready()
         in_flight: list[InFlightChunk] = []
@@ -364,11 +364,11 @@ class Scheduler:
     def _plan_chunks(
         self, share: list[tuple[Sequence, int]], cold: list[Sequence], in_flight: list[InFlightChunk]
     ) -> None:
-        """The share's chunks, and of the sequences with cold blocks a part of the first one's, in turn, for
-        which there are blocks."""
+        """Plan the chunks of the share, and a part of one cold chunk: of the first sequence in turn that has
+        blocks."""
         if not cold:
             for sequence, grant in share:
-                if sequence.state is State.RUNNING:  # else it became a victim in this loop
+                if sequence.state is State.RUNNING:  # else it was preempted in this loop
                     self.planner.plan_chunk(sequence, grant, in_flight)
             return
         is_alone, has_cold = not share, False
@@ -384,9 +384,9 @@ class Scheduler:
                 has_cold = self.cold_chunks.plan(sequence, grant, in_flight, is_alone=is_alone)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
-        """Take a step's result, in the order the plans were made. See `committing`."""
+        """Commit a step's result, in the order of the plans. See `committing`."""
         expected, in_flight = self._in_flight.popleft()
-        assert expected is plan, "plans are committed in the order they were made"
+        assert expected is plan, "a plan is committed out of order"
         assert result.step_id == plan.step_id
         self.context.now = now
         if result.too_large:
@@ -411,8 +411,8 @@ class Scheduler:
         return updates
 
     def _charge_cold(self, plan: StepPlan, result: StepResult, in_flight: list[InFlightChunk]) -> None:
-        """What a chunk's cold blocks took is its tenant's: as many positions as prompts would have had of
-        that time, less those that count already."""
+        """Charge its tenant for the time of a chunk's cold part, converted to prompt positions, less the
+        positions that count already."""
         position_s = self.context.times.position_s
         cold = next(chunk for chunk in plan.chunks if chunk.is_cold)
         if position_s is None or result.cold_seconds <= 0.0:
@@ -422,8 +422,8 @@ class Scheduler:
         self.live.service.charge(tenant, max(0.0, result.cold_seconds / position_s - counted))
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn what steps cost. One that computes cold blocks says nothing of others."""
-        if self.long_contexts.are_there:
+        """Record the step's time. Steps with cold blocks are not representative of others."""
+        if self.long_contexts.any_unfinished:
             self.cold_chunks.observe(plan, result)
         if plan.has_cold:
             return
@@ -433,13 +433,13 @@ class Scheduler:
         self.headroom.observe(result.seconds)
 
     def _forget_poisoned(self, names: list[bytes]) -> None:
-        """What a failed request wrote under these names is never found again, nor kept."""
+        """Forget the names of a failed request's blocks, and the pins on them."""
         self.ledger.forget(names)
         self.transfers.forget(names)
         self.client_pins.drop_unnamed()
 
     def check(self) -> None:
-        """Raise AssertionError, saying what differs, unless ledger and all parts agree. O(everything)."""
+        """Raise AssertionError, with the difference, unless ledger and all parts agree. O(everything)."""
         context, live, pins, transfers = self.context, self.live, self.pins, self.transfers
         check_ledger(self.ledger)
         check_live(self.ledger, live, context.config.max_rows)
@@ -453,17 +453,17 @@ class Scheduler:
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens per block."""
         return self.ledger.block_size
 
     @property
     def step_tokens(self) -> int:
-        """Positions of a step at most, now."""
+        """The most positions of a step, now."""
         return self.context.step_tokens
 
     @property
     def num_tenants(self) -> int:
-        """Tenants that the operator named."""
+        """Tenants named by the operator."""
         return self.ledger.quotas.num_tenants
 
     @property
@@ -473,17 +473,17 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait."""
+        """Waiting sequences."""
         return len(self.live.waiting)
 
     @property
     def waits_for_transfers(self) -> bool:
-        """True while blocks are on their way between the pool and an offload tier."""
+        """True while transfers between the pool and an offload tier are in flight."""
         return bool(self.transfers.in_flight)
 
     @property
     def has_stuck(self) -> bool:
-        """True while sequences go no further that `expire` will end, or let begin again."""
+        """True while `expire` has stuck sequences to end or restart."""
         tier = self.transfers.tier
         return tier is not None and bool(tier.damaged_reads or self.long_contexts.stuck())
 
@@ -494,6 +494,6 @@ class Scheduler:
 
     @property
     def could_store(self) -> bool:
-        """True when a plan made now would change what is in an offload tier: an engine without other work
-        makes one."""
+        """True when a plan made now would store or forget blocks: an engine without other work then makes
+        one."""
         return self.transfers.tier is not None and self.transfers.could_store

@@ -1,4 +1,4 @@
-"""A sequence: one stream of tokens of a request, and the counters that each step moves one towards another.
+"""A sequence: one stream of tokens of a request, and the counters that steps advance towards each other.
 
     0 <= num_computed <= num_planned <= num_tokens + pending        num_planned <= len(table) * block_size
 
@@ -7,7 +7,7 @@
 
 While drafts are in flight, `num_planned` is ahead by `num_guessed`.
 
-Only the scheduler changes one.
+Only the scheduler changes a sequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from octavo.units import blocks_for
 
 
 class State(enum.StrEnum):
-    """Where a sequence is. There is no "prefilling" or "decoding"."""
+    """The state of a sequence. There is no "prefilling" or "decoding"."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -41,7 +41,7 @@ class State(enum.StrEnum):
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of a request, or one beam. `forks_left` > 0 on the first choice of n until the step that
-    samples is planned; on the leader of a beam group, the rows that the group may still want."""
+    samples is planned; on the leader of a beam group: the rows that the group may still need."""
 
     seq_id: int
     request: Request
@@ -57,26 +57,26 @@ class Sequence:
     pending: int = 0
     forks_left: int = 0
     split: PromptSplit | None = None  # of its prompt, at the first admission of its request
-    num_served: int = 0  # positions that its tenant was charged for, or that came from the cache
-    preemptions: int = 0  # with each its blocks were dropped
-    num_lost: int = 0  # positions that were computed when it was preempted, until it is back
-    prompt_logprobs_done: int = 0  # prompt positions whose logits were already asked for
+    num_served: int = 0  # positions charged to its tenant, or cached
+    preemptions: int = 0  # its blocks were dropped at each
+    num_lost: int = 0  # positions computed before its preemption, until it has recomputed them
+    prompt_logprobs_done: int = 0  # prompt positions whose logits were already requested
     queue: QueueState = field(default_factory=lambda: QueueState(QUEUED))
     block_use: BlockUse = field(default_factory=BlockUse)
-    drafts: DraftState | None = None  # None: it decodes plainly
-    grammar: GrammarState | None = None  # None: no grammar has led its output, or forced any of it
+    drafts: DraftState | None = None  # None: decodes without drafts
+    grammar: GrammarState | None = None  # None: no grammar has constrained or forced its output
     unwanted: set[int] = field(
         default_factory=set
     )  # choices cancelled before they existed; one set for all choices
-    group: BeamGroup[Sequence] | None = None  # its beam search; `choice` only tells beams apart, for people
-    attached: tuple[Attachment, ...] = ()  # features that take part in its request
+    group: BeamGroup[Sequence] | None = None  # its beam search; `choice` then only labels beams
+    attached: tuple[Attachment, ...] = ()  # features of its request
     phases: Phases = field(init=False)
     num_prompt: int = field(init=False)  # tokens of the prompt
-    max_length: int = field(init=False)  # tokens of prompt and output, at most
-    # Sort keys: the smallest runs first, and is preempted last: by priority, then arrival, then
-    # choice. Beams of a group rank as one, so none is ever the victim of another.
+    max_length: int = field(init=False)  # the most tokens of prompt and output
+    # Sort keys: the smallest runs first, and is preempted last: by priority, then arrival, then choice. Beams
+    # # of a group rank equally, so none is ever the victim of another.
     own_rank: tuple[int, int, int] = field(init=False)
-    rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends, for one step
+    rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends for one step
 
     def __post_init__(self) -> None:
         self.phases = Phases(self.request.arrival)
@@ -89,63 +89,62 @@ class Sequence:
         self.own_rank = self.rank = (-self.request.priority, self.request.request_id, place)
 
     def as_holder(self) -> Holder:
-        """Its record, with what changes from step to step."""
+        """Its record, with the values that change from step to step."""
         holder = self.holder
         holder.rank, holder.num_planned = self.rank, self.num_planned - self.num_guessed
         holder.is_findable = not self.computes_all
         return holder
 
     def become_choice(self, choice: int) -> None:
-        """Be called so by people."""
+        """Set its choice and label."""
         self.choice = choice
         self.holder.label = f"request {self.request.request_id}, choice {choice}"
 
     @property
     def is_long(self) -> bool:
-        """True where the pool may not hold all its blocks: those of its beginning may be cold."""
+        """True if the pool may not hold all its blocks: its first ones may be cold."""
         return self.request.hot_blocks > 0
 
     @property
     def has_cold(self) -> bool:
-        """True while it runs and some of its blocks are cold."""
+        """True while it runs with cold blocks."""
         return self.table is not None and bool(self.table.cold)
 
     def hot_max(self, num_blocks: int, has_maxima: bool) -> int:
-        """Of a long one: how many blocks it may hold in a pool of `num_blocks`. Where tenants have maxima,
-        others of its tenant may want what is not promised to it."""
+        """For a long sequence: how many blocks it may hold in a pool of `num_blocks`. With maxima, others of
+        its tenant may need the blocks not promised to it."""
         return self.request.hot_blocks if has_maxima else max(self.request.hot_blocks, num_blocks * 3 // 4)
 
     @property
     def was_admitted(self) -> bool:
-        """True from its first admission on."""
+        """True since its first admission."""
         return self.phases.admitted is not None
 
     @property
     def blocks_lookahead(self) -> bool:
-        """True where nothing is planned while a sample of it is in flight. A beam's next token is not its own
-        sample, behind a grammar's come those that it forces, and guesses want to know the tokens before
-        them."""
+        """True if nothing may be planned while a sample of it is in flight: a beam's next token is not its
+        own sample, a grammar may force tokens after it, and drafts depend on it."""
         if self.group is not None or (self.drafts is not None and self.drafts.is_awaited):
             return True
         if self.in_grammar:
             return True
         params = self.request.params
-        # Behind thinking, or a trigger, the executor tells when a grammar begins.
+        # After thinking or a trigger, the executor reports the start of a grammar.
         return params.grammar is not None and not params.grammar.triggers and params.thinking is None
 
     @property
     def drafting(self) -> DrafterState | None:
-        """Guesses at its next tokens; None: it decodes plainly."""
+        """Drafting state of its next tokens; None: it decodes without drafts."""
         return None if self.drafts is None else self.drafts.drafting
 
     @property
     def num_guessed(self) -> int:
-        """Of the planned positions, those of drafts in flight."""
+        """Planned positions that are drafts in flight."""
         return 0 if self.drafts is None else self.drafts.num_guessed
 
     @property
     def in_grammar(self) -> bool:
-        """True when the executor has told that a grammar leads its output now."""
+        """True while the executor reports that a grammar constrains its output."""
         return self.grammar is not None and self.grammar.is_leading
 
     @property
@@ -155,22 +154,22 @@ class Sequence:
 
     @property
     def num_last(self) -> int:
-        """Tokens at the end that are not computed when it ends there."""
+        """Tokens at its end that would not be computed if it ended there."""
         return 1 if self.grammar is None else self.grammar.num_last
 
     @property
     def known(self) -> int:
-        """Tokens that exist or are promised."""
+        """Tokens that exist or are in flight."""
         return len(self.tokens) + self.pending
 
     @property
     def remaining(self) -> int:
-        """Positions that can be planned now: 1 when decoding, more when blocks are (again) to be filled."""
+        """Positions that can be planned now: 1 when decoding, more when blocks must be (re)computed."""
         return self.known - self.num_planned
 
     @property
     def num_prompt_unserved(self) -> int:
-        """Positions of its prompt that its tenant was not charged for."""
+        """Prompt positions not charged to its tenant."""
         return max(0, self.num_prompt - self.num_served)
 
     @property
@@ -188,7 +187,7 @@ class Sequence:
         return blocks_for(self.known, block_size) + tails
 
     def blocks_promised(self, block_size: int) -> int:
-        """Of these, the ones that it does not hold yet, and needs in the pool."""
+        """Of these, the ones that it still needs from the pool."""
         missing = self.blocks_known(block_size) - (0 if self.table is None else len(self.table))
         if self.request.hot_blocks:
             missing = min(
@@ -198,46 +197,46 @@ class Sequence:
 
     @property
     def priority(self) -> int:
-        """Its own, or that of a follower who waits for its blocks."""
+        """Its own, or that of a follower that waits for its blocks."""
         return -self.rank[0]
 
     def borrow(self, priority: int) -> None:
-        """A follower waits for our blocks: rank as high as it does, if that is higher."""
+        """A follower waits for its blocks: take the follower's priority, if it is higher."""
         self.rank = (min(self.rank[0], -priority), *self.own_rank[1:])
 
     def give_back(self) -> None:
-        """Rank by our own priority again."""
+        """Return to its own priority."""
         self.rank = self.own_rank
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """True while prompt positions still owe their logprobs."""
+    def needs_prompt_logprobs(self) -> bool:
+        """True while logprobs of prompt positions are missing."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.prompt_logprobs_done < self.num_prompt - 1
 
     @property
-    def wants_mean(self) -> bool:
-        """True where the hidden rows of all positions are wanted, in one piece and in order."""
+    def needs_mean(self) -> bool:
+        """True if the hidden states of all positions are needed, contiguous and in order."""
         return self.request.params.pooling is Pooling.MEAN
 
     @property
     def computes_all(self) -> bool:
-        """True where a position that is not computed in this row would be missed: it takes no prefix hit."""
-        return self.wants_prompt_logprobs or self.wants_mean
+        """True if every position must be computed in this row: it takes no prefix hit."""
+        return self.needs_prompt_logprobs or self.needs_mean
 
     @property
     def num_cached(self) -> int:
-        """Tokens of its prompt that were found at its first admission."""
+        """Prompt tokens that were cached at its first admission."""
         return 0 if self.split is None else self.split.num_cached
 
     @property
     def num_output(self) -> int:
-        """Tokens of the output, of which a prompt whose embedding is wanted has none."""
+        """Tokens of the output; a pooling prompt has none."""
         return 0 if self.request.params.pooling is not None else len(self.tokens) - self.num_prompt
 
     def child(self, seq_id: int, choice: int, row: int) -> Sequence:
-        """Another choice, forked in the plan that samples: the same tokens, one sample pending. It holds
-        nothing yet."""
+        """Another choice, forked in the plan that samples: the same tokens, one sample pending, no blocks
+        yet."""
         twin = Sequence(
             seq_id=seq_id,
             request=self.request,
@@ -258,7 +257,7 @@ class Sequence:
         return twin
 
     def admitted_row(self) -> AdmittedRow:
-        """What the executor must know of it when it enters its row."""
+        """The executor's description of it, for a new row."""
         request = self.request
         return AdmittedRow(
             self.row,
@@ -272,7 +271,7 @@ class Sequence:
         )
 
     def finish_reason(self, stop_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
-        """Why its newest token ends it, and that token if it is one to stop at; (None, None): it goes on."""
+        """Why its newest token ends it, and that token if it is a stop token; (None, None): it continues."""
         params, token = self.request.params, self.tokens[-1]
         num_output = len(self.tokens) - self.num_prompt
         if num_output > params.min_tokens or params.min_tokens == 0:
@@ -284,42 +283,42 @@ class Sequence:
         return None, None
 
     def await_blocks(self, now: float) -> None:
-        """It waits for blocks that come from the tier below."""
+        """It waits for blocks from the offload tier."""
         self.queue.wait, phases = LOADING, self.phases
         if phases.admitted is None and (phases.loading_begun is None or phases.loaded is not None):
             begun = now if phases.loading_begun is None else phases.loading_begun
             self.phases = replace(phases, loading_begun=begun, loaded=None)
 
     def end_loading(self, now: float) -> None:
-        """What it waited for has come, or will not come. Does nothing where nothing was awaited."""
+        """Its awaited blocks have come, or will not. Does nothing if none were awaited."""
         if self.phases.loading_begun is not None and self.phases.loaded is None:
             self.phases = replace(self.phases, loaded=now)
 
     def note_admission(self, now: float) -> None:
-        """It runs. Only the first time counts."""
+        """It was admitted. Only the first time counts."""
         if self.phases.admitted is None:
             self.end_loading(now)
             self.phases = replace(self.phases, admitted=now)
 
     def note_token(self, now: float) -> None:
-        """A token of its output is here. Only the first counts."""
+        """It has an output token. Only the first counts."""
         if self.phases.first_token is None:
             self.phases = replace(self.phases, first_token=now)
 
     def count_blocks(self, now: float) -> None:
-        """Its table changed, or its usage is asked for."""
+        """Account for its blocks: its table changed, or its usage is read."""
         num_blocks = 0 if self.table is None else len(self.table.blocks)
         if self.drafts is not None and num_blocks:
             num_blocks -= self.drafts.blocks_guessed
         self.block_use.count(num_blocks, now)
 
     def describe(self, ledger: Ledger, start: int, stop: int) -> None:
-        """Where changes of names are recorded, say what its blocks [start, stop) hold. O(stop - start)."""
+        """Record the content of its blocks [start, stop), where changes are recorded. O(stop - start)."""
         request = self.request
         ledger.describe(self.chain, self.tokens, request.tenant, request.cache_salt, start, stop)
 
     def usage(self, now: float) -> Usage:
-        """What it cost so far."""
+        """Its cost so far."""
         self.count_blocks(now)
         drafting, use, split = self.drafting, self.block_use, self.split
         return Usage(

@@ -1,6 +1,6 @@
-"""What features and accounts add to a sequence. A sequence that does not use a feature has no part for it.
+"""State that features and accounting add to a sequence. A sequence without the feature has none.
 
-They stand apart from their features because `Sequence` names them, and the features name `Sequence`.
+It is apart from the features because `Sequence` imports it, and the features import `Sequence`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from octavo.speculation.speculator import DrafterState
 
 @dataclass(slots=True, eq=False)
 class DraftState:
-    """The guesses at a sequence's next tokens, and those of them that are in flight (drafts.py)."""
+    """A sequence's drafts, and those of them that are in flight (drafts.py)."""
 
     drafting: DrafterState
-    num_guessed: int = 0  # of the planned positions, those of drafts in flight
-    blocks_guessed: int = 0  # of the blocks, those that nothing but drafts in flight needs
-    is_awaited: bool = False  # nothing is planned while a sample is in flight: guesses will be
+    num_guessed: int = 0  # planned positions that are drafts in flight
+    blocks_guessed: int = 0  # blocks that only drafts in flight need
+    is_awaited: bool = False  # plan nothing while a sample is in flight: drafts follow
 
     def clear_in_flight(self) -> None:
-        """No drafts are in flight any more."""
+        """No drafts are in flight."""
         self.num_guessed = self.blocks_guessed = 0
 
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """What a grammar, or the end of thinking, does to a sequence's output (committing.py)."""
+    """The effect of a grammar, or the end of thinking, on a sequence's output (committing.py)."""
 
-    is_leading: bool = False  # the executor has told that a grammar leads the output now
+    is_leading: bool = False  # the executor reports that a grammar constrains the output now
     num_forced: int = 0  # output tokens that it forced
-    num_last: int = 1  # tokens at the end that are not computed when the sequence ends there
+    num_last: int = 1  # tokens at the end that would not be computed if the sequence ended there
 
     def note_sample(self, num_last: int, *, is_leading: bool) -> None:
-        """Tokens came, of which the last `num_last` are not computed: one, and those that it forced."""
+        """Tokens came; the last `num_last` are not computed: one sampled, and the forced ones."""
         self.num_last = num_last
         self.num_forced += num_last - 1
         self.is_leading = self.is_leading or is_leading
@@ -44,7 +44,7 @@ class GrammarState:
 
 @dataclass(slots=True, eq=False)
 class BlockUse:
-    """How many blocks a sequence held, and for how long."""
+    """The number of blocks that a sequence held, over time."""
 
     peak: int = 0
     block_seconds: float = 0.0  # up to `_counted_at`
@@ -52,7 +52,7 @@ class BlockUse:
     _counted_at: float = 0.0
 
     def count(self, num_blocks: int, now: float) -> None:
-        """It holds so many now: add what was held until now."""
+        """It holds so many now: add the time with the previous number."""
         self.block_seconds += self._num_blocks * (now - self._counted_at)
         self._counted_at = now
         self._num_blocks = num_blocks
@@ -67,42 +67,42 @@ class Source(enum.StrEnum):
     HOST = "host"  # found in host memory, and loaded or read there
     DISK = "disk"  # found on disk, and loaded or read there
     TAIL = "tail"  # at the prompt's end, where no block is looked up: its last token is always computed
-    NEVER_COMPUTED = "never_computed"  # nothing is known of such a block
-    EVICTED = "evicted"  # it was there, and its place was needed
-    LOST = "lost"  # it was there, and could not be kept
-    CHEAPER_TO_COMPUTE = "cheaper_to_compute"  # it is in an offload tier, and loading takes longer
-    NOT_USED = "not_used"  # it is there, without room to load or hold it now
-    NOT_LOOKED_UP = "not_looked_up"  # every position was wanted, or prefix caching is off
+    NEVER_COMPUTED = "never_computed"  # no record of such a block
+    EVICTED = "evicted"  # evicted for another block
+    LOST = "lost"  # lost for another reason
+    CHEAPER_TO_COMPUTE = "cheaper_to_compute"  # in an offload tier, but loading takes longer
+    NOT_USED = "not_used"  # findable, but without room to load or hold it now
+    NOT_LOOKED_UP = "not_looked_up"  # every position was needed, or prefix caching is off
 
     @property
     def is_hit(self) -> bool:
-        """True where nothing was computed."""
+        """True if nothing was computed."""
         return self in (Source.POOL, Source.HOST, Source.DISK)
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
-    """The tokens of a prompt that have one source."""
+    """The tokens of a prompt with one source."""
 
     source: Source
     num_tokens: int
-    cause: str = ""  # a `memory.name_history.Cause`, of what was evicted or lost
-    at: float | None = None  # when the last block of them left, on the engine's clock
-    request_id: int | None = None  # the request that took the blocks: for operators alone
+    cause: str = ""  # a `memory.name_history.Cause`, if evicted or lost
+    at: float | None = None  # when the last of their blocks left, on the engine's clock
+    request_id: int | None = None  # the request that took the blocks: for operators only
 
 
 class PromptSplit(msgspec.Struct, frozen=True):
-    """A prompt by source, as it was at the first admission of its request. The parts add up to it."""
+    """A prompt by source, at the first admission of its request. The parts add up to it."""
 
-    num_cached: int  # tokens that were found
+    num_cached: int  # cached tokens
     parts: tuple[PromptPart, ...]
 
     @property
     def left_at(self) -> float | None:
-        """When the last block that was missed had left; None: none had."""
+        """When the last of the missed blocks left; None: none had."""
         return max((part.at for part in self.parts if part.at is not None), default=None)
 
     def for_tenant(self) -> PromptSplit:
-        """The same without other requests: nothing tells how many there were."""
+        """The same without other requests, and without their number."""
         merged: dict[tuple[Source, str], PromptPart] = {}
         for part in self.parts:
             known = merged.get((part.source, part.cause))

@@ -1,8 +1,7 @@
-"""What each tenant has of the pool, beside what it was guaranteed: who is charged for what, who borrows, and
-whom that protects.
+"""Each tenant's use of the pool against its guarantee: charges, borrowers, and protection.
 
     protected  a tenant within its guarantee loses no block to another tenant, whatever the priorities
-    claim      a tenant's waiting sequence that its guarantee covers enters at once: borrowers are preempted
+    claim      a waiting sequence that its tenant's guarantee covers preempts borrowers and is admitted
 
 Borrowers can be preempted down to their guarantee, a tenant's own sequences by rank: so the best-ranked of a
 tenant, or of all borrowers, always advances.
@@ -23,7 +22,7 @@ from octavo.step.context import Context
 
 
 class TenantShares:
-    """Answers. Changes nothing."""
+    """Computes use and protection. Changes nothing."""
 
     def __init__(self, context: Context, live: LiveSequences, budget: BlockBudget) -> None:
         self._context = context
@@ -32,7 +31,7 @@ class TenantShares:
         self._budget = budget
 
     def allows(self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: Set[int]) -> bool:
-        """Whether its tenant's own bounds admit it beside `running`, once `freed` are unheld."""
+        """Whether its tenant's own bounds admit it with `running`, once `freed` are available."""
         tenant = sequence.request.tenant
         policy = self._quotas.policy(tenant)
         if policy.max_running is not None:
@@ -49,7 +48,7 @@ class TenantShares:
         return charged + needed <= policy.maximum
 
     def why_not(self, sequence: Sequence, num_hits: int) -> Wait:
-        """What `allows` lacked."""
+        """The reason that `allows` is false."""
         policy = self._quotas.policy(sequence.request.tenant)
         room = self._quotas.room(self._quotas.owner(policy.name))
         needed = self._budget.charge_of(sequence, num_hits)
@@ -61,38 +60,38 @@ class TenantShares:
         return Wait(WaitReason.QUOTA, needed, max(0, room))
 
     def is_protected(self, victim: Sequence, winner: Sequence) -> bool:
-        """True for a tenant within its guarantee, before everybody but its own."""
+        """True if the victim's tenant is within its guarantee and the winner's is another."""
         if not self._quotas.has_guarantees:
             return False
         tenant = victim.request.tenant
         return tenant != winner.request.tenant and not self.is_borrower(tenant)
 
     def is_borrower(self, tenant: str) -> bool:
-        """True when it uses more than it was guaranteed."""
+        """True when it uses more than its guarantee."""
         return self.used(tenant) > self._quotas.policy(tenant).guaranteed
 
     def covers(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether its tenant would use no more than it was guaranteed with this sequence, too."""
+        """Whether its tenant stays within its guarantee with this sequence."""
         tenant, pool = sequence.request.tenant, self._context.ledger.pool
         more = self._budget.charge_of(sequence, num_hits)
-        if tenant != SHARED:  # of which `charge_of` counts them
+        if tenant != SHARED:  # `charge_of` counts these for `shared`
             known = self._once_shared_of(tenant)
             hits = self._context.ledger.blocks_of(sequence.chain.names[sequence.queue.num_cold : num_hits])
             more += sum(pool.owner[b] == self._quotas.once_shared and b not in known for b in hits)
         return self.used(tenant) + more <= self._quotas.policy(tenant).guaranteed
 
     def used(self, tenant: str) -> int:
-        """What it is charged for, and what it holds that all could find once and no tenant is charged for:
-        for guarantees that is its user's."""
+        """Blocks charged to it, and formerly shared blocks that it holds and no tenant is charged for:
+        guarantees count them for their user."""
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
 
     def used_without(self, tenant: str, without: HypotheticalRelease) -> int:
-        """The same once some holders have gone."""
+        """The same without some holders."""
         once_shared = self._once_shared_of(tenant) - without.freed
         return without.charged(self._quotas.owner(tenant)) + len(once_shared)
 
     def _once_shared_of(self, tenant: str) -> set[int]:
-        """O(blocks that its holders list) where there are such, else O(1)."""
+        """O(blocks that its holders list) with such blocks, else O(1)."""
         pool = self._context.ledger.pool
         if not pool.charged[self._quotas.once_shared]:
             return set()
@@ -106,13 +105,13 @@ class TenantShares:
         return {block for block in blocks if pool.owner[block] == self._quotas.once_shared}
 
     def share_of(self, tenant: str) -> float:
-        """How many blocks a tenant borrows, for its weight: who borrows most is asked first."""
+        """How many blocks a tenant borrows, for its weight: the largest borrower loses blocks first."""
         policy = self._quotas.policy(tenant)
         return max(0, self._quotas.charged(tenant) - policy.guaranteed) / policy.weight
 
     def claim_fits(self, sequence: Sequence, num_hits: int, rows: int, freed: Set[int]) -> bool:
-        """Whether a sequence that its guarantee covers can enter, once `freed` are unheld: what running ones
-        were promised stands back, because guarantees fit the pool together."""
+        """Whether a sequence covered by its guarantee can be admitted, once `freed` are available. Blocks
+        promised to running sequences do not count: all guarantees fit the pool together."""
         return (
             self._budget.suffices(sequence, num_hits, sequence.forks_left, freed)
             and rows >= 1 + sequence.forks_left

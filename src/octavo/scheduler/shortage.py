@@ -1,12 +1,12 @@
-"""A device had no memory for a step: its sequences wait again, and later steps are smaller.
+"""Steps for which the device had no memory: their sequences wait again, and later steps are smaller.
 
     step of 512 positions, no memory  ->  all its sequences are requeued, 256 positions from now on
-    step planned ahead of its result  ->  what it sampled for these requests stands on nothing: not taken
+    step planned ahead of its result  ->  its samples for these requests are invalid: discarded
     1,024 steps without a shortage    ->  512 positions again; after each further shortage twice as many steps
 
-Nothing of such a step is known to be computed, and nothing of it was published, so a requeued sequence
-computes the same again, as after a preemption. A step of one position cannot be smaller: its sequence fails.
-So do, of larger ones, requests whose prompt logprobs come with each step, and beams.
+No position of such a step counts as computed, and none was published, so a requeued sequence computes it
+again, as after a preemption. A step of one position cannot shrink: its sequence fails. So do, in larger
+steps, requests whose prompt logprobs come with each step, and beams.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GROW_AFTER, GROW_AFTER_MAX = 1024, 65_536  # steps
 
 @dataclass(eq=False)
 class StepShortage:
-    """Takes results of steps that found no memory."""
+    """Handles steps that failed for lack of memory."""
 
     _context: Context
     _live: LiveSequences
     _prefill_budget: PrefillBudget
     _finisher: Finisher
-    _num_good: int = field(default=0, init=False)  # steps since the last shortage, or since the limit grew
-    _grow_after: int = field(default=0, init=False)  # of them, until it grows
+    _num_good: int = field(default=0, init=False)  # steps since the last shortage or growth of the limit
+    _grow_after: int = field(default=0, init=False)  # so many good steps until the limit grows
 
     def take(
         self,
@@ -45,8 +45,8 @@ class StepShortage:
         later: Iterable[list[InFlightChunk]],
         why: str,
     ) -> list[Update]:
-        """`in_flight` of a step of so many positions come to nothing, as do those of `later` plans that count
-        on them. Returns the ends of sequences that fail."""
+        """Discard the chunks of a step of so many positions, and those of `later` plans that depend on them.
+        Returns the ends of sequences that fail."""
         for flight in in_flight:
             flight.sequence.pending -= flight.num_samples
         hit = {flight.sequence.seq_id for flight in in_flight if not flight.is_void}
@@ -63,8 +63,8 @@ class StepShortage:
         *,
         is_final: bool,
     ) -> list[Update]:
-        """Cold blocks of these sequences could not be read: their requests begin again, with what is left
-        below, or these end. Returns the ends of those that cannot begin again, too."""
+        """Cold blocks of these sequences could not be read: restart their requests with the blocks left in
+        the tier, or end them. Also returns the ends of those that cannot restart."""
         wanted = set(seq_ids)
         hit = (flight.sequence for flight in in_flight if not flight.is_void)
         requests = {s.request.request_id for s in hit if s.seq_id in wanted}
@@ -74,14 +74,14 @@ class StepShortage:
     def begin_again(
         self, requests: set[int], later: Iterable[list[InFlightChunk]], why: str, failing: set[int]
     ) -> list[Update]:
-        """Nothing of these requests is taken of plans that were made; those `failing` end."""
+        """Discard these requests' results in plans already made; end those `failing`."""
         for planned in later:
             _void(planned, requests)
         updates: list[Update] = []
         for request_id in sorted(requests):
             for sequence in self._live.sequences_of(request_id):
                 if sequence.state is State.FINISHED:
-                    continue  # with the beam before it
+                    continue  # ended with the beam before it
                 is_running = sequence.state is State.RUNNING
                 if (is_running and sequence.seq_id in failing) or not _can_begin_again(sequence):
                     updates += self._fail(sequence, why)
@@ -90,14 +90,14 @@ class StepShortage:
         return updates
 
     def note_step(self) -> None:
-        """A step was computed while the limit is less than the configured one: it may grow again."""
+        """A step succeeded under a reduced limit, which may grow again."""
         self._num_good += 1
         if self._num_good >= self._grow_after:
             self._num_good = 0
             self._limit(min(2 * self._context.step_tokens, self._context.config.step_tokens))
 
     def _shrink(self, num_positions: int, why: str) -> None:
-        """Half of what was too much; a step that was planned before may have had more."""
+        """Halve the failed size; a step planned before may have been larger than the limit."""
         self._num_good = 0
         self._grow_after = min(2 * self._grow_after, GROW_AFTER_MAX) or GROW_AFTER
         self._limit(min(self._context.step_tokens, num_positions // 2))
@@ -119,7 +119,7 @@ class StepShortage:
 
 
 def _void(in_flight: list[InFlightChunk], requests: set[int]) -> None:
-    """Nothing of these requests is taken of a plan."""
+    """Discard these requests' chunks of a plan."""
     for flight in in_flight:
         flight.is_void = flight.is_void or flight.sequence.request.request_id in requests
 

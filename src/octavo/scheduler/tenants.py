@@ -1,4 +1,4 @@
-"""Tenants come, change and go: their bounds while the server runs."""
+"""Tenants while the server runs: new ones, changed bounds, removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.step.context import Context
 
 
 class TenantBounds:
-    """Who is one, and within which bounds."""
+    """The tenants and their bounds."""
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class TenantBounds:
         self._live = live
         self._room = room
         self._reclaimer = reclaimer
-        self._named: set[str] = set()  # tenants whose bounds were set last
-        self.gone: set[str] = set()  # tenants that were named once, and are not now
-        self.draining: set[str] = set()  # of these, the ones of whom something is left
+        self._named: set[str] = set()  # tenants of the last `set_policies`
+        self.gone: set[str] = set()  # tenants named once, and not now
+        self.draining: set[str] = set()  # of these, the ones with requests, pins or held blocks left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
-        """These tenants from now on. Sequences beyond a smaller maximum are preempted. One that is not
-        among them keeps its last bounds, but for its guarantee, until nothing of it is left.
+        """Replace the tenants. Sequences beyond a smaller maximum are preempted. A tenant that is not among
+        them keeps its last bounds, except its guarantee, until it has nothing left.
 
-        Raises TenantsRefused, and changes nothing, where guarantees do not fit beside what was let in.
+        Raises TenantsRefused, and changes nothing, if guarantees do not fit with the accepted requests.
         """
         before = self._quotas.policies()
         named = {policy.name for policy in policies}
@@ -61,24 +61,24 @@ class TenantBounds:
         self._reclaimer.keep_to_bounds(policies)
 
     def continue_from(self, old: TenantBounds) -> None:
-        """The same tenants over a new ledger."""
+        """Keep the tenants over a new ledger."""
         self.set_policies(old.named())
         self.gone = old.gone
 
     def named(self) -> list[TenantPolicy]:
-        """The bounds that were set last."""
+        """The bounds set last."""
         return [policy for policy in self._quotas.policies() if policy.name in self._named]
 
     def check_known(self, tenant: str) -> None:
-        """Raise UnknownTenant for one that is gone: its key was good before."""
+        """Raise UnknownTenant for a removed tenant, whose key was valid before."""
         if tenant in self.gone:
             raise UnknownTenant(
                 f"{tenant} is not a tenant any more; allowed: a key of one that the tenants file names"
             )
 
     def check_queue(self, tenant: str) -> None:
-        """Raise QueueFull when the tenant has as many requests waiting as it may, or all together have and it
-        has its share. O(waiting) near these bounds."""
+        """Raise QueueFull when the tenant's queue is full, or the whole queue is and the tenant has its
+        share. O(waiting) near these bounds."""
         num_waiting, bound = len(self._live.waiting), self._context.config.max_waiting
         limit, share = self._quotas.policy(tenant).max_waiting, share_of(bound, self._quotas.num_tenants)
         common = bound // 2 if share and limit is None else bound
@@ -94,11 +94,11 @@ class TenantBounds:
                 f"{own:,} of your requests are waiting, and half of the queue is taken; allowed then: "
                 f"{share:,}, your share (max_queue of your entry in the tenants file, or setting max_queue)"
             )
-        many = "too many" if tenant else f"{num_waiting}"  # no number that others move
+        many = "too many" if tenant else f"{num_waiting}"  # no number that other tenants change
         raise QueueFull(f"{many} requests are waiting; allowed: {bound} (setting max_queue)")
 
     def drop_drained(self) -> None:
-        """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""
+        """Remove the bounds of removed tenants with nothing left. O(1) without any."""
         gone = {tenant for tenant in self.draining if not self._has_anything(tenant)}
         if gone:
             self.draining -= gone
@@ -148,7 +148,7 @@ class TenantBounds:
                 )
 
     def _num_loading(self, tenant: str) -> int:
-        """Its blocks that fetches keep while they are not complete."""
+        """Its blocks held by incomplete fetches."""
         pool, owner = self._context.ledger.pool, self._quotas.owner(tenant)
         loading = (
             holder.blocks

@@ -1,10 +1,10 @@
-"""Which running sequences may be preempted, and for whom. Which of them are is `retention.reclaim`'s choice.
+"""Which running sequences may be preempted, and for which sequence. `retention.reclaim` chooses among them.
 
-Liveness: only sequences that rank after the one that is short are candidates, whatever they would lose. Ranks
-are a strict order, so of two sequences only one can ever preempt the other, and the best-ranked that runs is
-no other's victim: it advances in every step until it ends, or until one of better rank enters. That makes the
-best rank better, which can happen only as often as there are requests, so some request ends. What ends never
-comes back, and tokens that were sampled are never lost.
+Liveness: only sequences that rank after the requester are candidates, whatever their loss. Ranks are a strict
+order, so of two sequences only one can ever preempt the other. The best-ranked running sequence is never a
+victim: it advances in every step until it ends, or until one of better rank is admitted. That improves the
+best rank, which can happen only as often as there are requests, so some request ends. An ended request never
+returns, and sampled tokens are never lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from octavo.step.context import Context
 
 
 def whole_groups(eligible: list[Sequence]) -> list[Sequence]:
-    """Without beams of a group some of whose beams are not among them: a group goes as one, or not at all."""
+    """Without the beams of incomplete groups: a group is preempted as a whole or not at all."""
     if all(s.group is None for s in eligible):
         return eligible
     return [s for s in eligible if s.group is None or all(beam in eligible for beam in s.group.sequences())]
@@ -30,22 +30,22 @@ def whole_groups(eligible: list[Sequence]) -> list[Sequence]:
 
 @dataclass(eq=False)
 class Victims:
-    """Answers. Changes nothing."""
+    """Lists candidates. Changes nothing."""
 
     _context: Context
     _live: LiveSequences
     _shares: TenantShares
 
     def running(self, tenant: str | None = None) -> list[Sequence]:
-        """All that run, of all tenants or one."""
+        """All running sequences, of all tenants or one."""
         return [s for s in self._live.running if tenant in (None, s.request.tenant)]
 
     def running_holders(self) -> Iterator[Holder]:
-        """The same by their records."""
+        """The same as holder records."""
         return (s.holder for s in self._live.running)
 
     def is_borrower(self, tenant: str) -> bool:
-        """True when it uses more than it was guaranteed."""
+        """True when it uses more than its guarantee."""
         return self._shares.is_borrower(tenant)
 
     def share_of(self, holder: Holder) -> float:
@@ -53,8 +53,8 @@ class Victims:
         return self._shares.share_of(holder.tenant)
 
     def behind(self, winner: Sequence) -> list[Sequence]:
-        """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
-        guarantee; a tenant within its own guarantee comes before borrowers of any rank."""
+        """Sequences that rank after `winner`, have no chunk in the plan being made, and are protected by no
+        guarantee. A tenant within its own guarantee ranks before borrowers of any rank."""
         shares, own = self._shares, winner.request.tenant
         claims = shares.used(own) < self._context.ledger.quotas.policy(own).guaranteed
         return whole_groups(
@@ -67,18 +67,18 @@ class Victims:
         )
 
     def unplanned(self, winner: Sequence) -> list[Sequence]:
-        """All others that have no chunk in the plan being made."""
+        """All others without a chunk in the plan being made."""
         plan = self._context.plan
         planned = {chunk.seq_id for chunk in plan.chunks} | {fork.child_seq_id for fork in plan.forks}
         others = [s for s in self._live.running if s is not winner and s.seq_id not in planned]
         return whole_groups(others)
 
     def last_resort(self, sequence: Sequence) -> list[Sequence]:
-        """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
-        them are charged to no tenant: then the best-ranked of all may preempt those that rank after it."""
+        """Guarantees fit the pool together, but held prefixes that the operator stopped sharing are charged
+        to no tenant. For these the best-ranked of all may preempt those that rank after it."""
         if not self._context.ledger.quotas.has_guarantees:
             return []
-        if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share theirs
+        if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share their rank
             return []
         return self.unplanned(sequence)
 
@@ -92,8 +92,8 @@ class Victims:
         ]
 
     def preemptible_for(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
-        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
-        guarantee; last in rank first. O(blocks of the candidates)."""
+        """Of these, the ones that may be preempted for another tenant's sequence until their tenants are down
+        to their guarantees; last in rank first. O(blocks of the candidates)."""
         quotas = self._context.ledger.quotas
         if not quotas.has_guarantees:
             return list(candidates)
@@ -109,9 +109,9 @@ class Victims:
     def borrowers_for(
         self, sequence: Sequence, gone: Many[BlockTable], fits: Callable[[int, Set[int]], bool]
     ) -> list[Sequence]:
-        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
-        tables have gone; none: that would not help. `fits`: whether it does with so many rows and such blocks
-        freed."""
+        """Borrowers to preempt, in order, so that a sequence covered by its guarantee fits once the tables
+        `gone` are released; none: that would not help. `fits`: whether it does with so many rows and these
+        blocks freed."""
         victims, quotas = list[Sequence](), self._context.ledger.quotas
         without = self._context.ledger.without(gone)
         rows = self._live.num_free_rows
@@ -127,7 +127,7 @@ class Victims:
         return []
 
     def _borrowers(self, sequence: Sequence) -> list[Sequence]:
-        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
+        """Running sequences of other tenants beyond their guarantee, the first to preempt first."""
         shares, service, tenant = self._shares, self._live.service, sequence.request.tenant
         found = [
             s

@@ -1,4 +1,4 @@
-"""Why a sequence waits: the reason that the scheduler found when it last looked, with its numbers."""
+"""The reason that a sequence waits, as of its last examination, with its numbers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 
 class WaitReason(enum.StrEnum):
-    """What keeps a waiting sequence out."""
+    """The condition that keeps a waiting sequence out."""
 
-    QUEUED = "queued"  # others stand before it, and it has not been looked at
-    ROWS = "rows"  # as many sequences run as may
-    BLOCKS = "blocks"  # too few blocks are unheld
+    QUEUED = "queued"  # behind others, and not examined yet
+    ROWS = "rows"  # all rows are in use
+    BLOCKS = "blocks"  # too few blocks are available
     STEP_TOKENS = "step_tokens"  # prompts before it use all positions of a step
-    TARGET = "target"  # a step with one more would take longer than the target for tokens' time
-    FOLLOWS = "follows"  # a running sequence is computing the prefix that it needs
-    LOADING = "loading"  # its blocks are on their way from the tier below
-    SLOTS = "slots"  # cold blocks of others take the slots that it needs in the offload tier
-    QUOTA = "quota"  # its tenant holds as many blocks as it may
-    TENANT_RUNNING = "tenant_running"  # as many of its tenant's requests run as may
-    IN_FLIGHT = "in_flight"  # it was preempted while a step ran, whose sample comes first
+    TARGET = "target"  # one more sequence would exceed the target for inter-token latency
+    FOLLOWS = "follows"  # a running sequence computes the prefix that it needs
+    LOADING = "loading"  # its blocks are being loaded from an offload tier
+    SLOTS = "slots"  # cold blocks of others fill the offload tier
+    QUOTA = "quota"  # its tenant is at its maximum of blocks
+    TENANT_RUNNING = "tenant_running"  # its tenant is at its maximum of running requests
+    IN_FLIGHT = "in_flight"  # preempted while a step ran, whose sample comes first
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason and its numbers; which of them mean something depends on the reason."""
+    """A reason and its numbers; the reason decides which of them have a meaning."""
 
     reason: WaitReason
     needed: int = 0
@@ -33,7 +33,7 @@ class Wait:
     request_id: int | None = None
 
     def in_words_of(self, tenant: str) -> str:
-        """The same for a tenant, who is told no number and no id of others; "" is the operator's."""
+        """The same for a tenant, without numbers and ids of others; "" is the operator."""
         return _OWN_WORDS.get(self.reason, self.in_words()) if tenant else self.in_words()
 
     def in_words(self) -> str:
@@ -69,22 +69,22 @@ class Wait:
             case WaitReason.FOLLOWS:
                 return f"request {self.request_id} is computing the prefix that it needs"
             case WaitReason.LOADING:
-                return "its blocks are being loaded from the tier below"
+                return "its blocks are being loaded from an offload tier"
             case WaitReason.IN_FLIGHT:
                 return "it was preempted while a step ran, and waits for that step's token"
 
 
 @dataclass(slots=True, eq=False)
 class QueueState:
-    """What the scheduler knows of a sequence while it waits."""
+    """The scheduler's notes on a waiting sequence."""
 
-    wait: Wait  # why it waits, when the scheduler last looked
-    bypassed: int = 0  # how many were admitted past it since it stands at the head of the queue
-    num_cold: int = 0  # of its hits, those that would be cold
-    awaited: bytes | None = None  # name of the last block that a running sequence was computing for it then
+    wait: Wait  # as of the last examination
+    bypassed: int = 0  # admissions past it since it became the head of the queue
+    num_cold: int = 0  # hits that would be cold
+    awaited: bytes | None = None  # name of the last block that a running sequence then computed for it
 
 
-# Of reasons whose words hold numbers or ids of others.
+# Texts without numbers or ids of others.
 _OWN_WORDS = {
     WaitReason.ROWS: "as many sequences run as may (setting max_seqs)",
     WaitReason.BLOCKS: "too few blocks are unheld for it",
