@@ -10,6 +10,7 @@ import secrets
 import signal
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,7 +53,7 @@ def serve(
     with bind(server.host, server.port) as listener, ExitStack() as ends:
         # A flag that is given again, as the port of a child is, has its last value.
         disk = engine.disk_cache
-        disks = [None if disk is None else disk / str(slot) for slot in range(NUM_REPLICAS)]
+        disks = [None if disk is None else Path(disk) / str(slot) for slot in range(NUM_REPLICAS)]
         replicas = [new_replica(slot, disks[slot], key) for slot in range(NUM_REPLICAS)]
         children = [ReplicaChild(replica, sys.argv[1:]) for replica in replicas]
         for child in children:
