@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,6 +18,7 @@ from tests.dynamo.cluster import DYNAMO, MODEL, Cluster, cluster, skip_unless_al
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.dynamo
+ROOT = Path(__file__).parents[2]
 BLOCK = 16
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _numbers = count()
@@ -206,29 +208,11 @@ def test_a_client_that_leaves_frees_its_blocks(dynamo):
     assert time.monotonic() - left < 10  # the whole answer takes more than half a minute
 
 
-def test_a_lifecycle_that_breaks_off_anywhere_is_cleaned_up(dynamo):
-    script = """
-import asyncio
-from octavo.dynamo.worker import OctavoWorker
-
-async def main():
-    worker, config = await OctavoWorker.from_args(["--kv-memory", "16MiB", "--threads", "1"])
-    await worker.cleanup()  # nothing was begun
-    begun = await worker.start(1)
-    assert begun.llm.kv_cache_block_size == 16, begun
-    await worker.cleanup()
-    await worker.cleanup()
-    wrong, _ = await OctavoWorker.from_args(["--kv-memory", "64KiB"])
-    try:
-        await wrong.start(2)
-    except Exception as error:
-        print(type(error).__name__)
-    await wrong.cleanup()
-
-asyncio.run(main())
-"""
-    run = subprocess.run([DYNAMO, "-c", script], capture_output=True, text=True, timeout=120)
-    assert run.stdout.split() == ["ConfigError"], run.stderr
+def test_a_worker_keeps_its_promises_to_dynamos_runtime(dynamo):
+    command = [DYNAMO, "-m", "tests.dynamo.lifecycle"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    kept = ["broke off", "cancelled", "published", "cleaned up"]
+    assert [line for line in run.stdout.splitlines() if line in kept] == kept, run.stderr
 
 
 def test_others_go_on_when_a_worker_is_killed(dynamo):
