@@ -42,3 +42,16 @@ def test_a_wrong_value_is_refused_with_what_is_allowed():
         read_command(["--discovery-backend", "zookeeper"])
     with pytest.raises(SystemExit):
         read_command(["--no-such-flag"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-events", "tcp://127.0.0.1:*"),
+        ("--kv-events", "tcp://*:5557", "--kv-events-remote"),
+        ("--kv-events", "tcp://127.0.0.1:5557", "--kv-events-replay", "tcp://127.0.0.1:5558"),
+    ],
+)
+def test_events_that_dynamo_would_not_get_are_refused(flags):
+    with pytest.raises(ConfigError, match=r"kv_events(_replay)? is '?tcp.*; allowed: (an address|none)"):
+        read_command([*flags])

@@ -12,6 +12,7 @@ from octavo.cli import options as opt
 from octavo.cli.given import ResolvedFlags, with_settings
 from octavo.cli.main import SERVING
 from octavo.config import StartOptions
+from octavo.errors import ConfigError, shown
 from octavo.setting import check, setting
 
 PROGRAM = "python -m octavo.dynamo"
@@ -74,6 +75,7 @@ def read_command(argv: list[str] | None) -> WorkerCommand:
         resolved: ResolvedFlags,
     ) -> None:
         """Serve a model as a worker of NVIDIA Dynamo."""
+        _check_events(engine)
         found.append(WorkerCommand(opt.named(model or resolved.model, file), engine, worker))
 
     try:
@@ -82,3 +84,17 @@ def read_command(argv: list[str] | None) -> WorkerCommand:
         if not found:
             raise
     return found[0]
+
+
+def _check_events(engine: StartOptions) -> None:
+    """Raise ConfigError for events that Dynamo would not get: it connects to them, and asks for nothing."""
+    if engine.kv_events is not None and "*" in engine.kv_events:
+        raise ConfigError(
+            f"kv_events is {shown(engine.kv_events)}, and Dynamo connects to it; allowed: an address with a "
+            "port, or ipc://PATH; without it the worker makes an endpoint of its own"
+        )
+    if engine.kv_events_replay is not None:
+        raise ConfigError(
+            f"kv_events_replay is {shown(engine.kv_events_replay)}, with which numbers begin at 0 again, and "
+            "Dynamo drops a message whose number it had; allowed: none"
+        )

@@ -165,7 +165,7 @@ class OctavoWorker(LLMEngine):
 
     async def _publish_load(self, publisher: SnapshotPublisher) -> None:
         """Blocks in use, whenever they change. The process ends in order with an engine that has given up."""
-        told: ComponentSnapshot | None = None
+        published: ComponentSnapshot | None = None
         while (client := self._client) is not None:
             if client.gave_up is not None:
                 log.error("the worker ends: %s", client.gave_up)
@@ -177,9 +177,9 @@ class OctavoWorker(LLMEngine):
             snapshot = ComponentSnapshot(
                 stats.blocks_held, stats.blocks_total, stats.blocks_held / total, 0, rate
             )
-            if snapshot != told:
+            if snapshot != published:
                 publisher.publish(0, snapshot)
-                told = snapshot
+                published = snapshot
             await asyncio.sleep(LOAD_S)
 
 
