@@ -93,7 +93,7 @@ def test_short_prompts_leave_a_replica_with_a_long_one_alone() -> None:
 def test_a_queue_shrinks_while_time_passes() -> None:
     router = router_of(1, busy(0.5, bits=3))
     assert chosen(router, prompt_of(range(4)), 0.2).wait_ms == pytest.approx(300)
-    assert chosen(router, prompt_of(range(4)), 9.0).wait_ms == 0.0
+    assert chosen(router, prompt_of(range(4)), 2.0).wait_ms == 0.0
 
 
 def test_blocks_of_slower_places_count_less_what_loading_takes() -> None:
@@ -140,6 +140,17 @@ def test_what_was_sent_waits_until_a_load_has_it_or_its_first_token_came() -> No
         router.on_ended(key)
     assert router.states(1.0)[0].num_sent == 0
     assert (router.counts.prompt_tokens, router.counts.got_tokens) == (2 * 961, 7)
+
+
+def test_a_replica_that_falls_silent_is_avoided_while_others_report() -> None:
+    router = router_of(2)
+    hold(router, "r0", range(10))
+    assert chosen(router, prompt_of(range(10)), 2.0).replica_id == "r0"
+    router.on_load("r1", IDLE, 4.0)
+    assert chosen(router, prompt_of(range(10)), 4.0).replica_id == "r1"
+    assert chosen(router, prompt_of(range(10)), 4.0, "r1").replica_id == "r0"
+    router.on_load("r0", IDLE, 5.0)
+    assert chosen(router, prompt_of(range(10)), 5.0).replica_id == "r0"
 
 
 def test_where_rows_are_short_each_that_waits_costs_a_gap_between_ends() -> None:

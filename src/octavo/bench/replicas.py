@@ -32,10 +32,11 @@ from octavo.routing.reports import (
     unpacked,
 )
 from octavo.routing.router import NoReplica, Router
-from octavo.serving.replica_feed import ReplicaStart, frames_of, hello_of
+from octavo.routing.slots import ReplicaStart
+from octavo.serving.replica_feed import frames_of, hello_of
 from octavo.types import Request, Update
 
-LOAD_EVERY_S = 0.1
+LOAD_EVERY_S, IDLE_EVERY_S = 0.1, 1.0
 
 
 class Routing(enum.StrEnum):
@@ -132,6 +133,9 @@ class PrefixFront:
 
     def place(self, request: Request, now: float) -> int | None:
         """As the router says, by what has been reported until now."""
+        for index, server in enumerate(self._servers):
+            if server.is_idle and now - self._feeds[index].loaded_at >= IDLE_EVERY_S:
+                self._send(index, now)
         self._clock.go_on(now)
         chain = NameChain(self._setup.root_of_tenant(request.tenant), self._setup.block_size)
         chain.extend(array("I", request.prompt))
@@ -146,8 +150,11 @@ class PrefixFront:
 
     def follow(self, index: int) -> None:
         """Send what its feed has to say."""
-        if data := self._feeds[index].take():
-            at = self._servers[index].now + self._delay_s
+        self._send(index, self._servers[index].now)
+
+    def _send(self, index: int, now: float) -> None:
+        if data := self._feeds[index].take(now):
+            at = now + self._delay_s
             self._clock.at(at, lambda: self._take(index, data, at))
 
     def _take(self, index: int, data: bytes, now: float) -> None:
@@ -176,12 +183,12 @@ class _Feed:
         self._server = server
         self._places = PlaceChanges(server.scheduler.ledger)
         self._reporter = LoadReporter(server.scheduler)
-        self._loaded_at = -LOAD_EVERY_S
+        self.loaded_at = -LOAD_EVERY_S
 
-    def take(self) -> bytes:
-        """The frames that are new after a turn."""
-        data, now = frames_of(self._places.take()), self._server.now
-        if now - self._loaded_at >= LOAD_EVERY_S or self._server.is_idle:
-            self._loaded_at = now
+    def take(self, now: float) -> bytes:
+        """The frames that are new."""
+        data = frames_of(self._places.take())
+        if now - self.loaded_at >= LOAD_EVERY_S or self._server.is_idle:
+            self.loaded_at = now
             data += encode_frame(self._reporter.report())
         return data

@@ -2,7 +2,8 @@
 
     cost, seconds    wait + prefill of what is not cached + loads from offload tiers + delay of others
     wait             prompts that the replica computes before this one, of its last `Load` and sent since;
-                     where rows or blocks are short, the time between two ends for each request that waits
+                     where rows or blocks are short, the time between two ends for each request that waits;
+                     where no load has come for long, as long as that
 
 A replica's step gives half of its positions to the oldest prompt and the rest to the shortest, so shorter
 prompts count in full, and longer ones as much as this one takes itself. Each longer prompt in turn is delayed
@@ -20,6 +21,7 @@ from octavo.memory.names import hits_max
 from octavo.routing.block_index import Run
 from octavo.routing.reports import LENGTHS, Hello, Load, StepModel
 
+SILENT_S = 3.0  # without a load, where one comes each second at least
 IDLE_LOAD = Load(0, 0, 0, (), 0, 0, 0)
 
 
@@ -83,6 +85,9 @@ class KnownReplica:
         rows = self.hello.max_seqs
         if (rows and load.num_running + load.num_waiting >= rows) or num_blocks > load.free_blocks:
             wait_s = max(wait_s, (load.num_waiting + 1) * self.model.end_gap_s)
+        silent_s = now - self.loaded_at
+        if silent_s > SILENT_S:
+            wait_s = max(wait_s, silent_s)
         return wait_s
 
 
