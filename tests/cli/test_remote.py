@@ -108,7 +108,7 @@ def test_sessions_are_listed_shown_suspended_resumed_and_deleted(
     }  # fmt: skip
     assert row(octavo("sessions", "suspend", "s0"))["state"] == "suspended"
     assert row(octavo("sessions", "resume", "s0"))["state"] == "idle"
-    assert "blocks_kept_below  0\n" in octavo("sessions", "show", "s0")
+    assert "blocks_kept_offloaded  0\n" in octavo("sessions", "show", "s0")
     assert octavo("sessions", "delete", "s0") == "s0 is deleted\n"
     with pytest.raises(RequestFailed, match="there is no session 's0'"):
         octavo("sessions", "show", "s0")

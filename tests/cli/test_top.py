@@ -109,7 +109,7 @@ def test_at_80_columns_everything_is_there() -> None:
         "16 blocks of 16 tokens",
         "running 1  waiting 2  tokens/s: output -, prompt -",
         "hits 43%  preemptions 3",
-        "below 30 of 400 slots, 2 in flight",
+        "offloaded 30 of 400 slots, 2 in flight",
         "■ free 5  ■ cached 2  ■ session 1  ■ held 3  ■ pinned 0  ■ moving 3  ■ shared 2",
         WHY[:60],
         "512/2,048 █░░░░ ",
@@ -303,7 +303,7 @@ def test_a_cell_of_several_blocks_shows_the_most_used_and_the_legend_says_so() -
     assert (grid.columns, grid.per_cell) == (80, 8)
     assert cells_of(states, grid)[2500 // 8 // 80, 2500 // 8 % 80] == 3
     legend = " ".join(line.plain for line in draw_legend(states, LETTERS, None, 12))
-    assert "below 12  a cell: 8 blocks, the most used" in legend
+    assert "offloaded 12  a cell: 8 blocks, the most used" in legend
     assert ". free 4,999" in legend
 
 
@@ -401,7 +401,7 @@ def test_a_tenant_is_shown_its_own_and_told_nothing_of_others() -> None:
     held_by = "alice: 3 blocks held by sequences, 1 by pins, 0 by sessions; the pool has 16"
     assert f"{held_by}\nrunning 1  waiting 0\n" in text
     assert ". not yours 12  k session 0  s held 2  p pinned 1  m moving 0  S shared 1" in text
-    for word in ("free", "cached 0", "tokens/s:", "hits", "preemptions", "below"):
+    for word in ("free", "cached 0", "tokens/s:", "hits", "preemptions", "offloaded"):
         assert word not in text
 
 
@@ -410,7 +410,7 @@ def test_busy_sessions_come_first_and_pins_before_idle_ones() -> None:
     lines = [line.plain for line in draw_kept(reader, LETTERS, None)]
     assert lines[0] == "kept: 1 pin, 2 sessions"
     assert [" ".join(line.split()) for line in lines[1:]] == [
-        "session busy-one bob active 0 of 12 blocks 9 below 600 s left",
+        "session busy-one bob active 0 of 12 blocks 9 offloaded 600 s left",
         "pin rules alice hot 2 of 2 blocks 60 s left",
         "session idle-one idle (best effort) 3 of 12 blocks 600 s left",
     ]

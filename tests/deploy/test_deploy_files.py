@@ -111,9 +111,13 @@ def test_no_metric_of_octavos_is_left_without_a_panel_or_a_reason():
         "octavo_block_age_at_eviction_seconds",  # looked at when memory is sized, not watched
         "octavo_block_age_at_hit_seconds",
         "octavo_block_size_tokens",
+        "octavo_blocks_below",  # a former name
+        "octavo_blocks_kept_below",
         "octavo_device_steps",  # none on a processor
         "octavo_drafter_bytes",
         "octavo_grammar_bytes",
+        "octavo_kv_event_gaps",  # none without routers
+        "octavo_kv_events_lost",
         "octavo_engine_requests_finished",  # choices are shown
         "octavo_grammar_compile_seconds",
         "octavo_preemptions_kept",

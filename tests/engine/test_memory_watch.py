@@ -106,7 +106,7 @@ def test_answers_are_equal_after_memory_was_given_back(depth: int) -> None:
         ]
         machine.available = PLENTY
         machine.pass_time(engine, 61.0)
-    assert engine.stats.events[EventKind.PRESSED] > 5
+    assert engine.stats.events[EventKind.MEMORY_PRESSURE] > 5
     assert engine.stats.events[EventKind.RETURNED] > 0
     engine.executor.close()
 

@@ -159,7 +159,7 @@ def test_the_pool_grows_again_by_half_of_what_is_spare_when_it_has_been_calm() -
     elasticity.act(served.scheduler.resizer, 8.0 + 3 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
     assert served.scheduler.idle_memory.why_smaller == ""
-    assert served.scheduler.events.counts[EventKind.RELIEVED] == 2
+    assert served.scheduler.events.counts[EventKind.MEMORY_PRESSURE_CLEARED] == 2
     elasticity.act(served.scheduler.resizer, 8.0 + 9 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
 

@@ -24,7 +24,7 @@ def pin(chats: Chats, name: str, tokens: tuple[int, ...], tenant: str = "") -> N
 
 
 def gave_way(chats: Chats) -> int:
-    return chats.scheduler.events.counts[EventKind.SESSION_GAVE_WAY]
+    return chats.scheduler.events.counts[EventKind.SESSION_RELEASED]
 
 
 def test_a_request_that_only_the_pool_without_sessions_has_room_for_is_served() -> None:

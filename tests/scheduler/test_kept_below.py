@@ -67,7 +67,7 @@ def test_idle_sessions_give_way_below_to_one_that_is_suspended_the_longest_idle_
         chats.blocks("b").note
         == "its place in the offload tier was needed for what a client asked to keep there"
     )
-    assert chats.scheduler.events.counts[EventKind.SESSION_GAVE_WAY] == 1
+    assert chats.scheduler.events.counts[EventKind.SESSION_RELEASED] == 1
 
 
 def test_what_was_suspended_gives_way_to_nobody_and_nobody_gives_way_in_vain(chats: Chats) -> None:

@@ -180,7 +180,7 @@ def test_every_refusal_has_its_status_and_code(error, status, code):
 def test_metrics_tell_sessions(edge):
     text = edge.get("/metrics").text
     assert 'octavo_sessions{model_name="fake-model"} 0.0' in text
-    assert 'octavo_blocks_kept_below{model_name="fake-model"} 0.0' in text
+    assert 'octavo_blocks_kept_offloaded{model_name="fake-model"} 0.0' in text
     edge.get("/v1/sessions/guess1")
     edge.get("/v1/sessions/guess2")
     assert 'octavo_http_requests_total{route="/v1/sessions/{session_id}",status="404"} 2.0' in (

@@ -200,7 +200,7 @@ class Simulation:
         outcome.cooled += self.scheduler.long_contexts.num_made_cold
         outcome.transfers_failed += transfers.num_failed
         outcome.aged += transfers.tier.num_expired if transfers.tier is not None else 0
-        outcome.gave_way += self.scheduler.events.counts[EventKind.SESSION_GAVE_WAY]
+        outcome.gave_way += self.scheduler.events.counts[EventKind.SESSION_RELEASED]
         returned, pressed, relieved = count_acts(self.scheduler)
         outcome.returned, outcome.pressed = outcome.returned + returned, outcome.pressed + pressed
         outcome.relieved += relieved

@@ -78,4 +78,8 @@ def check_resident(scheduler: Scheduler, executor: OracleExecutor) -> None:
 def count_acts(scheduler: Scheduler) -> tuple[int, int, int]:
     """How often memory was returned by idle blocks, the pool stepped back, and grew again."""
     counts = scheduler.events.counts
-    return counts[EventKind.RETURNED], counts[EventKind.PRESSED], counts[EventKind.RELIEVED]
+    return (
+        counts[EventKind.RETURNED],
+        counts[EventKind.MEMORY_PRESSURE],
+        counts[EventKind.MEMORY_PRESSURE_CLEARED],
+    )

@@ -47,7 +47,7 @@ class LongRun:
     cold_blocks: int  # of the sequence, when its answer began
     prompt_tokens_per_s: float
     tokens_per_s: float  # median over the answer
-    bytes_below: int  # that a token reads there
+    bytes_offloaded: int  # that a token reads there
     medium_bytes_per_s: float | None = None
     chat_gap_before_s: float | None = None  # the longest between two tokens of a chat: median over the chats
     chat_gap_beside_s: float | None = None
@@ -57,7 +57,7 @@ class LongRun:
         """Of what the medium gives."""
         if self.medium_bytes_per_s is None:
             return None
-        return self.bytes_below * self.tokens_per_s / self.medium_bytes_per_s
+        return self.bytes_offloaded * self.tokens_per_s / self.medium_bytes_per_s
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ _ROWS: tuple[tuple[str, Callable[[LongRun], str]], ...] = (
     ("cold blocks", lambda run: f"{run.cold_blocks:,}"),
     ("prefill tok/s", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
     ("decode tok/s", lambda run: f"{run.tokens_per_s:.1f}"),
-    ("read below a token", lambda run: format_bytes(run.bytes_below)),
+    ("read below a token", lambda run: format_bytes(run.bytes_offloaded)),
     (
         "of what the file gives",
         lambda run: _NONE if run.share_of_medium is None else f"{run.share_of_medium:.0%}",

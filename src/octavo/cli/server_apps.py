@@ -10,6 +10,7 @@ import typer
 
 from octavo.cli.admin import Call, Columns, Row, count, number, server_command, show_one, text
 from octavo.cli.remote import path_part, require_operator
+from octavo.server.former_names import without_former_fields
 from octavo.units import format_bytes, parse_bytes
 
 pins_app = typer.Typer(help="Keep prompts in a running server's KV memory.", no_args_is_help=True)
@@ -47,7 +48,7 @@ SESSIONS: Columns = {
     "tokens": count("num_tokens"),
     "blocks": count("num_blocks"),
     "in memory": lambda session: format_bytes(number(session, "bytes_in_pool")),
-    "on disk": lambda session: format_bytes(number(session, "bytes_below")),
+    "on disk": lambda session: format_bytes(number(session, "bytes_offloaded")),
     "left": _left,
     "note": text("note"),
 }
@@ -116,7 +117,8 @@ def list_sessions(call: Call) -> None:
 @server_command(sessions_app, "show", has_tenant=True)
 def show_session(call: Call, session: SessionId) -> None:
     """Show everything about one session."""
-    show_one(call.ask("GET", _path_of(session)), as_json=call.as_json)
+    row = without_former_fields(call.ask("GET", _path_of(session)))
+    show_one(row, as_json=call.as_json)
 
 
 @server_command(sessions_app, "fork", has_tenant=True)

@@ -125,7 +125,7 @@ def draw_legend(states: NDArray[np.uint8], look: Look, tenant: str | None, below
     if tenant is not None:
         items.pop(CACHED - FREE)  # what is cached is nobody's own
     if below is not None:
-        items.append(Text(f"below {below:,}"))
+        items.append(Text(f"offloaded {below:,}"))
     per_cell = grid_for(len(states), look).per_cell
     if per_cell > 1:
         items.append(Text(f"a cell: {per_cell:,} blocks, the most used", QUIET))

@@ -45,7 +45,7 @@ _KEPT_ON_PAPER, _EVENTS_ON_PAPER = 20, 10
 _ENOUGH = 5  # of the lines below the map, the kept and the events each get one in so many before requests do
 _STATES = ("active", "resuming", "suspending", "idle", "suspended")  # of sessions: who is shown first
 _BUSY = _STATES[:3]
-_BAD = frozenset({"preempted", "failed", "transfer_failed", "pressed", "refused", "timed_out"})
+_BAD = frozenset({"preempted", "failed", "transfer_failed", "memory_pressure", "refused", "timed_out"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,9 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
         counts += _numbers_of(stats, speeds)
     tier = cast("Row | None", reader.parts.get("tier"))
     if tier is not None:
-        counts.append(f"below {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight")
+        counts.append(
+            f"offloaded {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight"
+        )
     if (first := cast("Row | None", reader.parts.get("first_tokens"))) is not None:
         counts.append(f"target {first['seconds']:g} s to the first token, {first['late']:,} late")
     if (target := cast("Row | None", reader.parts.get("target"))) is not None:
@@ -286,9 +288,9 @@ def _kept_columns(kept: Sequence[Row], now: float) -> Iterator[Column]:
     yield Column("", [_kept_state(row) for row in kept])
     held = [f"{row['held']:,} of {row['blocks']:,} blocks" for row in kept]
     yield Column("", held, True, held, 1)
-    below = [row["kept"] if "id" in row else row["below"] for row in kept]
+    below = [row["kept"] if "id" in row else row["offloaded"] for row in kept]
     if any(below):
-        cells = [f"{count:,} below" if count else "" for count in below]
+        cells = [f"{count:,} offloaded" if count else "" for count in below]
         yield Column("", cells, True, cells, 2)
     left = [f"{max(0.0, row['expires'] - now):,.0f} s left" for row in kept]
     yield Column("", left, True, left, 4)

@@ -180,7 +180,7 @@ def view_pin(pin: Pin, now: float) -> PinView:
         created=pin.created,
         expires=pin.expires,
         num_held=0 if pin.table is None else len(pin.table),
-        num_below=_num_kept(pin),
+        num_offloaded=_num_kept(pin),
     )
 
 

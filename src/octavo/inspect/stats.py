@@ -49,13 +49,13 @@ class EngineStats:
     blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
     blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short
     blocks_pinned: int = 0  # that pins may hold
-    blocks_below: int = 0  # that can be found in the tier below
+    blocks_offloaded: int = 0  # that can be found in the tier below
     blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start
     blocks_loaded: int = 0
     transfers_failed: int = 0
     sessions: int = 0  # that the scheduler knows
     blocks_cold: int = 0  # in a tier below, that attention reads there
-    blocks_kept_below: int = 0  # that only damage drops from the tier below
+    blocks_kept_offloaded: int = 0  # that only damage drops from the tier below
     events: dict[str, int] = field(default_factory=dict)  # by kind
     ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
     target: TargetView | None = None  # for the time between two tokens

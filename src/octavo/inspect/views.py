@@ -107,7 +107,7 @@ class PinView(msgspec.Struct, frozen=True):
     created: float
     expires: float
     num_held: int  # of its blocks, in the pool
-    num_below: int  # of its blocks, kept below for it
+    num_offloaded: int  # of its blocks, kept below for it
 
     @property
     def age(self) -> float:

@@ -192,5 +192,5 @@ class SoftHolds:
             f"{whose} let go of {num_blocks:,} blocks: {why}; what comes back to them computes what is not "
             "cached any more"
         )
-        kind = EventKind.SESSION_GAVE_WAY
+        kind = EventKind.SESSION_RELEASED
         self._context.events.record(Event(self._context.now, kind, text, turn, hold.tenant, num_blocks))

@@ -262,7 +262,7 @@ class WarmPins:
         session.is_suspended = False
         session.note = f"its place in the offload tier was needed for what {what}"
         text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
-        kind = EventKind.SESSION_GAVE_WAY
+        kind = EventKind.SESSION_RELEASED
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
 
     def _uncount(self, tenant: str, names: Iterable[bytes]) -> None:

@@ -2,14 +2,14 @@
 
     idle        nothing was computed for `idle_return_s`: return the memory of unused blocks; cached
                 blocks stay
-    pressed     less is available than `reserve_bytes`: return the difference, in this order
+    pressure    less is available than `reserve_bytes`: return the difference, in this order
                   1. the memory of unused blocks
                   2. cached blocks, longest cached first
                   3. held blocks: shrink the pool, down to the floor of `PoolResizer`: a smaller one could
                      not serve an accepted request
                 Pressure that returns within `CALM_S` shrinks the pool to its held and cached blocks, so that
                 it does not fill again; an eighth of the wanted size stays open to new requests.
-    relieved    no pressure for `CALM_S`: the pool grows towards the wanted size, by half of what is
+    cleared     no pressure for `CALM_S`: the pool grows towards the wanted size, by half of what is
                 available beyond the reserve and beyond what the pool may take already
 
 So growth never causes new pressure: blocks take at most half of the spare memory until the next reading. Two
@@ -123,7 +123,9 @@ class PressurePolicy:
         if after < before:
             text += f", and the pool went from {before:,} to {after:,} blocks"
             resizer.idle_memory.why_smaller = text
-        resizer.context.events.record(Event(resizer.context.now, EventKind.PRESSED, text, blocks=given))
+        resizer.context.events.record(
+            Event(resizer.context.now, EventKind.MEMORY_PRESSURE, text, blocks=given)
+        )
 
     def _smaller(self, resizer: PoolResizer, kept: int, more: int) -> int:
         """The size of a pool that keeps `kept` blocks and gives up `more` of them."""
@@ -151,7 +153,7 @@ class PressurePolicy:
             f"{format_bytes(available)} of memory are available again: the pool grew from {before:,} to "
             f"{pool.num_blocks:,} of {wanted:,} blocks"
         )
-        resizer.context.events.record(Event(now, EventKind.RELIEVED, text, blocks=growth))
+        resizer.context.events.record(Event(now, EventKind.MEMORY_PRESSURE_CLEARED, text, blocks=growth))
 
     def _in_bytes(self, blocks: int) -> str:
         return format_bytes(blocks * self.config.bytes_per_block)

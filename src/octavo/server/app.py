@@ -31,7 +31,14 @@ from octavo.server.errors import HttpRefusal, JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.field_list import field_list
 from octavo.server.front_end import FrontEnd
-from octavo.server.generation import CUT_HEADER, LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
+from octavo.server.generation import (
+    CUT_HEADER,
+    LET_GO_HEADER,
+    NOT_ENFORCED_HEADER,
+    SESSION_HEADER,
+    ClientGone,
+    Edge,
+)
 from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
@@ -154,6 +161,7 @@ def _add_middlewares(app: Starlette, edge: Edge, settings: ServerSettings) -> No
             REQUEST_ID_HEADER,
             SESSION_HEADER,
             "X-Octavo-Request",
+            NOT_ENFORCED_HEADER,
             LET_GO_HEADER,
             CUT_HEADER,
             *([] if edge.cluster is None else ["X-Octavo-Replica"]),

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from octavo.engine.outputs import AGES_S, AgeCounts, EngineStats, Place
+from octavo.server.former_names import with_former_events
 
 MODEL_LABEL = "model_name"
 
@@ -54,14 +55,26 @@ _GAUGES = (
         "Allocated slots beyond the last planned position",
         lambda s: s.tail_slots_wasted,
     ),
-    _Meter("octavo_blocks_below", "Blocks that can be found in the tier below", lambda s: s.blocks_below),
     _Meter(
-        "octavo_blocks_cold", "Blocks below that sequences read there for each token", lambda s: s.blocks_cold
+        "octavo_blocks_offloaded",
+        "Blocks that can be found in an offload tier",
+        lambda s: s.blocks_offloaded,
+    ),
+    _Meter("octavo_blocks_below", "Former name of octavo_blocks_offloaded", lambda s: s.blocks_offloaded),
+    _Meter(
+        "octavo_blocks_cold",
+        "Blocks of an offload tier that sequences read there for each token",
+        lambda s: s.blocks_cold,
+    ),
+    _Meter(
+        "octavo_blocks_kept_offloaded",
+        "Blocks that only damage drops from an offload tier",
+        lambda s: s.blocks_kept_offloaded,
     ),
     _Meter(
         "octavo_blocks_kept_below",
-        "Blocks that only damage drops from the tier below",
-        lambda s: s.blocks_kept_below,
+        "Former name of octavo_blocks_kept_offloaded",
+        lambda s: s.blocks_kept_offloaded,
     ),
     _Meter("octavo_sessions", "Chat sessions that the engine knows", lambda s: s.sessions),
     _Meter("octavo_grammar_bytes", "Memory of compiled grammars, nearly", lambda s: s.grammar_bytes),
@@ -184,7 +197,12 @@ class EngineCollector(Collector):
             "How long blocks had been in their tier when they were evicted from it",
             stats.ages_at_eviction,
         )
-        yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
+        yield self._by(
+            "octavo_events",
+            "What happened to a request, pin or session",
+            "kind",
+            with_former_events(stats.events),
+        )
         yield self._by(
             "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
         )

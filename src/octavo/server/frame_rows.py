@@ -90,7 +90,7 @@ def part_rows(glimpse: Glimpse) -> JsonObject:
                 "strength": pin.strength.value,
                 "blocks": pin.num_blocks,
                 "held": pin.num_held,
-                "below": pin.num_below,
+                "offloaded": pin.num_offloaded,
                 "filling": pin.filling,
                 "expires": round(pin.expires, 1),
             }

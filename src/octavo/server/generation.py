@@ -39,9 +39,10 @@ from octavo.types import Request as EngineRequest
 ResultT = TypeVar("ResultT")
 
 SESSION_HEADER = "X-Octavo-Session"
-LET_GO_HEADER = "X-Octavo-Let-Go"
+NOT_ENFORCED_HEADER = "X-Octavo-Not-Enforced"
+LET_GO_HEADER = "X-Octavo-Let-Go"  # its former name
 CUT_HEADER = "X-Octavo-Max-Tokens-Cut-To"
-LET_GO_CHARS_MAX = 1000  # of that header
+NOT_ENFORCED_CHARS_MAX = 1000  # of that header
 
 
 CHAT_HAS_SESSIONS = "on /v1/chat/completions, whose turns make a session"
@@ -132,7 +133,8 @@ class Generation:
         ids = [self._named(str(stream.request_id)) for stream in self._streams]
         headers = {"X-Octavo-Request": ",".join(ids)}
         if self._grammar is not None and self._grammar.let_go:
-            headers[LET_GO_HEADER] = _as_header("; ".join(self._grammar.let_go))
+            text = _as_header("; ".join(self._grammar.let_go))
+            headers |= {NOT_ENFORCED_HEADER: text, LET_GO_HEADER: text}
         if self._cut_to is not None:
             headers[CUT_HEADER] = str(self._cut_to)
         return headers if self.turn is None else headers | {SESSION_HEADER: self.turn.session_id}
@@ -321,8 +323,8 @@ def answer_head(prefix: str, kind: str, model: str) -> JsonObject:
 
 def _as_header(text: str) -> str:
     """In printable ASCII, whatever names a client gave; the end is cut off where it is long."""
-    safe = json.dumps(text[:LET_GO_CHARS_MAX])[1:-1].replace('\\"', '"').replace("\x7f", "?")
-    return safe if len(safe) <= LET_GO_CHARS_MAX else safe[: LET_GO_CHARS_MAX - 3] + "..."
+    safe = json.dumps(text[:NOT_ENFORCED_CHARS_MAX])[1:-1].replace('\\"', '"').replace("\x7f", "?")
+    return safe if len(safe) <= NOT_ENFORCED_CHARS_MAX else safe[: NOT_ENFORCED_CHARS_MAX - 3] + "..."
 
 
 def _without_output(delta: Delta) -> Delta:

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from octavo.routing.slots import slotted
 from octavo.server.errors import JsonObject
+from octavo.server.former_names import with_former_fields
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import (
@@ -45,50 +46,54 @@ def kv_row(pool: PoolView) -> JsonObject:
             "events": events,
             "now": pool.now,
         }
-    return {
-        "counts": asdict(totals.counts),
-        "capacity": pool.capacity,
-        "bytes_per_block": pool.bytes_per_block,
-        "block_size": pool.block_size,
-        "held_by_sequences": pool.held_by_sequences,
-        "held_by_pins": pool.held_by_pins,
-        "pin_budget": totals.pin_budget,
-        "pins": pins,
-        "below": None if totals.tier is None else structs.asdict(totals.tier),
-        "waiting": pool.waiting,
-        "running": pool.running,
-        "events": events,
-        "event_counts": totals.event_counts,
-        "now": pool.now,
-        "tenants": [use_row(use) for use in totals.tenants],
-        "blocks_resident": totals.blocks_resident,
-        "blocks_wanted": totals.blocks_wanted,
-        "why_smaller": totals.why_smaller,
-        "sessions": totals.num_sessions,
-        "held_by_sessions": pool.held_by_sessions,
-        "device": pool.device,
-        "target": None if totals.target is None else structs.asdict(totals.target),
-        "first_tokens": first_tokens_row(totals),
-        "ranks": [structs.asdict(rank) for rank in totals.ranks],
-    }
+    return with_former_fields(
+        {
+            "counts": asdict(totals.counts),
+            "capacity": pool.capacity,
+            "bytes_per_block": pool.bytes_per_block,
+            "block_size": pool.block_size,
+            "held_by_sequences": pool.held_by_sequences,
+            "held_by_pins": pool.held_by_pins,
+            "pin_budget": totals.pin_budget,
+            "pins": pins,
+            "offload_tier": None if totals.tier is None else structs.asdict(totals.tier),
+            "waiting": pool.waiting,
+            "running": pool.running,
+            "events": events,
+            "event_counts": totals.event_counts,
+            "now": pool.now,
+            "tenants": [use_row(use) for use in totals.tenants],
+            "blocks_resident": totals.blocks_resident,
+            "blocks_wanted": totals.blocks_wanted,
+            "why_smaller": totals.why_smaller,
+            "sessions": totals.num_sessions,
+            "held_by_sessions": pool.held_by_sessions,
+            "device": pool.device,
+            "target": None if totals.target is None else structs.asdict(totals.target),
+            "first_tokens": first_tokens_row(totals),
+            "ranks": [structs.asdict(rank) for rank in totals.ranks],
+        }
+    )
 
 
 def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
     """A request with its choices. `slot`: its id names it."""
     request_id = request.request_id
-    return {
-        "request_id": request_id if slot is None else slotted(slot, str(request_id)),
-        "tenant": request.tenant,
-        "priority": request.priority,
-        "age": request.age,
-        "seconds_left": request.seconds_left,
-        "place": request.place,
-        "sequences": [_sequence_row(one) for one in request.sequences],
-        "follows": request.follows,
-        "let_go": request.let_go,
-        "split": None if request.split is None else _split_row(request.split, request.now),
-        "ended_ago": None if request.ended is None else request.now - request.ended,
-    }
+    return with_former_fields(
+        {
+            "request_id": request_id if slot is None else slotted(slot, str(request_id)),
+            "tenant": request.tenant,
+            "priority": request.priority,
+            "age": request.age,
+            "seconds_left": request.seconds_left,
+            "place": request.place,
+            "sequences": [_sequence_row(one) for one in request.sequences],
+            "follows": request.follows,
+            "not_enforced": request.let_go,
+            "split": None if request.split is None else _split_row(request.split, request.now),
+            "ended_ago": None if request.ended is None else request.now - request.ended,
+        }
+    )
 
 
 def _split_row(split: PromptSplit, now: float) -> JsonObject:
@@ -136,18 +141,20 @@ def _sequence_row(sequence: SequenceView) -> JsonObject:
 
 def pin_row(pin: PinView) -> JsonObject:
     """A pin."""
-    return {
-        "tenant": pin.tenant,
-        "name": pin.name,
-        "strength": pin.strength,
-        "num_blocks": pin.num_blocks,
-        "num_tokens": pin.num_tokens,
-        "filling": pin.filling,
-        "age": pin.age,
-        "seconds_left": pin.seconds_left,
-        "num_held": pin.num_held,
-        "num_below": pin.num_below,
-    }
+    return with_former_fields(
+        {
+            "tenant": pin.tenant,
+            "name": pin.name,
+            "strength": pin.strength,
+            "num_blocks": pin.num_blocks,
+            "num_tokens": pin.num_tokens,
+            "filling": pin.filling,
+            "age": pin.age,
+            "seconds_left": pin.seconds_left,
+            "num_held": pin.num_held,
+            "num_offloaded": pin.num_offloaded,
+        }
+    )
 
 
 def use_row(use: TenantUse) -> JsonObject:

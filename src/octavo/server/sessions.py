@@ -19,6 +19,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Body
+from octavo.server.former_names import with_former_fields
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
 from octavo.server.tenant import own_salt, owner_of, tenant_of, visible_tenant
@@ -139,22 +140,24 @@ def _named(request: Request) -> tuple[str, str]:
 
 def _shaped(view: SessionView) -> JsonObject:
     blocks = view.blocks
-    return {
-        "id": view.session_id,
-        "object": "session",
-        "tenant": view.tenant,
-        "state": blocks.state.value,
-        "tier": blocks.tier,
-        "num_tokens": view.num_tokens,
-        "turns": view.num_turns,
-        "num_blocks": blocks.num_blocks,
-        "blocks_in_pool": blocks.in_pool,
-        "blocks_held": blocks.held,
-        "blocks_below": blocks.below,
-        "blocks_kept_below": blocks.kept,
-        "bytes_in_pool": blocks.in_pool * blocks.bytes_per_block,
-        "bytes_below": blocks.below * blocks.bytes_per_block,
-        "age": round(view.age, 3),
-        "seconds_left": round(view.seconds_left, 3),
-        "note": blocks.note,
-    }
+    return with_former_fields(
+        {
+            "id": view.session_id,
+            "object": "session",
+            "tenant": view.tenant,
+            "state": blocks.state.value,
+            "tier": blocks.tier,
+            "num_tokens": view.num_tokens,
+            "turns": view.num_turns,
+            "num_blocks": blocks.num_blocks,
+            "blocks_in_pool": blocks.in_pool,
+            "blocks_held": blocks.held,
+            "blocks_offloaded": blocks.below,
+            "blocks_kept_offloaded": blocks.kept,
+            "bytes_in_pool": blocks.in_pool * blocks.bytes_per_block,
+            "bytes_offloaded": blocks.below * blocks.bytes_per_block,
+            "age": round(view.age, 3),
+            "seconds_left": round(view.seconds_left, 3),
+            "note": blocks.note,
+        }
+    )

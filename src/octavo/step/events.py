@@ -24,13 +24,13 @@ class EventKind(enum.StrEnum):
     RESIZED = "resized"  # the pool was made larger or smaller
     RETURNED = "returned"  # idle blocks' memory went back to the system
     STEP_SHRUNK = "step_shrunk"  # the device had no memory for a step: later ones compute fewer positions
-    PRESSED = "pressed"  # the machine was short of memory: the pool stepped back
-    RELIEVED = "relieved"  # it no longer is: the pool grew again
+    MEMORY_PRESSURE = "memory_pressure"  # the machine was short of memory: the pool became smaller
+    MEMORY_PRESSURE_CLEARED = "memory_pressure_cleared"  # it no longer is: the pool grew again
     PINNED = "pinned"  # a pin holds its blocks
     UNPINNED = "unpinned"  # a pin was deleted, or held blocks that were found poisoned
     PIN_EXPIRED = "pin_expired"  # a pin's time to live passed
     SESSION_BEST_EFFORT = "session_best_effort"  # nothing keeps a session's blocks between its turns
-    SESSION_GAVE_WAY = "session_gave_way"  # something that was asked for needed its blocks
+    SESSION_RELEASED = "session_released"  # its blocks were released for a request or a pin
     SESSION_FELL_BACK = "session_fell_back"  # a turn did not extend what the session had
     SESSION_SUSPENDED = "session_suspended"  # all its blocks are on disk
     SESSION_RESUMED = "session_resumed"  # its blocks are in the pool again

@@ -173,7 +173,7 @@ class Play {
     this.chats.open = chat;
     this.chats.changed();
     if (!this.pool.parts.tier) {
-      this.caption('There is no disk below this pool: with --disk-cache FOLDER a chat could be suspended to it.');
+      this.caption('This pool has no offload tier: with --disk-cache FOLDER a chat could be suspended to it.');
       await sleep(4000);
       return;
     }

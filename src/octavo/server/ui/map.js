@@ -4,7 +4,7 @@
 //   small cells   one pixel each, scaled without smoothing; only those that changed are written
 //
 // Grey is what is as it should be; blue is what several hold; amber is what the reader has chosen, lighter at
-// the front of its table, darker at its end. What is below, too, has a bar at its lower edge, but for pixels.
+// the front of its table, darker at its end. A bar at the lower edge: an offload tier has it, too.
 
 import { html, useEffect, useRef, useState } from './vendor/preact-htm.js';
 import { BELOW, CACHED, FREE, MOVING, OUTSIDE, PINNED, SESSION, SHARED, keyOf, nameOf } from './pool.js';
@@ -269,7 +269,7 @@ function BlockWords({ pool, block, select }) {
   return html`<div class="block-words">
     <span aria-live="polite"><strong>Block ${block}</strong>
     ${' '}${kind.word}${owners.length > 1 ? ` by ${owners.length}` : ''}
-    ${name && html` · name <code>${name}</code>`}${pool.cells[block] & BELOW ? ' · also below' : ''}</span>
+    ${name && html` · name <code>${name}</code>`}${pool.cells[block] & BELOW ? ' · also offloaded' : ''}</span>
     ${' · '}${used ? `last taken or left ${ago(pool.now - used)}` : 'not taken or left since this page looks'}
     <div class="owners">${owners.map((owner) => html`<${Owner} owner=${owner} pool=${pool} select=${select} />`)}</div>
   </div>`;
@@ -297,8 +297,8 @@ function Legend({ pool }) {
       ({ state, word, says }) => html`<li title=${says}>
         <span class="swatch ${word.split(' ')[0]}"></span>${word} <b>${number(pool.counts[state])}</b></li>`,
     )}
-    ${tier && html`<li title="of the blocks in tiers below: found under their names">
-      <span class="swatch below"></span>below <b>${number(tier.found)}</b></li>`}
+    ${tier && html`<li title="of the blocks in offload tiers: found under their names">
+      <span class="swatch below"></span>offloaded <b>${number(tier.found)}</b></li>`}
     <li title="what you have selected, its first block lightest"><span class="swatch chosen"></span>selected</li>
   </ul>`;
 }

@@ -7,7 +7,7 @@ import { FREE, keyOf } from './pool.js';
 import { inBytes, number } from './requests.js';
 
 const EVENTS_SHOWN = 100;
-const BAD = new Set(['preempted', 'failed', 'transfer_failed', 'pressed', 'refused', 'timed_out']);
+const BAD = new Set(['preempted', 'failed', 'transfer_failed', 'memory_pressure', 'refused', 'timed_out']);
 
 // A button that asks once more before it does harm, and tells what the server said.
 export function Act({ word, ask, does, tell, quiet }) {
@@ -72,7 +72,7 @@ function PinRow({ pin, pool, select, tell }) {
       <${Tenant} name=${pin.tenant} /></td>
     <td>${pin.filling ? 'fills' : pin.strength}</td>
     <td class="r">${number(pin.held)} of ${number(pin.blocks)} blocks</td>
-    <td>${pin.below ? `${number(pin.below)} below` : ''}</td>
+    <td>${pin.offloaded ? `${number(pin.offloaded)} offloaded` : ''}</td>
     <td>${left(pool, pin.expires)}</td>
     <td class="acts"><${Act} word="unpin" ask=${`Let pin ${pin.name} go?`} tell=${tell}
       does=${() => call('DELETE', pathTo(pool, 'kv/pins', pin.name, pin.tenant))} /></td></tr>`;
@@ -87,7 +87,7 @@ function SessionRow({ session, pool, select, tell }) {
       <${Tenant} name=${tenant} /></td>
     <td title=${note}>${state}${note ? ' (best effort)' : ''}</td>
     <td class="r">${number(session.held)} of ${number(session.blocks)} blocks</td>
-    <td>${session.kept ? `${number(session.kept)} kept below` : ''}</td>
+    <td>${session.kept ? `${number(session.kept)} kept offloaded` : ''}</td>
     <td>${left(pool, session.expires)}</td>
     <td class="acts">
       <${Act} word=${verb} tell=${tell} does=${() => call('POST', pathTo(pool, 'sessions', id, tenant, `/${verb}`))} />
@@ -119,7 +119,7 @@ export function Tiers({ pool }) {
     ${target && html`<p class="quiet">Target: ${number(target.seconds * 1000)} ms between two tokens; of
       ${' '}${number(target.gaps)} gaps ${number(target.missed)} were longer.</p>`}
     ${tier && html`<p class=${tier.failed ? 'wrong' : 'quiet'}>${wordsOfTransfers(tier)}</p>`}
-    ${pool.tenant === null && !tier && html`<p class="quiet">Nothing is below the pool: what is evicted is computed
+    ${pool.tenant === null && !tier && html`<p class="quiet">There is no offload tier: what is evicted is computed
       again (--disk-cache FOLDER gives it a disk).</p>`}
   </section>`;
 }

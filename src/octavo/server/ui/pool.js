@@ -22,7 +22,7 @@ export const KINDS = [
   { state: SESSION, word: 'session', says: 'kept for a chat between two turns' },
   { state: HELD, word: 'held', says: 'one running sequence holds it' },
   { state: PINNED, word: 'pinned', says: 'a pin holds it: nothing takes it' },
-  { state: MOVING, word: 'moving', says: 'its bytes are on their way to a tier below, or from it' },
+  { state: MOVING, word: 'moving', says: 'its bytes are on their way to an offload tier, or from it' },
   { state: SHARED, word: 'shared', says: 'several hold the very same block' },
 ];
 
