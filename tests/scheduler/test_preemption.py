@@ -317,14 +317,14 @@ def test_headroom_grows_with_what_preemptions_undo_and_shrinks_without() -> None
     times.observe(StepShape(1), 1.0)
     headroom = Headroom(times)
     assert headroom.blocks(7, 1000) == 7
-    headroom.undone(100.0)
+    headroom.record_undone(100.0)
     assert headroom.blocks(7, 1000) == 7, "it changes while a plan is made"
     headroom.observe(0.0)  # not measured
     assert headroom.blocks(7, 1000) == 7
     headroom.observe(1.0)
     assert headroom.blocks(7, 1000) > 14
     for _ in range(100):
-        headroom.undone(100.0)
+        headroom.record_undone(100.0)
         headroom.observe(1.0)
     assert headroom.each == MOST
     assert headroom.blocks(7, 1000) == 7 * 16

@@ -1,1 +1,1 @@
-"""Views of pool, requests, pins and sessions. Reads only."""
+"""Read-only views of pool, requests, pins and sessions."""

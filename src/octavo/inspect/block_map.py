@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.inspect.views import Glimpse, MapView
 from octavo.memory.holders import HolderKind
 
-_LETTERS = {  # a later kind is drawn over an earlier one; any other as a pin
+_LETTERS = {  # a later kind is drawn over an earlier one; an unlisted one as a pin
     HolderKind.FETCH: "t",
     HolderKind.STORE: "t",
     HolderKind.SEQUENCE: "s",
@@ -15,7 +15,7 @@ _LETTERS = {  # a later kind is drawn over an earlier one; any other as a pin
 
 
 def draw_map(glimpse: Glimpse) -> MapView:
-    """As many blocks as the pool has. Of a tenant's glimpse those of its own, and then ".". O(blocks)."""
+    """As long as the pool. Of a tenant's glimpse its own blocks, then ".". O(blocks)."""
     states = ["." if name is None else "c" for name in glimpse.names[: glimpse.pool.num_blocks]]
     order = {kind: place for place, kind in enumerate(_LETTERS)}
     owner, owners = [-1] * len(states), dict[tuple[str, str], int]()

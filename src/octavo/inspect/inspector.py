@@ -1,13 +1,13 @@
-"""The parts of one scheduler that views are made of, and the answers. It changes nothing, and is called on
-the engine's thread between two steps, so all numbers of one answer belong together.
+"""Builds views from the parts of one scheduler. It changes nothing, and runs on the engine's thread between
+two steps, so all numbers of one answer belong together.
 
-A glimpse is taken again and again while a client watches, and steps wait meanwhile. So the engine's thread
-only copies: whole lists, no block by itself, and of many requests, pins and sessions the first. Another
-thread finds out what changed and writes it. Nothing in the pool knows of glimpses.
+A watching client needs a glimpse many times a second, and steps wait meanwhile. So the engine's thread only
+copies: whole lists, no single blocks, and only the first of many requests, pins and sessions. Another thread
+computes the changes and writes them. The pool does not know of glimpses.
 
-    tables    every holder's block table: the truth, from which owners, sharers and counts follow
-    names     the name of each block, None where it has none
-    below     which of `BELOW_WINDOW` blocks can be found below, too: the pool is gone through in turn
+    tables    every holder's block table, from which owners, sharers and counts follow
+    names     the name of each block, None without a name
+    below     which of `BELOW_WINDOW` blocks are in an offload tier too: the window cycles through the pool
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from octavo.step.context import Context
 from octavo.step.events import EventKind
 from octavo.types import RankState
 
-EVENTS_SHOWN = 100  # of one answer
-BELOW_WINDOW = 4096  # blocks; each is a look into the tier's ledger
+EVENTS_SHOWN = 100  # per answer
+BELOW_WINDOW = 4096  # blocks; each is a lookup in the tier's ledger
 EVENTS_GLIMPSED = 30
 PINS_GLIMPSED = 200
 REQUESTS_GLIMPSED = 1000
-SESSIONS_GLIMPSED = 100  # of the newest; a server may have thousands
+SESSIONS_GLIMPSED = 100  # the newest ones; a server may have thousands
 TENANTS_GLIMPSED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Inspector:
-    """Reads. `tenant` is None for the operator, who sees everything; a tenant sees its own."""
+    """Reads views. `tenant` is None for the operator, who sees everything; a tenant sees its own."""
 
     context: Context
     live: LiveSequences
@@ -77,7 +77,7 @@ class Inspector:
     ranks: Callable[[], tuple[RankState, ...]]
 
     def stats(self, counters: EngineCounters) -> EngineStats:
-        """All numbers of an engine, of which `counters` has what only grows. O(sequences that run)."""
+        """All numbers of an engine; `counters` has the monotonic ones. O(running sequences)."""
         context, live, transfers, speculator = self.context, self.live, self.transfers, self.speculator
         ledger, events = context.ledger, context.events
         counts, size = ledger.counts(), ledger.block_size
@@ -138,8 +138,8 @@ class Inspector:
         return self._pool(Sight(tenant), now)
 
     def glimpse(self, now: float, below_from: int = 0, tenant: str | None = None) -> Glimpse:
-        """All that the live map shows, or the tenant's part of it. O(blocks), at the speed of copying lists,
-        and O(`BELOW_WINDOW` + requests)."""
+        """All data of the live map, or the tenant's part of it. O(blocks), at the speed of copying lists, and
+        O(`BELOW_WINDOW` + requests)."""
         sight, live, tier = Sight(tenant), self.live, self.transfers.tier
         ledger, pool = self.context.ledger, self.context.ledger.pool
         blocks, places = sight.blocks(ledger), sight.places(live)
@@ -161,8 +161,8 @@ class Inspector:
     def requests(
         self, now: float, tenant: str | None = None, request_id: int | None = None
     ) -> list[RequestView]:
-        """All that have not ended, or the tenant's, in order of arrival, without their block tables; or this
-        one with them, if it is among them."""
+        """All unfinished requests, or the tenant's, in order of arrival, without their block tables; or only
+        this one with them, if it is unfinished."""
         if request_id is not None:
             view = self.request(request_id, now, tenant)
             return [] if view is None else [view]
@@ -171,8 +171,8 @@ class Inspector:
         return [with_usage(view_request(live, s, places, sight, now), s) for s in sight.requests(live)]
 
     def request(self, request_id: int, now: float, tenant: str | None = None) -> RequestView | None:
-        """One of them, with its block tables, or of the last that have ended; None when it is neither, or not
-        the tenant's."""
+        """An unfinished request, with its block tables, or one of the last that have ended; None if it is
+        neither, or another tenant's."""
         sight, live, ledger = Sight(tenant), self.live, self.context.ledger
         sequences = live.sequences_of(request_id)
         if not sequences:
@@ -184,11 +184,11 @@ class Inspector:
         return with_tables(view, sequences, ledger.pool, sight.blocks(ledger))
 
     def all_pins(self, now: float, tenant: str | None = None) -> list[PinView]:
-        """All pins that clients have named, or the tenant's of them, oldest first."""
+        """All pins that clients named, or the tenant's, oldest first."""
         return [view_pin(pin, now) for pin in Sight(tenant).own(self.pins.named())]
 
     def session(self, session_id: str) -> SessionBlocks:
-        """The session's blocks; none of one that is not known (yet). O(blocks)."""
+        """The session's blocks; none for an unknown session. O(blocks)."""
         session = self.sessions.get(session_id)
         if session is None:
             return SessionBlocks()

@@ -1,4 +1,4 @@
-"""How one thing of the scheduler becomes its view."""
+"""Builds the view of each thing of the scheduler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from octavo.step.latency_target import LatencyTarget
 def view_request(
     live: LiveSequences, sequences: list[Sequence], places: Mapping[Sequence, int], sight: Sight, now: float
 ) -> RequestView:
-    """The request whose unfinished sequences these are; `places`: of all that wait."""
+    """The request of these unfinished sequences; `places`: of all waiting sequences."""
     request = sequences[0].request
     total, grammar = request.timeouts.total, request.params.grammar
     return RequestView(
@@ -105,7 +105,7 @@ def _view_ended_choice(number: int, choice: EndedChoice) -> SequenceView:
 
 
 def view_sequence(live: LiveSequences, sequence: Sequence, sight: Sight) -> SequenceView:
-    """Without what costs more than a look."""
+    """The cheap fields only."""
     drafting = sequence.drafting
     wait = live.why_waiting(sequence) if sequence.state is State.WAITING else None
     return SequenceView(
@@ -128,7 +128,7 @@ def view_sequence(live: LiveSequences, sequence: Sequence, sight: Sight) -> Sequ
 
 
 def with_usage(view: RequestView, sequences: list[Sequence]) -> RequestView:
-    """The same, with what its sequences held over time."""
+    """Add the use of blocks over time."""
     full = []
     for one, sequence in zip(view.sequences, sequences, strict=True):
         usage = sequence.usage(view.now)
@@ -140,7 +140,7 @@ def with_usage(view: RequestView, sequences: list[Sequence]) -> RequestView:
 def with_tables(
     view: RequestView, sequences: list[Sequence], pool: BlockPool, blocks: VisibleBlocks
 ) -> RequestView:
-    """The same, with its sequences' block tables. O(their blocks)."""
+    """Add the block tables of its sequences. O(their blocks)."""
     full = []
     for one, sequence in zip(view.sequences, sequences, strict=True):
         held = sequence.holder.blocks
@@ -185,7 +185,7 @@ def view_pin(pin: Pin, now: float) -> PinView:
 
 
 def view_session(session: Session, bytes_per_block: int) -> SessionBlocks:
-    """Without what costs more than a look. O(1) but for one that was resumed while its blocks were held."""
+    """The cheap fields only. O(1), except for a session that was resumed while its blocks were held."""
     tables = [pin.holder.blocks for pin in session.pins]
     return SessionBlocks(
         session_id=session.session_id,
@@ -203,7 +203,7 @@ def view_session(session: Session, bytes_per_block: int) -> SessionBlocks:
 def with_places(
     view: SessionBlocks, session: Session, pool: BlockPool, tier: OffloadTier | None, *, is_stuck: bool
 ) -> SessionBlocks:
-    """The same, with where its blocks are. O(blocks)."""
+    """Add the places of its blocks. O(blocks)."""
     return replace(
         view,
         in_pool=sum(pool.find(name) is not None for name in session.names),
@@ -217,8 +217,7 @@ def with_places(
 def view_tenants(
     ledger: Ledger, pins: Pins, running: Mapping[str, int], waiting: Mapping[str, int]
 ) -> Iterator[TenantUse]:
-    """Every tenant that was ever seen, without what costs more than a look; `running`, `waiting`: requests of
-    each."""
+    """Every tenant ever seen, with its cheap fields; `running`, `waiting`: requests of each."""
     quotas = ledger.quotas
     for policy in quotas.policies():
         name = policy.name
@@ -235,10 +234,10 @@ def view_tenants(
 
 
 def with_blocks(uses: Iterator[TenantUse], ledger: Ledger, pins: Pins) -> Iterator[TenantUse]:
-    """Those that have anything, by name, with what they hold. O(blocks held)."""
+    """Tenants that use anything, by name, with their blocks. O(blocks held)."""
     held: dict[str, set[int]] = {}
     for holder in ledger.holders.values():
-        if holder.kind not in (HolderKind.FETCH, HolderKind.STORE):  # for a moment only
+        if holder.kind not in (HolderKind.FETCH, HolderKind.STORE):  # short-lived
             held.setdefault(holder.tenant, set()).update(holder.blocks)
     pinned = Counter[str]()
     for pin in pins.all():
@@ -250,7 +249,7 @@ def with_blocks(uses: Iterator[TenantUse], ledger: Ledger, pins: Pins) -> Iterat
 
 
 def view_target(target: LatencyTarget) -> TargetView | None:
-    """What it came to; None where there is none."""
+    """The target and its results; None without one."""
     if target.seconds is None:
         return None
     return TargetView(
@@ -264,7 +263,7 @@ def view_target(target: LatencyTarget) -> TargetView | None:
 
 
 def view_first_tokens(first: FirstTokens) -> FirstTokenView | None:
-    """What it came to; None where there is no target."""
+    """The target and its results; None without one."""
     if first.seconds is None:
         return None
     counts = (first.num_predicted, first.num_late, first.num_shed)
@@ -272,7 +271,7 @@ def view_first_tokens(first: FirstTokens) -> FirstTokenView | None:
 
 
 def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView | None:
-    """The tiers below, or None where there is none."""
+    """The offload tiers; None without any."""
     tier = transfers.tier
     if tier is None:
         return None
@@ -293,5 +292,5 @@ def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView
 
 
 def _num_kept(pin: Pin) -> int:
-    """Of its blocks, those below that only damage drops."""
+    """Its blocks in the tier that only damage drops."""
     return len(pin.names) - len(pin.missing) if pin.is_kept else 0

@@ -1,14 +1,14 @@
-"""The view model: what can be seen of the engine's memory and of who uses it, one frozen type for each thing.
+"""The view model: the engine's memory and its users, one frozen type for each kind.
 
-    a request and its sequences, a pin, a session, a tenant, a block table, the tiers below, the pool
+    a request and its sequences, a pin, a session, a tenant, a block table, the offload tiers, the pool
 
-`Inspector` makes them on the engine's thread between two steps, so that all numbers of one answer belong
-together; `Sight` decides what of it a tenant may know. Everything that is shown is a projection of them: the
-server's JSON, the live map's frames, and `octavo top`.
+`Inspector` makes the views on the engine's thread between two steps, so all numbers of one answer belong
+together. `Sight` decides which of them a tenant may see. All outputs are projections of them: the server's
+JSON, the live map's frames, and `octavo top`.
 
-Times are on the engine's clock, in seconds; `now` is when the thing was read. What costs more than a look has
-a default, and is there only where its comment says so. They are structs because a glimpse makes thousands of
-them while steps wait: one is made in a sixth of a frozen dataclass's time.
+Times are on the engine's clock, in seconds; `now` is the time of reading. Expensive fields have a default,
+and are set only where their comment says so. The views are structs because a glimpse makes thousands while
+steps wait: one takes a sixth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from octavo.types import Phases, RankState
 
 
 class BlockView(msgspec.Struct, frozen=True):
-    """One entry of a block table: the block's number, and how many hold it."""
+    """One entry of a block table: the block's number, and its number of holders."""
 
     block: int
     holders: int
@@ -34,7 +34,7 @@ class BlockView(msgspec.Struct, frozen=True):
 
 
 class SequenceView(msgspec.Struct, frozen=True):
-    """One choice of a request. `why` says what a waiting one waits for."""
+    """One choice of a request. `why`: the reason that it waits."""
 
     choice: int
     state: State
@@ -48,25 +48,25 @@ class SequenceView(msgspec.Struct, frozen=True):
     num_accepted: int
     preemptions: int
     num_blocks: int
-    num_cold: int  # blocks before these, which lie below and are read there
-    in_grammar: bool  # a grammar leads its output now
-    forced_tokens: int  # of its output, those that the grammar forced
+    num_cold: int  # earlier blocks, read in an offload tier
+    in_grammar: bool  # a grammar constrains its output now
+    forced_tokens: int  # of its output: forced by the grammar
     # In answers about requests, not in a glimpse:
     blocks_peak: int = 0
     block_seconds: float = 0.0
     phases: Phases | None = None
-    table: tuple[BlockView, ...] = ()  # in an answer about this request alone
-    finish: str = ""  # of one that has ended: its reason, and what went wrong
+    table: tuple[BlockView, ...] = ()  # in an answer about this request only
+    finish: str = ""  # after its end: the reason, and the error
     error: str = ""
 
     @property
     def is_running(self) -> bool:
-        """It has a row."""
+        """Whether it has a row."""
         return self.state is not State.WAITING
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """A request that has not ended, or in an answer about it alone one of the last that have."""
+    """An unfinished request; in an answer about it alone also one of the last that have ended."""
 
     now: float
     request_id: int
@@ -77,20 +77,20 @@ class RequestView(msgspec.Struct, frozen=True):
     place: int | None  # in the queue, from 0; None unless it waits, and for a tenant
     session: str
     fills_pin: str
-    follows: str  # what its output must follow: the client's name for it, and its kind
-    let_go: tuple[str, ...]  # what of its schemas is not followed: keywords and their places
+    follows: str  # the client's name for the output constraint, and its kind
+    let_go: tuple[str, ...]  # parts of its schemas that are not enforced: keywords and their places
     sequences: tuple[SequenceView, ...]
-    split: PromptSplit | None = None  # its prompt by source; None: it was not admitted yet
-    ended: float | None = None  # when its last choice did
+    split: PromptSplit | None = None  # its prompt by source; None: not admitted yet
+    ended: float | None = None  # when its last choice ended
 
     @property
     def age(self) -> float:
-        """Since it arrived."""
+        """Seconds since its arrival."""
         return self.now - self.arrival
 
     @property
     def seconds_left(self) -> float | None:
-        """Until its deadline."""
+        """Seconds until its deadline."""
         return None if self.deadline is None else self.deadline - self.now
 
 
@@ -106,38 +106,38 @@ class PinView(msgspec.Struct, frozen=True):
     filling: bool
     created: float
     expires: float
-    num_held: int  # of its blocks, in the pool
-    num_offloaded: int  # of its blocks, kept below for it
+    num_held: int  # of its blocks: in the pool
+    num_offloaded: int  # of its blocks: kept in an offload tier
 
     @property
     def age(self) -> float:
-        """Since it was opened."""
+        """Seconds since it was opened."""
         return self.now - self.created
 
     @property
     def seconds_left(self) -> float:
-        """Until it expires."""
+        """Seconds until it expires."""
         return self.expires - self.now
 
 
 class SessionBlocks(msgspec.Struct, frozen=True):
-    """A session's full blocks, and where they are: a block in the pool may be below as well."""
+    """A session's full blocks and their places: a block in the pool may be in an offload tier too."""
 
     session_id: str = ""
     tenant: str = ""
     state: SessionState = SessionState.IDLE
     num_blocks: int = 0
     held: int = 0  # in the pool, held for it: counted in the pins' budget
-    kept: int = 0  # below: nothing but damage drops them
+    kept: int = 0  # in an offload tier, where only damage drops them
     expires: float = 0.0
-    note: str = ""  # why nothing keeps its blocks
+    note: str = ""  # why its blocks are not kept
     bytes_per_block: int = 0  # 0: not known
     # In an answer about this session, not in a glimpse:
     in_pool: int = 0  # held for it, or cached
     below: int = 0
     stuck: bool = False  # some could not be stored
-    num_suspended: int = 0  # the leading ones that a restart finds
-    is_resumed: bool = False  # a client's resuming holds all of them
+    num_suspended: int = 0  # the leading ones that survive a restart
+    is_resumed: bool = False  # a client resumed it, and all its blocks are held
 
     @property
     def tier(self) -> str:
@@ -147,23 +147,23 @@ class SessionBlocks(msgspec.Struct, frozen=True):
 
 
 class TenantUse(msgspec.Struct, frozen=True):
-    """What one tenant uses, beside its bounds in blocks."""
+    """One tenant's use, and its bounds in blocks."""
 
     name: str
-    running: int = 0  # requests, also below
+    running: int = 0  # requests, like the next field
     waiting: int = 0
-    charged: int = 0  # blocks that it holds, each counted for one tenant alone
+    charged: int = 0  # blocks charged to it; each block is charged to one tenant
     cached: int = 0
-    budgeted: int = 0  # blocks that its pins may hold in the pool, filling ones included
+    budgeted: int = 0  # blocks that its pins may hold in the pool, those being filled included
     guaranteed: int = 0
     maximum: int | None = None
     # In an answer about the pool, not in a glimpse:
-    blocks_held: int = 0  # by its sequences and pins, each once; one that two tenants hold counts for both
-    blocks_pinned: int = 0  # that its pins keep, in the pool or below
+    blocks_held: int = 0  # by its sequences and pins, each once; a block of two tenants counts for both
+    blocks_pinned: int = 0  # that its pins keep, in the pool or an offload tier
 
 
 class TierView(msgspec.Struct, frozen=True):
-    """The tier below: slots taken, and what has moved since the start."""
+    """The offload tiers: taken slots, and transfers since the start."""
 
     num_slots: int
     num_stored: int
@@ -172,36 +172,36 @@ class TierView(msgspec.Struct, frozen=True):
     loaded: int
     failed: int
     evictions: int
-    num_host_slots: int = 0  # of the slots, in host memory; the others are on disk
+    num_host_slots: int = 0  # in host memory; the other slots are on disk
     num_in_host: int = 0
     num_cold: int = 0  # names that sequences list as cold
-    cold_max: int = 0  # slots that these may take, now
-    cold_blocks_per_s: float = 0.0  # of them that a token reads, as measured; 0: not measured
+    cold_max: int = 0  # the most slots for these, now
+    cold_blocks_per_s: float = 0.0  # cold blocks that a token reads, measured; 0: unknown
 
 
 class TargetView(msgspec.Struct, frozen=True):
-    """A target for the time between two tokens, and what came of it since it was set."""
+    """A target for inter-token latency, and its results since it was set."""
 
     seconds: float
-    predicted_s: float  # of the last step that decoded; 0: not known
-    margin: float  # part of the target that is left, so that few gaps are longer
-    gaps: int  # between steps that decode
-    missed: int  # longer than the target, where a step carried prompts or guesses
-    missed_alone: int  # likewise, where decoding alone took so long
+    predicted_s: float  # of the last decoding step; 0: unknown
+    margin: float  # part of the target kept free, so that few gaps are longer
+    gaps: int  # between decoding steps
+    missed: int  # longer than the target, in a step with prompts or drafts
+    missed_alone: int  # longer than the target, in a step that only decodes
 
 
 class FirstTokenView(msgspec.Struct, frozen=True):
-    """A target for the time to the first token, and what came of it."""
+    """A target for time to first token, and its results."""
 
     seconds: float
     predicted_s: float  # of the last arrival
     counted: int  # requests that got a first token
-    late: int  # of them, after the target
+    late: int  # of these, after the target
     shed: int  # refused
 
 
 class TableView(msgspec.Struct, frozen=True):
-    """One holder and its blocks, in order. No two tables have the same number."""
+    """One holder and its blocks, in order. Table numbers are unique."""
 
     number: int
     kind: HolderKind
@@ -213,64 +213,63 @@ class TableView(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Numbers of all tenants together. They are the operator's alone, because each tenant moves them."""
+    """Numbers over all tenants. Only the operator sees them, because each tenant changes them."""
 
     counts: BlockCounts
     pin_budget: int
     num_sessions: int
     blocks_resident: int  # that have memory behind them
-    blocks_wanted: int  # the size that was asked for
-    why_smaller: str  # in words, while the pool is smaller than that
+    blocks_wanted: int  # the requested size
+    why_smaller: str  # the reason while the pool is smaller than that
     event_counts: dict[str, int]
     tenants: tuple[TenantUse, ...]
     tier: TierView | None
-    ranks: tuple[RankState, ...] = ()  # devices that compute the model together; of one device none
+    ranks: tuple[RankState, ...] = ()  # devices that share the model; empty for one device
     target: TargetView | None = None
     first_tokens: FirstTokenView | None = None
 
 
 class PoolView(msgspec.Struct, frozen=True):
-    """The pool: blocks by kind of holder, pins, and what happened lately. Of it all, or of what is one
-    tenant's."""
+    """The pool: blocks by kind of holder, pins, and recent events; of all tenants or of one."""
 
     now: float
-    tenant: str | None  # None: of it all
+    tenant: str | None  # None: all tenants
     block_size: int
-    bytes_per_block: int  # 0: not known
+    bytes_per_block: int  # 0: unknown
     num_blocks: int
     capacity: int  # blocks that it can grow to
-    device: str  # where they lie, and what computes
+    device: str  # holds the blocks and computes
     held_by_sequences: int  # table entries, so a shared block counts for each
     held_by_pins: int
     held_by_sessions: int
-    waiting: int  # requests, also below
+    waiting: int  # requests, like the next field
     running: int
     pins: tuple[PinView, ...]  # oldest first
     events: tuple[Event, ...]  # newest first
-    totals: Totals | None  # None: of one tenant's
+    totals: Totals | None  # None in a tenant's view
 
 
 class Glimpse(msgspec.Struct, frozen=True):
-    """All that the live map shows, at one moment. Its lists have the first of many entries alone."""
+    """All data of the live map, at one moment. Its lists have only the first of many entries."""
 
     pool: PoolView
     names: list[bytes | None]  # by block
     below_from: int  # the first block of the window
-    below: bytes  # 1 for each block of it that is below, too
+    below: bytes  # 1 for each block of it that is in an offload tier too
     tables: tuple[TableView, ...]
     requests: tuple[RequestView, ...]
     sessions: tuple[SessionBlocks, ...]  # newest first
 
     @property
     def next_below_from(self) -> int:
-        """Where the next glimpse's window begins: the pool is gone round."""
+        """The start of the next glimpse's window, which cycles through the pool."""
         after = self.below_from + len(self.below)
         return after if after < self.pool.num_blocks else 0
 
 
 class MapView(msgspec.Struct, frozen=True):
-    """One character for each block, and one number: which of `owners` holds it (-1: no holder, the first if
-    several do).
+    """One character for each block, and one number: the index in `owners` of its holder (-1: none; with
+    several the first).
 
     "." free, "c" cached, "t" in transfer, "s" one sequence, "S" shared by sequences, "p" a pin (and perhaps
     sequences).

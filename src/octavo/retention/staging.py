@@ -133,7 +133,7 @@ class OffloadStager:
         position_s = self._context.times.position_s
         if position_s:
             cost_s = loss.price(self.load_price) * position_s
-            self._headroom.undone(cost_s)
+            self._headroom.record_undone(cost_s)
             otherwise_s = (loss.recomputed + loss.loaded * self._context.ledger.block_size) * position_s
             text += f" ({cost_s * 1000:,.1f} ms; {otherwise_s * 1000:,.1f} ms if nothing were kept)"
         return text

@@ -407,7 +407,7 @@ class Scheduler:
         self._observe(plan, result)
         updates += self._committer.commit(in_flight, result)
         if not self.live.running:
-            self.context.target.rest()
+            self.context.target.note_idle()
         return updates
 
     def _charge_cold(self, plan: StepPlan, result: StepResult, in_flight: list[InFlightChunk]) -> None:

@@ -1,1 +1,1 @@
-"""What retention and the scheduler both write in a step: the plan in the making, events, timers, costs."""
+"""Parts of a step that retention and the scheduler share: the plan in the making, events, timers, costs."""

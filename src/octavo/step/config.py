@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Bounds of the scheduler. `step_tokens` is how many positions one step computes at most."""
+    """Bounds of the scheduler. `step_tokens`: the most positions of a step."""
 
     max_rows: int = 64
     step_tokens: int = 512
@@ -15,13 +15,13 @@ class SchedulerConfig:
     context_length: int = 8192
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence tokens of the model
     prefix_caching: bool = True
-    pace: bool = True  # hold prompts back while others decode, once step times are known
-    pin_blocks: int = 0  # that all pins together may keep
-    bytes_per_block: int = 0  # to tell, not to decide
-    device: str = ""  # likewise: where the blocks lie, and what computes
-    long_context: bool = True  # requests larger than the pool are taken where a tier can hold them
-    parts_max: int = 1  # of a chunk with cold blocks: the model's layers; 1 where it is not cut
-    target_itl_s: float | None = None  # between two tokens of a sequence; None: whatever `pace` comes to
-    target_ttft_s: float | None = None  # to a request's first token; None: none
-    shed: bool = False  # refuse requests that would be later
-    staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below
+    pace: bool = True  # delay prompts while other sequences decode, once step times are known
+    pin_blocks: int = 0  # for all pins together
+    bytes_per_block: int = 0  # for messages only
+    device: str = ""  # likewise: the device that holds the blocks and computes
+    long_context: bool = True  # accept requests larger than the pool if a tier can hold them
+    parts_max: int = 1  # of a chunk with cold blocks: the model's layers; 1: not cut
+    target_itl_s: float | None = None  # target between two tokens of a sequence; None: `pace` decides
+    target_ttft_s: float | None = None  # target to a request's first token
+    shed: bool = False  # refuse requests that would miss it
+    staging_blocks: int = 0  # after the pool's capacity, to offload blocks of victims

@@ -1,4 +1,4 @@
-"""What every collaborator of the scheduler is handed: leaves, none of which knows a collaborator."""
+"""The context of every part of the scheduler: leaves that know none of these parts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from octavo.step.step_times import StepTimes
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """Fields alone. `events` may be replaced by those of an earlier scheduler; the others stay."""
+    """Plain fields. `events` may be replaced by those of an earlier scheduler; the others stay."""
 
     ledger: Ledger
     config: SchedulerConfig
-    times: StepTimes  # what steps take
-    target: LatencyTarget  # for the time between tokens
+    times: StepTimes  # measured costs of steps
+    target: LatencyTarget  # for the time between two tokens
     plan: PlanBuilder = field(default_factory=PlanBuilder)  # in the making
     events: EventRing = field(default_factory=EventRing)
-    now: float = 0.0  # of the last call that brought the time
-    step_tokens: int = (
-        0  # positions of a step at most: the configured ones, or what the device had memory for
-    )
+    now: float = 0.0  # time of the last call
+    step_tokens: int = 0  # most positions of a step: as configured, or fewer after a shortage of memory
 
     def __post_init__(self) -> None:
         self.step_tokens = self.config.step_tokens

@@ -1,14 +1,14 @@
-"""A target for the time between two tokens of a sequence (ITL), and what a step may carry under it.
+"""A target for the inter-token latency (ITL) of a sequence, and the step size that it allows.
 
-    gap        from one step that decodes to the next: the step, and what is between two steps
-    allowed    target * (1 - margin) - what is between steps - a step of those that decode
+    gap        from one decoding step to the next: the step, and the time between two steps
+    allowed    target * (1 - margin) - time between steps - a step of the decoding sequences
 
-Prompts' positions and guesses get what is allowed, at the measured cost of one more position; a sequence is
-admitted only if those that decode leave as much. The margin is steered by what gaps come to: one above the
-target makes it grow, one below makes it shrink, so that `MISSES` of the gaps that it decides are above. Gaps
-that decoding alone makes too long say nothing about it, and are counted apart.
+Prompt positions and drafts get the allowed time, at the measured cost of one more position. A sequence is
+admitted only if the decoding ones leave time for it. Measured gaps steer the margin: one above the target
+grows it, one below shrinks it, so that `MISSES` of the gaps that it decides are above. Gaps that decoding
+alone makes too long do not change it, and are counted apart.
 
-A prompt always gets a position, and one sequence always runs: a target that is under their cost is missed.
+A prompt always gets a position, and one sequence always runs: a target under their cost is missed.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from __future__ import annotations
 from octavo.step.step_times import StepShape, StepTimes
 
 MISSES = 0.03
-GAIN = 0.05  # of the margin, by a gap that is too long
+GAIN = 0.05  # of the margin, for a gap that is too long
 MARGIN_FIRST, MARGIN_MAX = 0.1, 0.6
-POSITIONS_MIN = 1  # of prompts in a step
-MORE_ROWS_MAX = 64  # that are admitted in a plan
+POSITIONS_MIN = 1  # of prompts, per step
+MORE_ROWS_MAX = 64  # admitted per plan
 
 
 class LatencyTarget:
-    """What the operator wants, in seconds (None: nothing), and how it is kept. Gaps are counted only where
-    there is one."""
+    """The operator's target in seconds (None: none), and its observance. Gaps are counted only with a
+    target."""
 
     def __init__(self, times: StepTimes, seconds: float | None) -> None:
         self.seconds = seconds
         self.margin = MARGIN_FIRST  # part of the target
         self.num_gaps = 0  # between decoding steps, since a target was set
-        self.num_missed = 0  # above it, where the step carried more than decoding
-        self.num_missed_alone = 0  # above it, of steps that decode alone
-        self.last_predicted_s = 0.0  # of the gap that was measured last
+        self.num_missed = 0  # above the target, in steps with more than decoding
+        self.num_missed_alone = 0  # above the target, in steps that only decode
+        self.last_predicted_s = 0.0  # of the gap measured last
         self._times = times
-        self._decoded_at: float | None = None  # when the last step ended, if it decoded
+        self._decoded_at: float | None = None  # end of the last step, if it decoded
 
     def set(self, seconds: float | None) -> None:
-        """Another target; the margin begins anew."""
+        """Set a target and reset the margin."""
         self.seconds, self.margin = seconds, MARGIN_FIRST
         self.num_gaps = self.num_missed = self.num_missed_alone = 0
 
     def positions(self, num_decoding: int) -> int | None:
-        """How many a step may carry beside so many that decode; None: no bound, or nothing is known."""
+        """Positions that a step may have besides so many decoding ones; None: no bound, or unknown."""
         left_s, position_s = self._left_s(num_decoding), self._times.position_s
         if left_s is None or position_s is None or num_decoding == 0:
             return None
         return max(0, int(left_s / position_s))
 
     def prompt_budget(self, num_decoding: int, most: int) -> int:
-        """Prompt positions of a step, of `most`."""
+        """Prompt positions of a step, at most `most`."""
         positions = self.positions(num_decoding)
         return most if positions is None else min(most, max(POSITIONS_MIN, positions))
 
     def more_rows(self, num_running: int) -> int | None:
-        """How many more sequences may run beside so many: at least one must; None: no bound."""
+        """How many more sequences may run, given `num_running`: at least one must; None: no bound."""
         first = int(num_running == 0)
         left_s = self._left_s(num_running + first)
         if left_s is None:
@@ -65,7 +65,7 @@ class LatencyTarget:
         return more
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
-        """A step of this shape was committed at `now`, which took so long; 0: not measured."""
+        """A step of this shape was committed at `now` and took so long; 0: not measured."""
         before, self._decoded_at = self._decoded_at, now if shape.decoding else None
         if before is None or not shape.decoding or seconds <= 0.0:
             return
@@ -74,8 +74,8 @@ class LatencyTarget:
             self._count(shape, gap)
         self._times.observe_gap(max(0.0, gap - seconds))
 
-    def rest(self) -> None:
-        """Nothing runs: the next step's gap is a pause."""
+    def note_idle(self) -> None:
+        """Nothing runs: the next gap is a pause, and is not counted."""
         self._decoded_at = None
 
     def _count(self, shape: StepShape, gap: float) -> None:
@@ -91,7 +91,7 @@ class LatencyTarget:
         self.margin = min(MARGIN_MAX, max(0.0, self.margin + change))
 
     def _left_s(self, num_decoding: int) -> float | None:
-        """Of a gap, for what is not decoding."""
+        """The part of a gap left for other work than decoding."""
         if self.seconds is None or (decode_s := self._times.decode_s(num_decoding)) is None:
             return None
         return self.seconds * (1 - self.margin) - self._times.between_s - decode_s

@@ -1,13 +1,13 @@
-"""What a step costs by the positions that it computes: measured, and measured again with every step.
+"""The cost of a step by its number of positions, measured continuously.
 
     cost(n) = scale * first(n) * correction(n)
 
-The scale follows the last steps quickly: contexts grow, other programs want the machine. The shape, which is
-all that matters for whether more positions pay, follows slowly, and only where a step's size differs from
-that of the step before: what slows down steps of one size says nothing about others. It begins as that of a
-machine on which a step of 16 positions costs as much as 3.5 of one. Each size that is measured has a
-correction of its own; sizes between two such lie on a line, those beyond are corrected as the nearest. A size
-that is not measured for long is forgotten, and so tried again.
+The scale follows the last steps quickly: contexts grow, other programs use the machine. The shape alone
+decides whether more positions pay. It follows slowly, and only when a step's size differs from that of the
+step before: a slowdown of steps of one size does not affect others. The first shape is that of a machine on
+which a step of 16 positions costs 3.5 times a step of one. Each measured size has its own correction. Sizes
+between two of them are interpolated, those beyond take the nearest. A size without recent measurement is
+forgotten, and so tried again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 _FIRST_SIZES, _FIRST_COSTS = (1, 4, 16, 64), (1.0, 1.2, 3.5, 13.0)
 _SCALE_GAIN, _SHAPE_GAIN = 0.3, 0.1
-_OUTLIER = 4.0  # a step that took so many times as long says nothing about steps
-_EXACT_TO = 17  # above, sizes are rounded to an eighth
-_FRESH_STEPS, _KEPT_STEPS = 256, 2048  # for which a measured size is believed, and remembered
+_OUTLIER = 4.0  # a step that took so many times as long is not representative
+_EXACT_TO = 17  # larger sizes are rounded to an eighth
+_FRESH_STEPS, _KEPT_STEPS = 256, 2048  # so long a measured size is trusted, and kept
 
 
 @dataclass(slots=True)
 class _Measured:
-    """One size: its correction, a logarithm; how often it was taught, and when a step showed it last."""
+    """One size: its correction, a logarithm; its number of measurements, and the step of the last one."""
 
     correction: float
     count: int = 0
@@ -34,28 +34,28 @@ class _Measured:
 
 
 class SizeCosts:
-    """The curve. `observe` is told steps without prompts; an unmeasured one (0 seconds) teaches nothing."""
+    """The curve. `observe` gets steps without prompts, and ignores unmeasured ones (0 seconds)."""
 
     def __init__(self, padded: Callable[[int], int] | None = None) -> None:
         """`padded`: the positions that a device computes for a step of so many."""
         self._padded = padded
         self._measured: dict[int, _Measured] = {}
-        self._sizes: list[int] = []  # that were measured, ascending
+        self._sizes: list[int] = []  # measured ones, ascending
         self._scale: float | None = None
-        self._size_before = 0  # of the last step; 0: it says nothing
+        self._size_before = 0  # of the last step; 0: not usable
         self._num_steps = 0
 
     def is_stale(self, num_positions: int) -> bool:
-        """True where no step of that size was measured for long, though others were."""
+        """True if that size was not measured for long, though others were."""
         measured = self._measured.get(self._size_of(num_positions))
         return self._num_steps - (0 if measured is None else measured.seen_at) > _FRESH_STEPS
 
     def is_unknown(self, num_positions: int) -> bool:
-        """True where no step of that size was measured at all, or lately."""
+        """True if that size was never measured, or not recently."""
         return self._size_of(num_positions) not in self._measured or self.is_stale(num_positions)
 
     def of(self, num_positions: int) -> float:
-        """Of a step of one position or more, relative to others of this curve. O(log sizes)."""
+        """The cost of a step with one position or more, relative to others of this curve. O(log sizes)."""
         num_positions = self._computed(num_positions)
         sizes = self._sizes
         place = bisect.bisect_left(sizes, num_positions)
@@ -66,11 +66,11 @@ class SizeCosts:
         return self._corrected(num_positions, sizes[place and -1]) if sizes else self.at_first(num_positions)
 
     def at_first(self, num_positions: int) -> float:
-        """By the first shape, whatever was measured."""
+        """The cost by the first shape."""
         return _on_lines(_FIRST_SIZES, _FIRST_COSTS, num_positions)
 
     def at_best(self, num_positions: int) -> float:
-        """As on a machine on which more positions cost next to nothing: what is worth being measured."""
+        """The cost on a machine where more positions are almost free: decides which sizes to measure."""
         return math.sqrt(self.at_first(num_positions))
 
     def observe(self, num_positions: int, seconds: float) -> None:
@@ -86,16 +86,16 @@ class SizeCosts:
         if self._num_steps % _FRESH_STEPS == 0:
             self._forget()
         is_news = self.is_unknown(size) and before not in (0, size)
-        if is_news:  # believed, in bounds: were it an outlier, it would be one again at each later try
+        if is_news:  # trusted, within bounds: as an outlier it would be one again at each later try
             ratio = min(_OUTLIER, max(1 / _OUTLIER, ratio))
         elif not 1 / _OUTLIER < ratio < _OUTLIER:
             self._scale *= 1.0 + _SCALE_GAIN * (min(ratio, _OUTLIER) - 1.0)
             self._size_before = 0
             return
-        self._teach(size, before, ratio)
+        self._correct(size, before, ratio)
 
-    def _teach(self, size: int, before: int, ratio: float) -> None:
-        """The step took `ratio` times what it should have."""
+    def _correct(self, size: int, before: int, ratio: float) -> None:
+        """The step took `ratio` times the expected time."""
         assert self._scale is not None
         is_stale = self.is_stale(size)
         measured = self._measured.get(size)
@@ -107,7 +107,7 @@ class SizeCosts:
         if before in (0, size):
             self._scale *= ratio**_SCALE_GAIN
             return
-        # The first few are averaged; what was not seen for long is learned as if it had been seen once.
+        # The first few are averaged; a size not seen for long is averaged as if seen once.
         measured.count = 1 if is_stale and measured.count else measured.count
         gain = max(_SHAPE_GAIN, 1.0 / (measured.count + 1))
         measured.count += 1
@@ -116,45 +116,45 @@ class SizeCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether any step was."""
+        """Whether any step was measured."""
         return self._scale is not None
 
     def seconds(self, num_positions: int) -> float:
-        """Of a step of one position or more, once any was measured."""
+        """The time of a step with one position or more, after a first measurement."""
         assert self._scale is not None
         return self._scale * self.of(num_positions)
 
     def table(self) -> list[tuple[int, float]]:
-        """Sizes that were measured and what their steps cost, in seconds."""
+        """Measured sizes and the seconds of their steps."""
         return [] if self._scale is None else [(size, self._scale * self.of(size)) for size in self._sizes]
 
     def _computed(self, num_positions: int) -> int:
-        """With what pads the step."""
+        """Positions including padding."""
         return num_positions if self._padded is None else self._padded(num_positions)
 
     def _size_of(self, num_positions: int) -> int:
-        """Under which such a step is measured."""
+        """The size under which such a step is measured."""
         return _rounded(self._computed(num_positions))
 
     def _corrected(self, num_positions: int, nearest: int) -> float:
-        """The first shape, as it was wrong at a size that was measured."""
+        """The first shape, corrected as at a measured size."""
         return self.at_first(num_positions) * math.exp(self._measured[nearest].correction)
 
     def _forget(self) -> None:
-        """Of sizes that no step had for long nothing is known any more."""
+        """Drop sizes without recent measurement."""
         self._sizes = [s for s in self._sizes if self._num_steps - self._measured[s].seen_at < _KEPT_STEPS]
         self._measured = {size: self._measured[size] for size in self._sizes}
 
 
 def _on_lines(sizes: Sequence[int], costs: Sequence[float], num_positions: int) -> float:
-    """On the line through the two points around it, or the last two."""
+    """Interpolate between the two points around it, or extrapolate from the last two."""
     place = min(max(1, bisect.bisect_left(sizes, num_positions)), len(sizes) - 1)
     low, high = sizes[place - 1], sizes[place]
     return costs[place - 1] + (costs[place] - costs[place - 1]) * (num_positions - low) / (high - low)
 
 
 def _rounded(size: int) -> int:
-    """Few sizes are kept apart."""
+    """Round to one of few sizes."""
     if size <= _EXACT_TO:
         return size
     step = 1 << (size.bit_length() - 4)
