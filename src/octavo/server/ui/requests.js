@@ -198,7 +198,7 @@ export function ColdBlocks({ pool, select }) {
   return rows.slice(0, STRIPS_MAX).map(({ id, choice: { choice, cold } }) => {
     const each = Math.ceil(cold / COLD_CELLS_MAX);
     const says = `request ${id}${choice ? `, choice ${choice + 1}` : ''}: ${number(cold)} cold blocks, ` +
-      `${inBytes(cold * bytes)} that each token reads offloaded` + (each > 1 ? `; a cell is ${number(each)} blocks` : '');
+      `${inBytes(cold * bytes)} read for each token` + (each > 1 ? `; a cell is ${number(each)} blocks` : '');
     const cells = Array.from({ length: Math.ceil(cold / each) }, () => html`<i></i>`);
     return html`<button class="cold-blocks" key=${`${id}/${choice}`} onClick=${() => select(keyOf({ request: id }))}>
       <span class="strip" aria-hidden="true">${cells}</span>
