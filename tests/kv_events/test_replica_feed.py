@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.feeds import FeedFollower
 from tests.simulator.lives import Simulation
 
-from octavo.memory.changes import Place
+from octavo.memory.changes import ChangeRecord, Place
 from octavo.memory.ledger import Ledger
 from octavo.memory.place_changes import PlaceChanges
 from octavo.routing.reports import NAME_BYTES, VERSION, Hello
@@ -49,11 +49,16 @@ class FollowedLife(Simulation):
         self.routers: list[Router] = []
         self.num_compared = self.num_wakes = self.num_changes = 0
         self.num_names: Counter[Place] = Counter()
+        self.with_events = seed % 2 == 1
         self.feed = ReplicaFeed(HELLO, self.wake)
         super().__init__(random.Random(seed), overlap)
 
     def wake(self) -> None:
         self.num_wakes += 1
+
+    def new_record(self) -> ChangeRecord | None:
+        """In some lives events are published, too."""
+        return ChangeRecord() if self.with_events else None
 
     def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
         super()._begin(stored)
@@ -86,6 +91,8 @@ class FollowedLife(Simulation):
         for router in self.routers:
             assert router.follower.known == wanted
             self.num_compared += 1
+        if (record := self.memory.history.changes) is not None:
+            assert {name[-NAME_BYTES:] for name in record._blocks} >= set().union(*wanted.values())
         self.num_names += Counter({place: len(names) for place, names in wanted.items()})
 
 

@@ -116,10 +116,12 @@ class ReplicaChild:
         return self.base_url
 
     def check_health(self, timeout_s: float = 5.0) -> None:
-        """Ask whether its engine serves. Raises ReplicaEnded where it does not say so in time."""
+        """Ask whether its engine serves, once it was ready. Raises ReplicaEnded where it does not say so in
+        time."""
         if not self.is_alive:
             self._has_ended.wait()
             raise ReplicaEnded(self.how_it_ended())
+        assert self._port is not None, "it is not ready"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
             connection.request("GET", "/health", headers=self.replica.headers)
@@ -201,6 +203,7 @@ class ReplicaChild:
             for line in words:
                 self._words.put(msgspec.json.decode(line, type=dict[str, object]))
         self._words.put(None)
+        self._control.close()
 
 
 def _signal_in_words(number: int) -> str:

@@ -36,14 +36,19 @@ async def replica_feed(edge: Edge, request: Request) -> Response:
 
 
 async def _frames(edge: Edge, feed: Feed) -> AsyncGenerator[bytes, None]:
-    """Who it is, then its frames, and the load between them."""
+    """Who it is, then its frames, and the load between them. While a step takes long, the last load again."""
     yield encode_frame(feed.hello)
-    loop, reader = asyncio.get_running_loop(), feed.open()
+    clock, reader = asyncio.get_running_loop().time, feed.open()
     reading = asyncio.wrap_future(reader.read())
-    sent, due, load = 0.0, loop.time(), None
+    loading: asyncio.Task[Load] | None = None
+    load, sent, due = None, 0.0, clock()
     try:
         while True:
-            await asyncio.wait([reading], timeout=max(0.0, due - loop.time()))
+            if loading is None and clock() >= (sent + BUSY_S if edge.model.is_draining else due):
+                loading = asyncio.create_task(edge.model.submitter.send(ViewLoad()))
+            works: list[asyncio.Future[bytes | None] | asyncio.Future[Load]] = [reading]
+            works += [] if loading is None else [loading]
+            await asyncio.wait(works, timeout=BUSY_S, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 if (data := reading.result()) is None:
                     return
@@ -51,16 +56,20 @@ async def _frames(edge: Edge, feed: Feed) -> AsyncGenerator[bytes, None]:
                 due = min(due, sent + BUSY_S)
                 await asyncio.sleep(_GATHER_S)
                 reading = asyncio.wrap_future(reader.read())
-            if loop.time() >= due:
-                load = await edge.model.submitter.send(ViewLoad())
-                yield _frame_of(load, is_draining=edge.model.is_draining)
-                sent = loop.time()
-                due = sent + (BUSY_S if load.num_running or load.num_waiting else IDLE_S)
+            if loading is not None and loading.done():
+                load, loading = loading.result(), None
+                due = clock() + (BUSY_S if load.num_running or load.num_waiting else IDLE_S)
+            elif load is None or clock() < sent + IDLE_S:
+                continue
+            sent = clock()
+            yield _frame_of(load, is_draining=edge.model.is_draining)
     except EngineStopped:
         if load is not None:
             yield _frame_of(load, is_draining=True)
     finally:
-        reading.cancel()
+        for work in (reading, loading):
+            if work is not None:
+                work.cancel()
         reader.close()
 
 
