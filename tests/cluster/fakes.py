@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from starlette.applications import Starlette
 from tests.cluster.relaying import StaticFleet
 from tests.waiting import turns, until
 
@@ -147,7 +148,7 @@ class House:
     replicas: Sequence[FakeReplica]
     fleet: StaticFleet
     router: Router
-    app: object
+    app: Starlette
 
 
 def new_renderer(folder: Path) -> EngineClient:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 from tests.cluster.fakes import (
     CHAT,
@@ -25,7 +26,7 @@ from tests.cluster.fakes import (
     streams,
 )
 from tests.server.tenants import ALICE, NOBODY, TENANTS, by
-from tests.waiting import until
+from tests.waiting import turns, until
 
 from octavo.cluster.relay import create_relay_server
 from octavo.server.run import bind
@@ -329,6 +330,31 @@ def test_a_client_that_leaves_ends_its_request_at_the_replica(renderer, pair):
             await serving
 
     run(renderer, pair, act)
+
+
+def test_a_relay_that_ends_tells_the_clients_that_still_read(renderer, pair):
+    async def waits(got: Got, writer: asyncio.StreamWriter) -> None:
+        if got.json.get("stream"):
+            writer.write(STREAM % b"text/event-stream" + b'd\r\ndata: {"n"}\n\n\r\n')
+        await asyncio.Event().wait()
+
+    async def act(house: House) -> list[httpx.Response]:
+        for replica in pair:
+            replica.behave = waits
+        bodies = ({"prompt": "a", "stream": True}, {"prompt": "a"}, {"prompt": "b", "stream": True})
+        posts = [asyncio.ensure_future(house.client.post("/v1/completions", json=body)) for body in bodies]
+        await until(lambda: len(all_got(*pair)) == len(bodies))
+        await turns(100)  # the heads of the answers have come
+        await house.app.state.relay.stop()
+        refused = await house.client.post("/v1/completions", json={"prompt": "a"})
+        return [*await asyncio.gather(*posts), refused]
+
+    streamed, whole, also_streamed, refused = run(renderer, pair, act)
+    for answer in (streamed, also_streamed):
+        assert "engine_stopped" in answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+    for answer in (whole, refused):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
 
 
 # -- by id, all, and one -------------------------------------------------------------------------------------

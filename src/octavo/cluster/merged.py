@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from urllib.parse import quote, urlencode
@@ -70,7 +69,7 @@ async def ask_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing
     async def ask(replica: Replica) -> OneAnswer | None:
         try:
             received = await upstream.send(replica, out)
-            return OneAnswer(replica, await PassedAnswer(received, replica, AsyncExitStack()).whole())
+            return OneAnswer(replica, await PassedAnswer(received, replica).whole())
         except (NotSent, ReplicaLost, EngineStopped):
             return None
 

@@ -48,7 +48,6 @@ class PassedAnswer(Response):
         self,
         received: aiohttp.ClientResponse,
         replica: Replica,
-        stack: AsyncExitStack,
         on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(status_code=received.status)
@@ -59,18 +58,24 @@ class PassedAnswer(Response):
             (REPLICA_HEADER.encode(), replica.name.encode()),
         ]
         self._received = received
-        self._stack = stack
+        self.stack = AsyncExitStack()
         self._on_cut = on_cut
         self._boundary = _BOUNDARIES.get(received.content_type, b"")
+        self._why = f"{replica.name}, which made this answer, was lost before its end; send the request again"
         self._is_between = True  # two events, as far as bytes were passed on
         self._last = b""  # the events that were passed on last
+
+    def stop(self, why: str) -> None:
+        """End it here, as if its replica was lost, with these words for its client."""
+        self._why = why
+        self._received.close()
 
     async def whole(self) -> Response:
         """The same as an answer that needs its replica no more. Raises EngineStopped."""
         try:
             body = await read_bounded(self._received)
         except _LOST as error:
-            raise EngineStopped(_why(self.replica)) from error
+            raise EngineStopped(self._why) from error
         finally:
             await self._end()
         answer = Response(body, self.status_code)
@@ -103,7 +108,7 @@ class PassedAnswer(Response):
             )
             if not (self._boundary and self._is_between):
                 return  # without its end, by which the server closes the connection
-            last = cut_event(scope, EngineStopped(_why(self.replica)), self._last)
+            last = cut_event(scope, EngineStopped(self._why), self._last)
             await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -144,7 +149,7 @@ class PassedAnswer(Response):
 
     async def _end(self) -> None:
         self._received.close()  # what is not read to its end is cancelled at its replica
-        await self._stack.aclose()
+        await self.stack.aclose()
 
 
 class _Cut(Exception):
@@ -178,7 +183,3 @@ def cut_event(scope: Scope, error: EngineStopped, last: bytes) -> bytes:
     return named_event(
         {"type": "error"} | {name: told[name] for name in ("code", "message", "param")} | numbered
     )
-
-
-def _why(replica: Replica) -> str:
-    return f"{replica.name}, which made this answer, was lost before its end; send the request again"

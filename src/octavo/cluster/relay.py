@@ -41,7 +41,7 @@ from octavo.cluster.prompts import BodyRecorder, PromptReader, names_of
 from octavo.cluster.relay_metrics import RelayMetrics, relay_label
 from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
 from octavo.cluster.view import cluster_view
-from octavo.errors import InvalidRequest, QueueFull, shown
+from octavo.errors import EngineStopped, InvalidRequest, QueueFull, shown
 from octavo.routing.prompt_costs import Prompt
 from octavo.routing.router import Choice, NoReplica, Router
 from octavo.routing.slots import slot_of
@@ -60,6 +60,7 @@ from octavo.serving.client import EngineClient
 _WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
 _FIRST_REPORT_S, _LOOK_S = 5.0, 0.05  # of a replica that runs, and that the router does not know yet
 _ROUTED_MAX = 10_000  # requests whose choice is remembered
+_STOPPING = "the server is shutting down and takes no more requests"
 _BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
@@ -95,8 +96,9 @@ class RelayServer(Server):
         """As a server with an engine; pages that watch a replica are not waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                while self.relay.num_open and not self.hurry.is_set():
+                while self.relay.num_held and not self.hurry.is_set():
                     await asyncio.sleep(0.02)
+        await self.relay.stop()
 
 
 class Relay:
@@ -112,13 +114,22 @@ class Relay:
         self._reader: PromptReader | None = None
         self._routed: OrderedDict[str, JsonObject] = OrderedDict()  # by the engine's id of a request
         self._num_sent = 0
-        self.num_open = 0  # answers whose replicas are held for them
+        self._open = set[PassedAnswer]()
+        self._is_stopping = False
+        self.num_held = 0  # answers whose replicas are held for them
 
     # -- what the application calls
 
     def begin(self) -> None:
         """Follow the replicas. On the event loop."""
         self._feeds.begin()
+
+    async def stop(self) -> None:
+        """End what is still answered, in order, and take nothing more."""
+        self._is_stopping = True
+        for answer in list(self._open):
+            answer.stop(_STOPPING)
+        await self._upstream.close()
 
     async def close(self) -> None:
         """End all connections to replicas."""
@@ -179,6 +190,8 @@ class Relay:
         excluded, refusal = set[str](), None
         waits_until = time.monotonic() + _FIRST_REPORT_S
         while True:
+            if self._is_stopping:
+                raise EngineStopped(_STOPPING)
             choice = self._router.choose(prompt, time.monotonic(), frozenset(excluded))
             if isinstance(choice, NoReplica):
                 if refusal is not None:
@@ -224,19 +237,23 @@ class Relay:
     async def _held(self, stack: AsyncExitStack, ranked: Sequence[str]) -> Replica:
         """The first of these that can be held, until the stack ends. Raises NoReplicaLeft."""
         replica = await stack.enter_async_context(self._fleet.reserve(ranked))
-        self.num_open += 1
+        self.num_held += 1
         stack.callback(self._end_one)
         return replica
 
     def _end_one(self) -> None:
-        self.num_open -= 1
+        self.num_held -= 1
 
     async def _begun(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> PassedAnswer:
         """Its answer, which takes over what is in the stack. Raises NotSent or ReplicaLost."""
         self._metrics.requests.labels(replica.name).inc()
         stack.enter_context(self._metrics.open.labels(replica.name).track_inprogress())
         received = await self._upstream.send(replica, out)
-        return PassedAnswer(received, replica, stack.pop_all(), self._metrics.cut.inc)
+        answer = PassedAnswer(received, replica, self._metrics.cut.inc)
+        self._open.add(answer)
+        stack.callback(self._open.discard, answer)
+        answer.stack = stack.pop_all()
+        return answer
 
     def _note_routed(self, answer: PassedAnswer, choice: Choice) -> None:
         """Where its requests went and why, for GET /v1/requests/{id}."""

@@ -91,6 +91,7 @@ class Upstream:
     def __init__(self, key: str) -> None:
         self._key = key
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
 
     async def send(
         self, replica: Replica, out: Outgoing, silent_s: float | None = None
@@ -98,6 +99,8 @@ class Upstream:
         """The answer's head; its body is to be read, or closed. Cancelling closes the connection, by which
         the replica cancels the request. `silent_s`: without a byte for so long it is lost. Raises NotSent or
         ReplicaLost."""
+        if self._is_closed:
+            raise NotSent(replica, "all connections were closed")
         session = self._session = self._session or _new_session()
         headers = out.headers | {KEY_HEADER: self._key}
         # Of a file-like object a large body is written in pieces, between which others go on.
@@ -116,7 +119,8 @@ class Upstream:
             raise ReplicaLost(replica, str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, also those on which answers are awaited. Again does nothing."""
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
 
