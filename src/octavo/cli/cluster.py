@@ -20,7 +20,7 @@ from rich.console import Console
 from octavo.cli.admin import Columns, show, text
 from octavo.cli.terminal import phases
 from octavo.cluster.ports import listening_ports
-from octavo.cluster.ray_access import check_ray, set_environment
+from octavo.cluster.ray_access import ClusterFailed, check_ray, set_environment
 from octavo.cluster.spec import ClusterSpec, Table, settings_table
 from octavo.cluster.state import ClusterAddress, ClusterFolder
 from octavo.config import StartOptions
@@ -193,9 +193,13 @@ def stop(name: str, address: str | None, *, open_cluster: bool) -> None:
         os.kill(where.pid, signal.SIGTERM)
         _wait_end(where.pid)
     else:
-        with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
-            ray_cluster.end()
-        folder.forget()
+        try:
+            with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+                ray_cluster.end()
+        except ClusterFailed:
+            if address is not None:
+                raise
+        folder.forget()  # also of a process that was killed, and its Ray with it
     typer.echo("stopped")
 
 

@@ -14,6 +14,7 @@ import hmac
 import logging
 import os
 import secrets
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ RAY_VERSION = "2.60.0"
 NAMESPACE = "octavo"
 ENGINES, RELAY = "engines", "relay"  # applications of Ray Serve
 ENGINE_DEPLOYMENT, RELAY_DEPLOYMENT = "Engine", "Relay"
+_CONNECT_S = 5.0
 _KV = b"octavo"
 _SALT = b"salt"
 _SHARED_MEMORY_BYTES = 80 * 2**20  # Ray takes no less than 75 MiB; nothing large goes through it
@@ -80,6 +82,7 @@ def join_ray(address: str, *, is_open: bool = False, quiet: bool = False) -> Non
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    _check_reached(address)
     if not is_open and not _token():
         raise ConfigError(
             "there is no token for Ray; allowed: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN with the cluster's, "
@@ -149,6 +152,20 @@ def _token() -> str:
     if get_authentication_mode() != AuthenticationMode.TOKEN or not loader.has_token(ignore_auth_mode=True):
         return ""
     return str(loader.get_raw_token(ignore_auth_mode=True))
+
+
+def _check_reached(address: str) -> None:
+    """Raises ClusterFailed where nothing listens there: Ray itself would try for minutes. ConfigError where
+    it is no address."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise ConfigError(
+            f"--address is {address[:80]!r}; allowed: HOST:PORT of a Ray's GCS, such as 10.0.0.1:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterFailed(f"no Ray is reached at {address}: {error}") from None
 
 
 def _answers_without_token(address: str) -> bool:

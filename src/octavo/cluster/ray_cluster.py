@@ -23,6 +23,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
+from octavo.cluster.child import ReplicaEnded
 from octavo.cluster.ray_access import (
     ENGINES,
     RELAY,
@@ -189,4 +190,6 @@ def _why(name: str) -> str:
     found = serve.status().applications.get(name)
     if found is None:
         return ""
-    return " ".join([found.message, *(each.message for each in found.deployments.values())]).strip()
+    whole = " ".join([found.message, *(each.message for each in found.deployments.values())]).strip()
+    _, is_childs, ended = whole.rpartition(f"{ReplicaEnded.__name__}: ")  # behind Ray's traceback
+    return ended if is_childs else whole
