@@ -61,7 +61,7 @@ _WORDS: Mapping[str, str] = {
     "partial_rope": "partial rope",
     "rope_dims": "rope on {:g} of a head",
     "local_theta": "a second rope in windows",
-    "unturned_every": "each {}th layer without rope",
+    "ropeless_every": "each {}th layer without rope",
     "temperature": "queries scaled by position",
     "fractional_yarn": "YaRN's ramp between whole dimensions",
     "attends_in_chunks": "layers with rope attend in chunks: the context ends with the first, "
@@ -77,7 +77,7 @@ _WINDOWS: Mapping[str, str] = {
     "periodic": "in all but every n-th layer",
     "switched": "in all layers, where `use_sliding_window` is true",
     "late": "from `max_window_layers` on",
-    "unturned": "in layers without rope",
+    "ropeless": "in layers without rope",
     "listed": "in the layers that the file lists",
 }
 # They say how files are read, not what the model is.

@@ -35,7 +35,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.rope import RopeSpec
-from octavo.model.spec import LayerWeights, Mixture, Model, ModelSpec, ModelWeights, Norm, turns_of
+from octavo.model.spec import LayerWeights, Mixture, Model, ModelSpec, ModelWeights, Norm, rope_tables_of
 from octavo.model.split import Split, rows_of_heads
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
@@ -118,7 +118,7 @@ def tiny_model(ops: Ops, seed: int = 0, split: Split | None = None, **changes: o
     )
     embedding = matrix(VOCAB, hidden, 0.5)
     weights = ModelWeights(embedding, layers, norm(), embedding)
-    return Model("tiny", spec, weights, b"\0" * 32, turns_of(spec, ops.vector), split)
+    return Model("tiny", spec, weights, b"\0" * 32, rope_tables_of(spec, ops.vector), split)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from octavo.device.weights import DeviceMatrix, DeviceWeights
 from octavo.engine.available import available_memory
 from octavo.model.loader import LoadedModel
 from octavo.model.rope import RopeSpec
-from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, turns_of
+from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, rope_tables_of
 from octavo.params import SamplerParams
 from octavo.serving.client import EngineClient
 from octavo.serving.start import Started, engine_over
@@ -111,8 +111,8 @@ def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed:
     embedding = matrix(shape.vocab, shape.hidden).weight
     output = embedding if shape.is_tied else matrix(shape.vocab, shape.hidden).weight
     weights = ModelWeights(embedding, layers, norm(shape.hidden), output)
-    turns = turns_of(spec, backend.weights.vector)
-    model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, turns)
+    rope_tables = rope_tables_of(spec, backend.weights.vector)
+    model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, rope_tables)
     return LoadedModel(model, cast(Tokenizer, LetterTokenizer(shape.vocab)))
 
 
@@ -122,7 +122,7 @@ def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> TorchBackend:
 
 
 def start(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> Started:
-    """An engine that no thread turns yet."""
+    """An engine that no thread rope_tables yet."""
     return engine_over(loaded, backend, options)
 
 

@@ -30,7 +30,7 @@ def test_context_is_the_models_own_or_less(tmp_path):
     path = changed(tmp_path)
     own, less = load_model(path, ReferenceOps()), load_model(path, ReferenceOps(), context_length=40)
     assert [loaded.model.spec.context_length for loaded in (own, less)] == [128, 40]
-    assert less.model.turns[0].q.cos.shape == (40, 8)
+    assert less.model.rope_tables[0].q.cos.shape == (40, 8)
     assert own.model.fingerprint == less.model.fingerprint
 
 

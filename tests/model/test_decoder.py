@@ -15,7 +15,7 @@ from octavo.kernels.packed import unpack_vector
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.rope import RopeSpec
-from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, turns_of
+from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, rope_tables_of
 
 pytestmark = pytest.mark.full
 
@@ -99,7 +99,7 @@ def _model(ops: Ops, peer) -> Model:
         final_norm=norm("model.norm"),
         output=ops.matrix(raw("lm_head.weight")),
     )
-    return Model("tiny", SPEC, weights, bytes(32), turns_of(SPEC, ops.vector))
+    return Model("tiny", SPEC, weights, bytes(32), rope_tables_of(SPEC, ops.vector))
 
 
 def _pool(ops: Ops) -> KvPool:

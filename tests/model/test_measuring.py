@@ -35,8 +35,8 @@ def require_measured_as_loaded(path: ModelPath, weights: str) -> None:
     assert measured.weights.bytes_by_kind == loaded.weights.bytes_by_kind
     assert measured.weights.num_parameters == loaded.weights.num_parameters
     assert measured.spec == loaded.spec
-    turned = {id(turn): turn for turns in loaded.turns for turn in (turns.q, turns.k) if turn is not None}
-    assert measured.table_bytes == sum(t.cos.nbytes + t.sin.nbytes for t in turned.values())
+    tables = {id(one): one for each in loaded.rope_tables for one in (each.q, each.k) if one is not None}
+    assert measured.table_bytes == sum(t.cos.nbytes + t.sin.nbytes for t in tables.values())
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

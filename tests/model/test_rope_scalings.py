@@ -182,7 +182,7 @@ def test_some_layers_of_smollm3_do_not_turn(tmp_path):
     assert [rope is not None for rope in plain.spec.ropes] == [True, True, True, False]
     assert [rope is not None for rope in listed.spec.ropes] == [True, False, True, False]
     assert listed.spec.windows == (None, 8, None, 8)
-    assert plain.turns[3].q is None
+    assert plain.rope_tables[3].q is None
 
 
 def test_older_smollm3_configurations_say_an_interval_alone(tmp_path):

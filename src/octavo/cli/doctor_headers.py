@@ -26,7 +26,7 @@ from octavo.engine.backends import Choice
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine, measure_read
-from octavo.model.checking import Checked, check_model
+from octavo.model.checking import ModelCheck, check_model
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, resolve
 from octavo.model.loader import OpenedFiles
@@ -51,7 +51,7 @@ class Diagnosis:
     """What was found: the problems for which the model does not run, else a fit."""
 
     name: str
-    checked: Checked
+    checked: ModelCheck
     lines: Lines
     fit: Fit | None = None
     bytes_per_s: float = 0.0
@@ -133,11 +133,11 @@ def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Call
     )
 
 
-def _doubts(checked: Checked) -> list[str]:
+def _doubts(checked: ModelCheck) -> list[str]:
     return [checked.vocabulary.doubt] if checked.vocabulary and checked.vocabulary.doubt else []
 
 
-def _chats(checked: Checked, options: StartOptions) -> list[str]:
+def _chats(checked: ModelCheck, options: StartOptions) -> list[str]:
     vocabulary = checked.vocabulary
     if vocabulary is None or options.chat_template is not None:
         return []
@@ -201,7 +201,7 @@ def verdict(fit: Fit) -> str:
     return f"{'yes' if fit.fits else 'no'}: {what}, {sizes}"
 
 
-def model_lines(checked: Checked, opened: OpenedFiles, fit: Fit) -> Lines:
+def model_lines(checked: ModelCheck, opened: OpenedFiles, fit: Fit) -> Lines:
     """The model, its files and its weights."""
     model, source = fit.model, opened.source
     spec = model.spec

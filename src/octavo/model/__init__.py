@@ -1,1 +1,1 @@
-"""Where weights come from, what shape they have, and the one definition of a decoder."""
+"""Where weights come from, their shapes, and the one definition of a decoder."""

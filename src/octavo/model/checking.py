@@ -1,9 +1,10 @@
-"""A model looked at before it is loaded: all that is wrong with it, not only what is met first.
+"""Checks a model before it is loaded, and collects all problems instead of only the first.
 
     header -> settings -> tensors    by the rules that load, over meta tensors
            -> vocabulary, chat template
 
-Each step that can still be taken is taken. What only the bytes of weights tell (a NaN) is not seen.
+A failed step does not stop later steps that do not need it. Problems in the bytes of weights (a NaN) are not
+found.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from octavo.text.model_templates import templates_of_gguf
 from octavo.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_DIFFERENT_MAX = 16  # problems of one part that are told
+_DIFFERENT_MAX = 16  # reported problems of one part
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedVocabulary:
-    """The tokenizer in words, the files' template for chats, and what is guessed ("": nothing)."""
+class VocabularyCheck:
+    """The tokenizer in words, the files' chat template, and what was guessed ("": nothing)."""
 
     name: str
     size: int
@@ -52,20 +53,20 @@ class CheckedVocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What was found. What a problem hides is None."""
+class ModelCheck:
+    """The findings. A field is None if a problem prevents it."""
 
     problems: tuple[Problem, ...]
-    stored: Mapping[str, int]  # bytes of tensors by the files' kinds, the most first
+    stored: Mapping[str, int]  # bytes of tensors by the files' kinds, the largest first
     opened: OpenedFiles | None
     measured: MeasuredModel | None
-    vocabulary: CheckedVocabulary | None
+    vocabulary: VocabularyCheck | None
 
 
-def check_model(path: ModelPath, weights: str, context_length: int | None = None) -> Checked:
-    """Look at a model whose files are here, as it would be loaded in a mode of `--weights`.
+def check_model(path: ModelPath, weights: str, context_length: int | None = None) -> ModelCheck:
+    """Check a model whose files are local, as it would be loaded in a mode of `--weights`.
 
-    Raises ConfigError: the context is too long. All else is a problem. O(header bytes).
+    Raises ConfigError if the context is too long; any other error is a problem. O(header bytes).
     """
     found = _Problems()
     source = found.attempt("file", lambda: _open(path, found))
@@ -76,17 +77,17 @@ def check_model(path: ModelPath, weights: str, context_length: int | None = None
         measured = found.attempt("tensors", lambda: _measure(opened, weights, context_length, found))
     vocabulary = found.attempt("tokenizer", lambda: _vocabulary_of(path, source, description))
     stored = {} if source is None else _bytes_by_kind(source)
-    return Checked(tuple(found.all), MappingProxyType(stored), opened, measured, vocabulary)
+    return ModelCheck(tuple(found.all), MappingProxyType(stored), opened, measured, vocabulary)
 
 
 class _Problems:
-    """What has been found so far."""
+    """The problems found so far."""
 
     def __init__(self) -> None:
         self.all: list[Problem] = []
 
     def attempt(self, part: str, work: Callable[[], T]) -> T | None:
-        """The work's result; or None, and its error is a problem."""
+        """The work's result; or None, with its error added as a problem."""
         try:
             return work()
         except ModelError as error:
@@ -94,16 +95,16 @@ class _Problems:
             return None
 
     def add(self, part: str, errors: Iterable[ModelError]) -> None:
-        """All of them; those that differ in numbers alone (layers, mostly) are told once."""
+        """Add errors; those that differ only in numbers (layers, mostly) are reported once."""
         alike: dict[str, list[str]] = {}
         for error in errors:
             alike.setdefault(re.sub(r"\d+", "#", str(error)), []).append(str(error))
-        told = list(alike.values())[:_DIFFERENT_MAX]
-        for first, *others in told:
+        kept = list(alike.values())[:_DIFFERENT_MAX]
+        for first, *others in kept:
             more = f" ({len(others):,} more like it)" if others else ""
             self.all.append(Problem(part, first + more))
-        if len(alike) > len(told):
-            self.all.append(Problem(part, f"and {len(alike) - len(told):,} others"))
+        if len(alike) > len(kept):
+            self.all.append(Problem(part, f"and {len(alike) - len(kept):,} others"))
 
 
 _Source = GgufFile | SafetensorsFiles | DequantisedFiles
@@ -138,10 +139,10 @@ def _measure(
 
 def _vocabulary_of(
     path: ModelPath, source: _Source | None, description: Description | None
-) -> CheckedVocabulary | None:
+) -> VocabularyCheck | None:
     if path.kind != "gguf":
         tokenizer = Tokenizer.from_folder(path.path)
-        return CheckedVocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template)
+        return VocabularyCheck("the folder's own", tokenizer.vocab_size, tokenizer.chat_template)
     if not isinstance(source, GgufFile):
         return None
     fields = Fields(str(path.path), source.metadata)
@@ -152,7 +153,7 @@ def _vocabulary_of(
     if templates.default is not None:
         with_tools = None if templates.with_tools is None else ChatTemplate(templates.with_tools)
         template = ChatTemplate(templates.default, with_tools=with_tools)
-    return CheckedVocabulary(facts.name, facts.size, template, facts.doubt)
+    return VocabularyCheck(facts.name, facts.size, template, facts.doubt)
 
 
 def _files(source: _Source) -> GgufFile | SafetensorsFiles:

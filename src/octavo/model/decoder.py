@@ -1,4 +1,4 @@
-"""The decoder, once for all families: what a layer has it uses, what it lacks it leaves out.
+"""The decoder, one for all families: it uses the parts that a layer has and skips those that it lacks.
 
     x   = embedding[tokens] * embedding_scale (+ learned positions)
     x  += [post norm] o(attend(rope([norm] q(n)), rope([norm] k(n)), v(n)))          n = [norm](x)
@@ -6,11 +6,11 @@
                       or   sum over a token's experts of weight * down(act(gate(n)) * up(n))
     logits = [cap] output(norm(x[rows]) * logit_scale)
 
-A function over an `Ops` object, whose buffers it never looks into: it knows no NumPy, no threads, no devices.
-The chunks of a step are flattened into T rows; only `attend` and `store` know which sequence a row is of.
+A function over an `Ops` object, whose buffers it never reads: it knows no NumPy, no threads, no devices. The
+chunks of a step are flattened into T rows; only `attend` and `store` know the sequence of a row.
 
-Where several ranks compute the model (`model/split.py`), each product makes a rank's own outputs, and all
-ranks' are gathered before the next one reads them: x, norms and sums are whole on every rank.
+If several ranks compute the model (`model/split.py`), each product computes a rank's own outputs, and all
+ranks' outputs are gathered before the next product: x, norms and sums are complete on every rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hidden_states(ops: StepOps[T, I, P], model: Model, pool: P, batch: Batch[I])
     last = len(model.weights.layers) - 1
     for index, layer in enumerate(model.weights.layers):
         attended = _attend(ops, model, index, layer, pool, batch, x)
-        if index == last:  # nothing but the wanted rows is read from here on
+        if index == last:  # only the rows that need logits are read from here on
             x, attended = ops.take(x, batch.logit_rows), ops.take(attended, batch.logit_rows)
         seen = _added(ops, model.spec, x, _attention_output(ops, model, layer, attended))
         fed = _feed_forward(ops, model, layer, x if model.spec.parallel else seen)
@@ -44,7 +44,7 @@ def hidden_states(ops: StepOps[T, I, P], model: Model, pool: P, batch: Batch[I])
 
 
 def project(ops: StepOps[T, I, P], model: Model, hidden: T) -> T:
-    """(R, E) -> (R, V): raw logits, scaled and capped where the model does that."""
+    """(R, E) -> (R, V): raw logits, scaled and capped if the model does that."""
     scale, cap = model.spec.logit_scale, model.spec.logit_soft_cap
     # Hidden rows, not logits: there are fewer of them.
     logits = ops.linear(hidden if scale == 1.0 else ops.scale(hidden, scale), model.weights.output)
@@ -53,7 +53,7 @@ def project(ops: StepOps[T, I, P], model: Model, hidden: T) -> T:
 
 
 def _embed(ops: StepOps[T, I, P], model: Model, batch: Batch[I]) -> T:
-    """(T, E): what the first layer reads."""
+    """(T, E): the input of the first layer."""
     split = model.split
     starts = () if split.is_whole else split.starts(model.spec.vocab_size)
     x = ops.embed(model.weights.embedding, batch.tokens, starts)
@@ -67,13 +67,13 @@ def _embed(ops: StepOps[T, I, P], model: Model, batch: Batch[I]) -> T:
 def _attend(
     ops: StepOps[T, I, P], model: Model, index: int, layer: LayerWeights, pool: P, batch: Batch[I], x: T
 ) -> T:
-    """(T, H * D): what the rank's heads of layer `index` see. K and V are stored first and read back as
-    stored."""
-    spec, turns, split = model.spec, model.turns[index], model.split
+    """(T, H * D): the attention of the rank's heads in layer `index`. K and V are stored first and read back
+    as stored."""
+    spec, rope, split = model.spec, model.rope_tables[index], model.split
     normed = _norm_or_same(ops, spec, layer.attention_norm, x)
     heads, kv_heads = split.heads(spec.num_heads), split.kv_heads(spec.num_kv_heads)
-    q = _apply_rope(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm, turns.q, heads)
-    k = _apply_rope(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm, turns.k, kv_heads)
+    q = _apply_rope(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm, rope.q, heads)
+    k = _apply_rope(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm, rope.k, kv_heads)
     ops.store(pool, index, k, _linear(ops, layer.v, normed), batch)
     how = AttentionSpec(spec.attention_scale, spec.window(index), spec.attention_soft_cap, layer.sinks)
     return ops.attend(pool, index, q, batch, how)
@@ -105,26 +105,26 @@ def _apply_rope(
     batch: Batch[I],
     heads: T,
     norm: Norm | None,
-    turn: CosSin | None,
+    rope: CosSin | None,
     own: range,
 ) -> T:
-    """(T, own heads * D): normed where the family does that, and turned by its position. A norm over all
-    heads reads all of them, on every rank."""
+    """(T, own heads * D): normed if the family does that, and rotated by position. A norm over all heads
+    reads all of them, on every rank."""
     spec = model.spec
     if norm is not None and not spec.norms_after_rope:
         heads = ops.rms_norm(heads, norm.weight, spec.norm_eps)
         if not model.split.is_whole and norm.weight.shape[0] != spec.head_size:
             rows = rows_of_heads(own, spec.head_size)
             heads = ops.columns(heads, rows.start, rows.stop)
-    if turn is not None:
-        heads = ops.rope(heads, batch.positions, turn.cos, turn.sin, spec.head_size)
+    if rope is not None:
+        heads = ops.rope(heads, batch.positions, rope.cos, rope.sin, spec.head_size)
     if norm is not None and spec.norms_after_rope:
         heads = ops.rms_norm(heads, norm.weight, spec.norm_eps)
     return heads
 
 
 def _feed_forward(ops: StepOps[T, I, P], model: Model, layer: LayerWeights, x: T) -> T:
-    """(T, E): the feed-forward branch: the part that all tokens share, their experts, or both."""
+    """(T, E): the feed-forward branch: the shared part, the experts, or both."""
     spec = model.spec
     normed = _norm_or_same(ops, spec, layer.ffn_norm, x)
     shared = None if layer.up is None else _shared_part(ops, model, layer, layer.up, normed)
@@ -149,7 +149,7 @@ def _shared_part(ops: StepOps[T, I, P], model: Model, layer: LayerWeights, up: L
 
 
 def _routed_part(ops: StepOps[T, I, P], model: Model, mixture: Mixture, normed: T) -> T:
-    """What the experts that the router chose for each token come to."""
+    """The weighted sum of the experts that the router chose for each token."""
     spec, split = model.spec, model.split
     assert spec.routing is not None
     logits = _linear(ops, mixture.router, normed)
@@ -159,12 +159,12 @@ def _routed_part(ops: StepOps[T, I, P], model: Model, mixture: Mixture, normed: 
 
 
 def _added(ops: StepOps[T, I, P], spec: ModelSpec, x: T, branch: T) -> T:
-    """x + branch, scaled first where the family does that."""
+    """x + branch, scaled first if the family does that."""
     return ops.add(x, branch if spec.residual_scale == 1.0 else ops.scale(branch, spec.residual_scale))
 
 
 def _norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm, x: T) -> T:
-    """LayerNorm or RMSNorm, as the family has it."""
+    """LayerNorm or RMSNorm, by family."""
     if spec.norm == "rms":
         return ops.rms_norm(x, norm.weight, spec.norm_eps)
     assert norm.bias is not None, "a LayerNorm has a bias"
@@ -172,7 +172,7 @@ def _norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm, x: T) -> T:
 
 
 def _norm_or_same(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm | None, x: T) -> T:
-    """x, normed where the family does that."""
+    """x, normed if the family does that."""
     return x if norm is None else _norm(ops, spec, norm, x)
 
 

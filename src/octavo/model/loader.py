@@ -1,9 +1,9 @@
-"""From a path to a model that is ready to run: header, description, tokenizer, weights, fingerprint.
+"""Loads a model from a path: header, description, tokenizer, weights, fingerprint.
 
     ModelPath -> GgufFile | SafetensorsFiles -> Description -> weights, tokenizer, fingerprint -> LoadedModel
 
-The files are hashed by a second thread while the weights are converted. Beyond the resident weights, a load
-holds one tensor of the file at a time.
+A second thread hashes the files while the weights are converted. Besides the resident weights, a load holds
+one tensor of the file at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from octavo.model.hub.paths import ModelPath
 from octavo.model.packed_cache import Origin, PackedFolder, Weights, read_through
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader, TensorSource
-from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
+from octavo.model.spec import Model, ModelSpec, ModelWeights, rope_tables_of
 from octavo.model.split import Split, check_ranks
 from octavo.model.weights import read_weights
 from octavo.text.gguf_vocabulary import doubt_of_cut
@@ -36,7 +36,7 @@ from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.load")
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small the model is
+TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed for any model, however small
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What the engine needs: the model, and the tokenizer (with its chat template) that goes with it."""
+    """What the engine needs: the model, and its tokenizer with the chat template."""
 
     model: Model
     tokenizer: Tokenizer
     mapped_bytes: int = 0  # of weights that are pages of a file, which the system counts as free memory
-    weights_fingerprint: bytes = b""  # the model's own, without what the context decides: names packed copies
-    whole: WholeModel | None = None  # None: this process has all of it
+    weights_fingerprint: bytes = b""  # of the weights, independent of the context: names packed copies
+    whole: WholeModel | None = None  # None: this process has the whole model
 
 
 def load_model(
@@ -66,10 +66,10 @@ def load_model(
     packed: PackedFolder | None = None,
     split: Split | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer. The context is the model's own, or `context_length`: less, or as much more
-    as the model's configuration scales positions to. With `packed`, `ops` are native ones, and weights come
-    from a packed copy; without one, it is made. With `split`, a rank's part of the weights: rank 0 has the
-    model's fingerprint, others have none.
+    """Load weights and tokenizer. The context is the model's own, or `context_length`: shorter, or up to the
+    length to which the model's configuration scales positions. With `packed`, `ops` are native ones, and
+    weights are read from a packed copy, which is made if missing. With `split`, a rank's part of the weights:
+    rank 0 has the model's fingerprint, others have none.
 
     Raises ModelNotFound, BadModelFile (the message names the tensor, key or byte), UnsupportedModel,
     ConfigError. O(bytes of weights); calls `progress` about once a second.
@@ -82,12 +82,12 @@ def load_model(
     spec = spec_within(opened.description, context_length, opened.label)
     split = split or Split()
     check_ranks(split.num_ranks, spec.num_heads, spec.num_kv_heads)
-    return _load(opened, _Loading(ops, spec, progress or _ignore, packed, split))
+    return _load(opened, _LoadOptions(ops, spec, progress or _ignore, packed, split))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFiles:
-    """A model's files with their headers understood, and no weight read."""
+    """A model's files with their headers parsed, and no weight read."""
 
     path: ModelPath
     source: GgufFile | SafetensorsFiles | DequantisedFiles
@@ -96,7 +96,7 @@ class OpenedFiles:
 
     @property
     def label(self) -> str:
-        """What messages name."""
+        """The name for messages."""
         return str(self.path.path)
 
     @property
@@ -125,21 +125,21 @@ def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
 
 
 def doubt_of_tokenizer(opened: OpenedFiles) -> str:
-    """What of the tokenizer is a guess, in words; "": nothing."""
+    """Which part of the tokenizer was guessed, in words; "": nothing."""
     if not isinstance(opened.source, GgufFile):
         return ""
     return doubt_of_cut(Fields(str(opened.path.path), opened.source.metadata))
 
 
 def require_rows(path: ModelPath, description: Description, num_tokens: int) -> None:
-    """Each token of a GGUF file has a row of the embedding. Raises BadModelFile."""
+    """Raise BadModelFile unless each token of a GGUF file has a row of the embedding."""
     rows = description.spec.vocab_size
     if num_tokens > rows:
         raise BadModelFile(f"{path.path} has {num_tokens:,} tokens, but an embedding of {rows:,} rows")
 
 
 @dataclass(frozen=True, slots=True)
-class _Loading:
+class _LoadOptions:
     """How to load: for the context of `spec`."""
 
     ops: WeightOps
@@ -150,7 +150,7 @@ class _Loading:
 
 
 def spec_within(description: Description, context_length: int | None, source: str) -> ModelSpec:
-    """The spec in the context that was asked for, or in its own. Raises ConfigError: it is too long."""
+    """The spec with the requested context, or with its own. Raises ConfigError if it is too long."""
     own = description.spec.context_length
     longest = max(own, description.longest_context)
     if context_length is not None and context_length > longest:
@@ -166,7 +166,7 @@ def spec_within(description: Description, context_length: int | None, source: st
     return description.spec.within(own if context_length is None else context_length)
 
 
-def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
+def _load(opened: OpenedFiles, how: _LoadOptions) -> LoadedModel:
     path, source, description = opened.path, opened.source, opened.description
     ops, spec = how.ops, how.spec
     stamps = stamps_of(opened.paths)  # before they are read: a change meanwhile makes them differ
@@ -193,23 +193,22 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
 
         if how.packed is None:
             found = Weights(read(source, ops))
-        else:  # whatever the context: it changes no weight
+        else:  # independent of the context, which changes no weight
             made_of = Origin(fingerprint(hashing.result(), described), stamps)
             found = read_through(how.packed, made_of, source, ops, read, how.progress)
         of_weights = fingerprint(hashing.result(), described)
-        # A rope that the context decides on makes other K of the same weights.
+        # A rope that depends on the context gives other K with the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
         name_of_weights = fingerprint(hashing.result(), described + fixed)
     check_tables(path, spec, found.weights.num_bytes * how.split.num_ranks)
-    turns = turns_of(spec, ops.vector)
-    model = Model(path.name, spec, found.weights, name_of_weights, turns, how.split)
+    rope_tables = rope_tables_of(spec, ops.vector)
+    model = Model(path.name, spec, found.weights, name_of_weights, rope_tables, how.split)
     return LoadedModel(model, tokenizer, found.mapped_bytes, of_weights)
 
 
 def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
-    """A header alone must not make tables of rotations that are larger than the model.
-
-    The bytes that they take. Raises UnsupportedModel.
+    """The bytes of the tables of rotations. Raises UnsupportedModel if they are larger than the model: a
+    header alone must not cause such allocations.
     """
     kinds = {(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)}
     widths = [rope.dims for rope, _ in kinds if rope] + [spec.head_size for _, scaled in kinds if scaled]
@@ -224,7 +223,7 @@ def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
 
 
 def describe_gguf_file(gguf: GgufFile) -> Description:
-    """The description, with what only the tensors tell."""
+    """The description, including facts that only the tensors hold."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadModelFile(f"{gguf.path} has no matrix token_embd.weight")
@@ -243,9 +242,9 @@ def _rope_factors(gguf: GgufFile, name: str) -> tuple[float, ...] | None:
 
 
 def _no_hash(paths: Sequence[Path], header_bytes: int) -> bytes:
-    """Rank 0 hashes the files."""
+    """Hash nothing: rank 0 hashes the files."""
     return b""
 
 
 def _ignore(_message: str) -> None:
-    """Nobody asked for progress."""
+    """Discard progress."""

@@ -1,10 +1,10 @@
-"""What a model's weights would take in memory, from headers alone: nothing is loaded, no weight is read.
+"""Measures the memory of a model's weights from headers alone: nothing is loaded, no weight is read.
 
     OpenedFiles -> HeaderSource -> read_weights -> MeasuringOps -> ModelWeights of matrices without bytes
 
-The same reader, with the same rules, goes over tensors that have their kinds and shapes and no data, so what
-a load refuses is refused here in the same words. Matrices are measured as the processor's backends hold them.
-Safetensors with quantised weights are measured as their headers promise; what is read may allow less.
+The same reader applies the same rules to tensors that have kinds and shapes but no data, so whatever a load
+refuses is refused here with the same message. Matrices are measured as the CPU backends hold them. Quantised
+safetensors are measured by their headers; the actual bytes may need fewer bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from octavo.model.split import Split
 from octavo.model.weights import read_weights
 from octavo.units import format_bytes
 
-# What 8 bits cost a model in bf16: SmolLM2-135M, by `octavo bench quality` (docs/performance.md).
+# The loss of 8 bits for a model in bf16: SmolLM2-135M, by `octavo bench quality` (docs/performance.md).
 INT8_COST = (
     "mean KL divergence from float32 0.0041 instead of 0.0001 "
     "(SmolLM2-135M; `octavo bench quality` measures yours)"
@@ -35,7 +35,7 @@ INT8_COST = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMatrix:
-    """A matrix that is not there: what it would take."""
+    """A matrix without bytes: its kind and size."""
 
     shape: tuple[int, int]
     kind: str
@@ -44,24 +44,24 @@ class MeasuredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """A model that is not loaded. `weights` has matrices that tell their bytes, and no numbers."""
+    """A model that is not loaded. The matrices of `weights` have a size in bytes, and no numbers."""
 
     name: str
     spec: ModelSpec
     weights: ModelWeights
     table_bytes: int  # of rotary positions
     file_bytes: int  # of the tensors
-    largest_tensor_bytes: int  # beside the weights while they load: one tensor at a time
+    largest_tensor_bytes: int  # needed in addition while weights load: one tensor at a time
 
     @property
     def num_bytes(self) -> int:
-        """What stays in memory but for KV."""
+        """Resident bytes without KV."""
         return self.weights.num_bytes + self.table_bytes
 
     @property
     def bytes_read_for_a_token(self) -> int:
-        """Weights that one token passes: of a mixture its chosen experts only; the embedding only where it is
-        the output as well."""
+        """Weights that one token uses: of a mixture its chosen experts only; the embedding only if it is the
+        output as well."""
         return self.weights.output.num_bytes + sum(map(self._read_of_layer, self.weights.layers))
 
     def _read_of_layer(self, layer: LayerWeights) -> int:
@@ -74,21 +74,21 @@ class MeasuredModel:
 
 
 def num_bytes_of_experts(layer: LayerWeights) -> int:
-    """Of those that a router chooses among; 0 for a layer without."""
+    """Bytes of the routed experts; 0 for a layer without."""
     experts = () if layer.mixture is None else layer.mixture.experts
     parts = [linear for expert in experts for linear in (expert.gate, expert.up, expert.down)]
     return sum(linear.weight.num_bytes for linear in parts)
 
 
 class MeasuringOps:
-    """The `WeightOps` that make nothing. `weights`: a mode of `held.py`. What packing a matrix would raise
-    becomes one of the `problems`."""
+    """`WeightOps` that make no arrays. `weights`: a mode of `held.py`. An error that packing a matrix would
+    raise becomes one of the `problems`."""
 
     def __init__(self, weights: str, problems: list[ModelError]) -> None:
         self._weights, self._problems = weights, problems
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
-        """What the matrix would take."""
+        """The matrix without bytes."""
         outputs, inputs = raw.shape
         try:
             require_matrix(raw)
@@ -104,7 +104,7 @@ class MeasuringOps:
 
 
 class HeaderSource:
-    """A `TensorSource` of a model's files whose tensors have no data: nothing of the files is touched."""
+    """A `TensorSource` of a model's files whose tensors have no data: the files are not read."""
 
     def __init__(self, opened: OpenedFiles) -> None:
         source = opened.source
@@ -123,7 +123,7 @@ class HeaderSource:
 
 
 def _without_data(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
-    # A kind that is not known was told, or refused, by the header's reader; another stands for it.
+    # The header's reader has reported or refused an unknown kind; a known one replaces it here.
     return meta_tensor(name, kind if kind in BLOCKS else "F16", shape)
 
 
@@ -158,9 +158,9 @@ def measure_model(
 
 
 def int8_in_words(opened: OpenedFiles, weights: str, context_length: int | None, bytes_per_s: float) -> str:
-    """What `--weights int8` gives for files whose weights are held in bf16: bytes, speed and quality.
+    """The effect of `--weights int8` on files whose weights are held in bf16: bytes, speed and quality.
 
-    "" where it saves nothing. O(tensors).
+    "" if it saves nothing. O(tensors).
     """
     held, in_int8 = (measure_model(opened, each, context_length) for each in (weights, "int8"))
     if in_int8.num_bytes >= held.num_bytes:

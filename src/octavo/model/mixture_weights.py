@@ -1,11 +1,11 @@
-"""A layer's experts, from whichever form its file has.
+"""Reads a layer's experts, in any form that a file may have.
 
     apart     safetensors of Mixtral, Qwen3-MoE, OLMoE   a gate, an up and a down for each expert
     stacked   safetensors of Llama 4, gpt-oss            (X, inputs, outputs), gates and ups in one tensor
     stacked   GGUF                                       (X, outputs, inputs), gates, ups and downs
 
-Of a stacked tensor one expert at a time is cut out, as bytes, and converted: of each of its matrices the
-rank's rows (`split.py`). Gates and ups that alternate are put apart. It knows tensors by role alone.
+A stacked tensor is sliced, as bytes, and converted one expert at a time: of each matrix the rank's rows
+(`split.py`). Alternating gates and ups are separated. This module knows tensors by role alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _MixtureSizes:
 
 
 def read_mixture(reader: Reader, layer: int) -> Mixture:
-    """The router and all experts. Raises BadModelFile: a tensor is missing, or of another shape."""
+    """The router and all experts. Raises BadModelFile if a tensor is missing or has another shape."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     assert facts is not None, "the row has a mixture"
     sizes = _MixtureSizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size, reader.split)
@@ -87,7 +87,7 @@ def _stacked_by_part(
 def _stacked_in_two(
     reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
 ) -> Iterator[Expert]:
-    """Gates and ups in one tensor: one above the other, or in turns."""
+    """Gates and ups in one tensor: gates before ups, or alternating."""
     order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
     pairs: list[tuple[Linear, Linear]] = []
     for part in _parts_of(reader, facts, sizes, "experts_gate_up", layer):
@@ -116,7 +116,7 @@ class _Part:
 def _parts_of(
     reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, role: str, layer: int
 ) -> Iterator[_Part]:
-    """Expert after expert. Floats lie (X, inputs, outputs) and are turned; codes (X, outputs, inputs)."""
+    """Expert after expert. Floats are (X, inputs, outputs) and get transposed; codes (X, outputs, inputs)."""
     name = reader.name(role, layer)
     outputs, inputs = (
         (sizes.hidden, sizes.inner) if role == "experts_down" else (2 * sizes.inner, sizes.hidden)

@@ -1,17 +1,17 @@
 """Loading through a packed copy on disk: the second start of a model maps panels instead of making them.
 
     first load    source -> reader -> RecordingOps -> backend's ops      panels are written as they are made
-    second load   HollowSource -> reader -> MappedOps                    panels are views; no weight is read
+    second load   MetaSource -> reader -> MappedOps                      panels are views; no weight is read
 
-The reader of weights and the families know none of it: matrices are made by calls in a fixed order, and the
-n-th call of a second load gets the n-th matrix of the file, once tensor, kind and shape agree. Tensors that
-matrices are made from are then meta tensors: of the right kind and shape, over one zero byte. Vectors (norms,
-biases) are read from the model's file either way.
+The reader of weights and the families are unaware of the cache: matrices are made by calls in a fixed order,
+and the n-th call of a second load returns the n-th matrix of the file, after tensor, kind and shape were
+compared. The source tensors of matrices are then meta tensors: of the right kind and shape, over one zero
+byte. Vectors (norms, biases) are read from the model's file either way.
 
-A copy is named by what decides its bytes: the model's fingerprint, the arithmetic (mode of weights and
-instruction set) and `PACKING_VERSION`. It also says the size and the time of change of each file that it was
-made of, since a fingerprint samples large files. One that does not fit is told, left alone and replaced; one
-that cannot be written is told, and the load goes on.
+A copy is named by all that decides its bytes: the model's fingerprint, the arithmetic (mode of weights and
+instruction set) and `PACKING_VERSION`. It also holds the size and the time of change of each source file,
+since a fingerprint samples large files. A copy that does not match is logged and replaced; if a copy cannot
+be written, that is logged and the load goes on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from octavo.model.spec import ModelWeights
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.packed")
-PACKING_VERSION = 2  # raise it whenever panels, or the order or the rows in which they are asked for, change
+PACKING_VERSION = 2  # raise it whenever panels, or the order or the rows of the reader's calls, change
 PACKED = "packed"  # the folder inside the cache folder
 _PAGE = 4096
 _PAGED_IN_AT_ONCE = 16 << 20
@@ -56,7 +56,7 @@ ReadWeights = Callable[[TensorSource, WeightOps], ModelWeights]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a copy is made of: the model's fingerprint, and the stamps of its files."""
+    """The source of a copy: the model's fingerprint, and the stamps of its files."""
 
     fingerprint: bytes
     stamps: str
@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PackedFolder:
-    """Where packed copies lie, and the arithmetic that they are for."""
+    """The folder of packed copies, and the arithmetic that they are for."""
 
     folder: Path
     arithmetic_id: str
@@ -74,7 +74,7 @@ class PackedFolder:
         return self.folder / f"{fingerprint.hex()[:32]}-{self.arithmetic_id}-{PACKING_VERSION}{SUFFIX}"
 
     def identity_of(self, made_of: Origin) -> Mapping[str, str]:
-        """What the file must have been made of and for."""
+        """The source and the arithmetic that the file must have."""
         return {
             "fingerprint": made_of.fingerprint.hex(),
             "stamps": made_of.stamps,
@@ -99,9 +99,9 @@ def read_through(
     read: ReadWeights,
     progress: Callable[[str], None],
 ) -> Weights:
-    """The weights from the packed copy; else from the source, and a copy is made beside.
+    """The weights from the packed copy; else from the source, writing a copy.
 
-    Raises what `read` raises. A hit is O(index); else O(weights), and their bytes written once more.
+    Raises what `read` raises. A hit is O(index); else O(weights), plus writing their bytes.
     """
     path, identity = cache.path_of(made_of.fingerprint), cache.identity_of(made_of)
     try:
@@ -109,7 +109,7 @@ def read_through(
         if found is not None:
             return _read_mapped(found, source, ops, read)
     except UnusablePack as why:
-        log.warning("the packed weights in %s are not used: %s; they are made anew", path, why)
+        log.warning("the packed weights in %s are not used: %s; they are packed again", path, why)
     recorder = RecordingOps(path, ops)
     progress(f"loading weights, and keeping them packed in {path}")
     try:
@@ -124,14 +124,14 @@ def read_through(
 
 
 def _read_mapped(found: PackedFile, source: TensorSource, ops: WeightOps, read: ReadWeights) -> Weights:
-    """Raises UnusablePack where the calls are not those of the first load."""
+    """Raises UnusablePack if the calls are not those of the first load."""
     mapped = MappedOps(found, ops)
     try:
-        weights = read(HollowSource(source, found.sources), mapped)
-    except ModelError as error:  # the source itself tells it again, if it is at fault
+        weights = read(MetaSource(source, found.sources), mapped)
+    except ModelError as error:  # if the source is at fault, reading it raises this again
         raise UnusablePack(str(error)) from None
     mapped.require_all_used()
-    with contextlib.suppress(OSError):  # another's, or a medium that is read-only
+    with contextlib.suppress(OSError):  # another user's file, or a read-only medium
         os.utime(found.path)
     size = sum(entry.size for entry in found.entries)
     log.info("%s of packed weights are mapped from %s", format_bytes(size), found.path)
@@ -159,7 +159,7 @@ class MappedOps:
         self._next = 0
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
-        """The next matrix of the file; `raw.data` is not looked at. Raises UnusablePack."""
+        """The next matrix of the file; `raw.data` is not read. Raises UnusablePack."""
         if self._next == len(self._found.entries):
             raise UnusablePack(f"it ends before tensor {raw.name!r}")
         entry = self._found.entries[self._next]
@@ -174,13 +174,13 @@ class MappedOps:
         return self._ops.vector(values)
 
     def require_all_used(self) -> None:
-        """Raise UnusablePack unless every matrix was asked for."""
+        """Raise UnusablePack unless every matrix was read."""
         if self._next != len(self._found.entries):
             raise UnusablePack(f"{self._next} of its {len(self._found.entries)} matrices were asked for")
 
 
 class RecordingOps:
-    """The `WeightOps` of a first load: the backend's own, whose panels are written down too."""
+    """The `WeightOps` of a first load: the backend's own, and their panels are written to the copy."""
 
     def __init__(self, path: Path, ops: WeightOps) -> None:
         self._path, self._ops = path, ops
@@ -208,7 +208,7 @@ class RecordingOps:
         return self._ops.vector(values)
 
     def finish(self, identity: Mapping[str, str], seen: Mapping[str, Source]) -> None:
-        """Put the copy in its place; `seen` are the tensors that were handed out."""
+        """Move the copy into place; `seen` are the tensors that were read."""
         if self._writer is None:
             return
         sources: Sequence[Source] = [seen[name] for name in self._names if name in seen]
@@ -235,12 +235,12 @@ class RecordingOps:
 
 
 class _RecordingSource:
-    """A source that remembers the kind and the shape of each tensor that it hands out."""
+    """A source that records the kind and the shape of each tensor read from it."""
 
     def __init__(self, source: TensorSource) -> None:
         self._source = source
         self.seen: dict[str, Source] = {}
-        self.tensors: Mapping[str, RawTensor] = _Handed(source.tensors, self._hand_out)
+        self.tensors: Mapping[str, RawTensor] = _TensorMap(source.tensors, self._hand_out)
 
     @property
     def num_bytes(self) -> int:
@@ -258,12 +258,12 @@ class _RecordingSource:
         return raw
 
 
-class HollowSource:
-    """A source whose tensors for matrices have kinds and shapes, and no data: nothing of them is read."""
+class MetaSource:
+    """A source of meta tensors for matrices: they have kinds and shapes, and none is read."""
 
     def __init__(self, source: TensorSource, known: Mapping[str, Source]) -> None:
         self._source, self._known = source, known
-        self.tensors: Mapping[str, RawTensor] = _Handed(source.tensors, self._hand_out)
+        self.tensors: Mapping[str, RawTensor] = _TensorMap(source.tensors, self._hand_out)
 
     @property
     def num_bytes(self) -> int:
@@ -284,8 +284,8 @@ class HollowSource:
         return meta_tensor(name, known.kind, known.shape)
 
 
-class _Handed(Mapping[str, RawTensor]):
-    """The tensors of a source by name, each through a function; names alone cost nothing."""
+class _TensorMap(Mapping[str, RawTensor]):
+    """The tensors of a source by name, each returned by a function; iterating over names calls nothing."""
 
     def __init__(self, tensors: Mapping[str, RawTensor], hand_out: Callable[[str], RawTensor]) -> None:
         self._tensors, self._hand_out = tensors, hand_out

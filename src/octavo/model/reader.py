@@ -1,7 +1,7 @@
-"""A file's tensors by role: found by name, checked for shape, brought into one form, and counted as used.
+"""Reads a file's tensors by role: finds them by name, checks shapes, converts them, and records their use.
 
-Quantised rows are moved as bytes, never decoded here. A tensor's pages are released once it is converted. It
-knows the family's names, and no layer.
+Quantised rows are moved as bytes, never decoded here. A tensor's pages are released once it is converted. The
+reader knows the family's names, and no layer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from octavo.units import format_part
 
 RowOrder = npt.NDArray[np.intp]
 
-# Buffers that files carry along and that are no weights: causal masks, tables of frequencies.
+# Buffers in files that are no weights: causal masks, tables of frequencies.
 _IGNORED = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|attn_rot_embd.*)"
     r"|rope_freqs\.weight|rope_factors_(short|long)\.weight"
 )
-# Of a model for several kinds of input: all but its text part.
+# All but the text part of a model for several kinds of input.
 _OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
-# Where such files have what a model of text alone calls "model." and "lm_head.", the older way first.
+# The prefixes of such files for a text model's "model." and "lm_head.", the older form first.
 _WHOLES = (
     {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
     {"model.": "model.language_model."},
@@ -52,17 +52,17 @@ class TensorSource(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors: what progress is told against."""
+        """Bytes of all tensors, for progress."""
 
     def release(self, raw: RawTensor) -> None: ...
 
 
 class Reader:
-    """Hands out converted tensors by role, and remembers which names were used.
+    """Returns converted tensors by role, and records which names were used.
 
-    What is wrong with a tensor is raised. With a list of `problems` it is added there, and zeros stand for a
-    tensor that cannot be had: so all that is wrong with a file is found at once, over meta tensors. `label`
-    names the file in messages.
+    An error of a tensor is raised. With a list of `problems` it is added there instead, and zeros replace the
+    tensor, so that all errors of a file are found at once, over meta tensors. `label` names the file in
+    messages.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Reader:
         problems: list[ModelError] | None = None,
         split: Split | None = None,
     ) -> None:
-        self.split = split or Split()  # whose part of each weight is read
+        self.split = split or Split()  # the rank whose part of each weight is read
         self.is_gguf, self.description = is_gguf, description
         self.used: set[str] = set()
         self._problems = problems
@@ -85,7 +85,7 @@ class Reader:
         of_gguf = {**GGUF_TENSORS, **self._family.gguf_tensors}
         self._names = of_gguf if is_gguf else self._family.tensors
         self._is_part = description.is_part
-        self._copy: RawTensor | None = None  # of a tensor that was turned or reordered
+        self._copy: RawTensor | None = None  # of a tensor that was transposed or reordered
         self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
         self._reported, self._bytes_read, self._bytes_all = time.monotonic(), 0, source.num_bytes
 
@@ -101,7 +101,7 @@ class Reader:
         return self._ops.vector(np.ascontiguousarray(whole[own.start : own.stop]))
 
     def name(self, role: str, layer: int) -> str:
-        """What the file calls a tensor of that role, without ".weight"."""
+        """The file's name of the tensor of that role, without ".weight"."""
         usual = self._names[role].format(layer)
         for prefix, here in self._prefixes.items():
             if f"{usual}.".startswith(prefix):
@@ -115,7 +115,7 @@ class Reader:
     def matrix(
         self, role: str, layer: int, shape: tuple[int, int], skipped: int = 0, own: range | None = None
     ) -> Matrix:
-        """A table, stored (outputs, inputs) in every file, but for its first `skipped` rows: all rows of the
+        """A table, stored (outputs, inputs) in every file, without its first `skipped` rows: all rows of the
         shape, or the rank's own."""
         raw = self.take(self.name(role, layer) + ".weight", (shape[0] + skipped, shape[1]))
         own = range(shape[0]) if own is None else own
@@ -127,7 +127,7 @@ class Reader:
         return matrix
 
     def optional_norm(self, role: str, layer: int, size: int) -> Norm | None:
-        """The norm, where the family has one of that role."""
+        """The norm of that role, if the family has one."""
         return self.norm(role, layer, size) if role in self._family.tensors else None
 
     def norm(self, role: str, layer: int, size: int) -> Norm:
@@ -147,8 +147,8 @@ class Reader:
         table: bool = False,
         own: range | None = None,
     ) -> Linear:
-        """A projection, its rows in another order where one is given, and of these the rank's own; `table` as
-        in `WeightOps.matrix`."""
+        """A projection: its rows reordered if an order is given, then the rank's own; `table` as in
+        `WeightOps.matrix`."""
         [linear] = self._linears(role, layer, shape, [range(shape[0]) if own is None else own], order, table)
         return linear
 
@@ -161,8 +161,8 @@ class Reader:
         own: Sequence[range],
         order: RowOrder | None = None,
     ) -> list[Linear]:
-        """Projections stored as one tensor, one below the other once its rows are in the order given; of each
-        the rank's own rows."""
+        """Projections stored as one tensor, concatenated by rows (after reordering); of each the rank's own
+        rows."""
         starts = itertools.accumulate(sizes, initial=0)
         parts = [
             range(start + rows.start, start + rows.stop) for start, rows in zip(starts, own, strict=False)
@@ -196,7 +196,7 @@ class Reader:
         return linears
 
     def converted(self, raw: RawTensor) -> Matrix:
-        """The backend's form of a matrix that was taken, or of a part of one."""
+        """The backend's form of a matrix, or of a part of one."""
         return self._ops.matrix(raw)
 
     def vector_of(self, values: Floats) -> Vector:
@@ -204,7 +204,7 @@ class Reader:
         return self._ops.vector(values)
 
     def is_coded(self, name: str) -> bool:
-        """Whether the tensor is there and of a grouped kind."""
+        """Whether the tensor exists and has a grouped kind."""
         raw = self._source.tensors.get(name)
         return raw is not None and raw.kind not in FLOAT_KINDS
 
@@ -216,11 +216,11 @@ class Reader:
         return values
 
     def release(self, raw: RawTensor) -> None:
-        """Its pages are needed no more."""
+        """Release its pages."""
         self._source.release(raw)
 
     def refuse_leftovers(self) -> None:
-        """Every tensor of the file must have been used, or be known to be no weight."""
+        """Require that every tensor of the file was used, or is known to be no weight."""
         unused = [
             name for name in self._source.tensors if name not in self.used and not _IGNORED.fullmatch(name)
         ]
@@ -260,7 +260,7 @@ class Reader:
         return vector
 
     def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
-        """The tensor of that name, used from now on. Raises BadModelFile: missing, or of another shape."""
+        """The tensor of that name, recorded as used. Raises BadModelFile: missing, or of another shape."""
         raw = self._source.tensors.get(name)
         if raw is None:
             error = BadModelFile(f"{self._label} has no tensor {name!r} (expected shape {shape})")
@@ -277,13 +277,13 @@ class Reader:
         return raw
 
     def _unpacked(self, raw: RawTensor) -> Floats:
-        """A tensor's numbers; zeros for a meta tensor, where nothing but problems is looked for."""
+        """A tensor's numbers; zeros for a meta tensor, which is read only to find problems."""
         if self._problems is not None and is_meta(raw):
             return np.zeros(raw.shape, np.float32)
         return unpack_vector(raw)
 
     def _stand_in(self, error: ModelError, name: str, shape: tuple[int, ...]) -> RawTensor:
-        """For a tensor that cannot be had."""
+        """Zeros in place of a tensor with an error."""
         self._refuse(error)
         return meta_tensor(name, "F32", shape)
 
@@ -293,14 +293,14 @@ class Reader:
         self._problems.append(error)
 
     def _detached(self, raw: RawTensor, copy: RawTensor) -> RawTensor:
-        """The copy, after what it was made from was let go of."""
+        """The copy, after releasing its source."""
         self._let_go(raw)
         self._copy = copy
         return copy
 
     def _let_go(self, raw: RawTensor) -> None:
-        """Release a tensor of the source; of a copy there is nothing to give back, and asking the source
-        which it is could decode it once more."""
+        """Release a tensor of the source. A copy needs no release, and a lookup in the source could decode it
+        again."""
         if raw is self._copy:
             self._copy = None
         else:
@@ -308,7 +308,7 @@ class Reader:
 
 
 def _prefixes_in(tensors: Mapping[str, RawTensor], names: Names, description: Description) -> dict[str, str]:
-    """What the file has instead of the beginnings of the usual names."""
+    """The file's prefixes in place of the usual ones."""
     if description.is_part:
         for whole in _WHOLES:
             if f"{whole['model.']}{names['embedding'].removeprefix('model.')}.weight" in tensors:
@@ -324,9 +324,9 @@ def _prefixes_in(tensors: Mapping[str, RawTensor], names: Names, description: De
 
 
 def halves_order(num_rows: int, num_heads: int, dims: int) -> RowOrder:
-    """Which stored row becomes row i, when heads stored for rope on neighbours are put in halves.
+    """The stored row for each row i, to convert heads from interleaved rope to rope in halves.
 
-    Stored: x0 y0 x1 y1 ... of each head, pair (x, y) being rotated together; wanted: x0 x1 ... y0 y1 ...;
+    Stored: x0 y0 x1 y1 ... of each head, pair (x, y) being rotated together; result: x0 x1 ... y0 y1 ...;
     rows of a head beyond the first `dims` are not rotated, and stay.
     """
     rows = np.arange(num_rows, dtype=np.intp).reshape(num_heads, -1)
@@ -335,14 +335,14 @@ def halves_order(num_rows: int, num_heads: int, dims: int) -> RowOrder:
 
 
 def by_head_order(num_heads: int, head_size: int) -> RowOrder:
-    """Which stored row becomes row i, when q, k and v of each head lie together and are put apart."""
+    """The stored row for each row i, to separate q, k and v that are stacked head by head."""
     rows = np.arange(num_heads * 3 * head_size, dtype=np.intp).reshape(num_heads, 3, head_size)
     return rows.swapaxes(0, 1).reshape(-1)
 
 
 def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
-    """The tensor with these of its rows, in that order: whole rows of bytes, so any kind will do. Copies, but
-    for a meta tensor: all its bytes are one, in any order."""
+    """The tensor with these rows in that order, moved as bytes, so of any kind. Copies, except a meta tensor,
+    whose bytes are all one."""
     shape = (order.size, *raw.shape[1:])
     if is_meta(raw):
         return raw if shape == raw.shape else meta_tensor(raw.name, raw.kind, shape)
@@ -357,7 +357,7 @@ def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:
 
 
 def transpose(raw: RawTensor) -> RawTensor:
-    """(a, b) -> (b, a), for kinds that are not grouped. Copies, but for a meta tensor."""
+    """(a, b) -> (b, a), for kinds that are not grouped. Copies, except a meta tensor."""
     if is_meta(raw):
         return dataclasses.replace(raw, shape=(raw.shape[1], raw.shape[0]))
     items: Bytes = raw.data.reshape(*raw.shape, -1)

@@ -1,10 +1,10 @@
-"""Rotary positions: from a model's settings to tables of cos and sin, fixed by the configured context.
+"""Rotary positions: tables of cos and sin from a model's settings and the configured context.
 
     inverse frequencies (dims / 2,)  ->  angles = position * frequency  ->  cos, sin
 
-A scaling is a way to change the frequencies. None of them depends on a request: what others choose by the
-length of the text ("dynamic", "longrope") is chosen here by the context that the engine was started with, so
-a token's K is the same whatever comes after it.
+A scaling changes the frequencies. None depends on a request: scalings that usually depend on the length of
+the text ("dynamic", "longrope") depend here on the engine's configured context, so a token's K is independent
+of the tokens after it.
 
 Sources: Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024
 (LongRoPE); the Llama 3.1 model card ("llama3").
@@ -24,7 +24,7 @@ from octavo.kernels.contract import Floats
 class RopeSpec:
     """The first `dims` elements of each head are rotated in halves, i with i + dims/2.
 
-    scaling     what it uses besides theta and dims
+    scaling     its parameters besides theta and dims
     none
     linear      factor: all frequencies are divided by it
     dynamic     factor, original_context: theta grows once the context is longer than the original one
@@ -66,7 +66,7 @@ class RopeSpec:
         raise ValueError(f"unknown rope scaling {self.scaling!r}")
 
     def fixed(self, context_length: int) -> RopeSpec:
-        """What it comes to in that context: the same tables, by a scaling that asks for no context."""
+        """An equivalent for that context: the same tables, by a scaling independent of the context."""
         if self.scaling == "dynamic":
             stretch = self.factor * max(context_length, self.original_context) / self.original_context
             theta = self.theta * (stretch - (self.factor - 1)) ** (self.dims / (self.dims - 2))
@@ -83,7 +83,7 @@ class RopeSpec:
         inverse = self.inverse_frequencies(context_length)
         angles = np.arange(context_length, dtype=np.float32)[:, None] * inverse[None, :]
         factor = np.float32(self.attention_factor)
-        # In place: at a million tokens each array has half a GiB.
+        # In place: at a million tokens each array takes half a GiB.
         cos: Floats = np.cos(angles)
         sin: Floats = np.sin(angles, out=angles)
         return RopeTable(np.multiply(cos, factor, out=cos), np.multiply(sin, factor, out=sin))
@@ -112,25 +112,25 @@ class RopeSpec:
         return blended
 
     def _yarn_dimension(self, turns: float) -> float:
-        """Which dimension turns so many times within the original context."""
+        """The dimension that makes so many full rotations within the original context."""
         return (
             self.dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
         )
 
 
 def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cos and sin by, unless a file says otherwise (section 3.4)."""
+    """YaRN's factor of cos and sin, unless a file overrides it (section 3.4)."""
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """What LongRoPE multiplies cos and sin by: `factor` is the longest context over the original one."""
+    """LongRoPE's factor of cos and sin: `factor` is the longest context divided by the original one."""
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original_context))
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries far from the beginning are scaled: by 1 + beta * ln(1 + floor((position + first) / span)).
+    """Scales queries far from the beginning by 1 + beta * ln(1 + floor((position + first) / span)).
 
     Source: Nakanishi 2025; Llama 4 and Ministral 3 have it.
     """
@@ -153,12 +153,12 @@ class RopeTable:
     sin: Floats
 
     def scaled(self, scales: Floats) -> RopeTable:
-        """Position p times scales[p]: turning then scales as well."""
+        """Row p times scales[p]: the rotation then scales as well."""
         return RopeTable(self.cos * scales[:, None], self.sin * scales[:, None])
 
 
-def unturned(context_length: int, dims: int) -> RopeTable:
-    """The table that leaves `dims` elements of a head as they are."""
+def identity_table(context_length: int, dims: int) -> RopeTable:
+    """The table that leaves `dims` elements of a head unchanged."""
     shape = (context_length, dims // 2)
     return RopeTable(np.ones(shape, np.float32), np.zeros(shape, np.float32))
 

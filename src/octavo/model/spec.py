@@ -1,8 +1,7 @@
-"""What a model is: one frozen description that the decoder follows, whatever file it came from.
+"""The description of a model that the decoder follows, independent of its file.
 
-A family is a *row* of the table in `model/families/` (which names the tensors in a file and says which
-variations apply); this module only holds the vocabulary of those variations. It knows no file format and no
-array of weights.
+A family is a *row* of the table in `model/families/`, which names the tensors in a file and its variations;
+this module only defines those variations. It knows no file format and no array of weights.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.kernels.contract import Expert, Floats, Linear, Matrix, Routing, Vector
-from octavo.model.rope import RopeSpec, Temperature, unturned
+from octavo.model.rope import RopeSpec, Temperature, identity_table
 from octavo.model.split import Split
 
 
@@ -20,7 +19,7 @@ from octavo.model.split import Split
 class ModelSpec:
     """The shape and the variations of one decoder-only model. Sizes are in elements.
 
-    `windows`, `ropes` and `temperatures` have one entry a layer, or none at all where no layer has one.
+    `windows`, `ropes` and `temperatures` have one entry a layer, or are empty if no layer has one.
     """
 
     family: str  # a row of the table
@@ -52,7 +51,7 @@ class ModelSpec:
     expert_ffn_size: int = 0
 
     def within(self, context_length: int) -> ModelSpec:
-        """The same in another context; a window that this context cannot outgrow is none."""
+        """The same with another context; a window that is not shorter than the context becomes None."""
         windows = tuple(
             window if window is not None and window < context_length else None for window in self.windows
         )
@@ -64,11 +63,11 @@ class ModelSpec:
         return self.windows[layer] if self.windows else None
 
     def rope(self, layer: int) -> RopeSpec | None:
-        """How layer `layer` turns queries and keys; None: not at all."""
+        """The rope of layer `layer`; None: it has none."""
         return self.ropes[layer] if self.ropes else None
 
     def temperature(self, layer: int) -> Temperature | None:
-        """How layer `layer` scales queries by their position; None: not at all."""
+        """The temperature of layer `layer`, which scales queries by position; None: it has none."""
         return self.temperatures[layer] if self.temperatures else None
 
 
@@ -78,7 +77,7 @@ class Norm:
 
     weight: Vector
     bias: Vector | None = None
-    is_learned: bool = True  # else its weights are ones, for an op that wants some
+    is_learned: bool = True  # else its weights are ones, for an op that needs some
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +96,13 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. What a family does not have is None; the decoder does what is there."""
+    """One layer. Parts that the family lacks are None, and the decoder skips them."""
 
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    up: Linear | None = None  # beside a mixture: of the expert that all tokens share
+    up: Linear | None = None  # with a mixture: of the expert that all tokens share
     down: Linear | None = None
     gate: Linear | None = None
     mixture: Mixture | None = None
@@ -147,7 +146,7 @@ class ModelWeights:
 
     @property
     def bytes_by_kind(self) -> dict[str, int]:
-        """The same for each kind in which matrices are held, the most bytes first."""
+        """Resident bytes of matrices by kind, the largest first."""
         sums: dict[str, int] = {}
         for matrix in self._matrices:
             sums[matrix.kind] = sums.get(matrix.kind, 0) + matrix.num_bytes
@@ -155,12 +154,12 @@ class ModelWeights:
 
     @property
     def main_kind(self) -> str:
-        """The kind of most bytes; "" where there are no matrices."""
+        """The kind with the most bytes; "" if there are no matrices."""
         return next(iter(self.bytes_by_kind), "")
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that were learned, a tied embedding once."""
+        """The number of learned parameters, a tied embedding once."""
         norms = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms)]
         vectors = [vector for norm in norms if norm.is_learned for vector in (norm.weight, norm.bias)]
         vectors += [linear.bias for layer in self.layers for linear in layer.linears]
@@ -188,7 +187,7 @@ class CosSin:
 
 @dataclass(frozen=True, slots=True)
 class RopeTables:
-    """By what a layer turns (and scales) queries and keys; None: they stay as they are."""
+    """The tables that rotate (and scale) a layer's queries and keys; None: unchanged."""
 
     q: CosSin | None = None
     k: CosSin | None = None
@@ -198,28 +197,28 @@ class RopeTables:
 class Model:
     """A loaded model: what the executor runs. `fingerprint` names the weights (32 bytes, strong hash).
 
-    `turns` has one entry a layer; layers that turn alike share the tables.
+    `rope_tables` has one entry a layer; layers with equal rotations share them.
     """
 
     name: str
     spec: ModelSpec
     weights: ModelWeights
     fingerprint: bytes
-    turns: tuple[RopeTables, ...] = field(repr=False)
-    split: Split = field(default_factory=Split)  # whose part of each weight this is
+    rope_tables: tuple[RopeTables, ...] = field(repr=False)
+    split: Split = field(default_factory=Split)  # the rank whose part of each weight this is
 
 
-def turns_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[RopeTables, ...]:
+def rope_tables_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[RopeTables, ...]:
     """One entry a layer, for the spec's context; `vector` is `WeightOps.vector`. O(context) for each kind of
     layer."""
     made: dict[tuple[RopeSpec | None, Temperature | None], RopeTables] = {}
     kinds = [(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)]
     for kind in dict.fromkeys(kinds):
-        made[kind] = _turns(spec, kind[0], kind[1], vector)
+        made[kind] = _rope_tables(spec, kind[0], kind[1], vector)
     return tuple(made[kind] for kind in kinds)
 
 
-def _turns(
+def _rope_tables(
     spec: ModelSpec,
     rope: RopeSpec | None,
     temperature: Temperature | None,
@@ -230,7 +229,7 @@ def _turns(
     keys = None if table is None else CosSin(vector(table.cos), vector(table.sin))
     if temperature is None:
         return RopeTables(keys, keys)
-    # All of a head is scaled, what rope does not turn too: such models turn it as a whole.
+    # Scaling applies to the whole head, so rope must rotate all of it, as it does in such models.
     assert rope is None or rope.dims == spec.head_size
-    scaled = (table or unturned(context, spec.head_size)).scaled(temperature.scales(context))
+    scaled = (table or identity_table(context, spec.head_size)).scaled(temperature.scales(context))
     return RopeTables(CosSin(vector(scaled.cos), vector(scaled.sin)), keys)

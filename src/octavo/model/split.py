@@ -1,4 +1,4 @@
-"""Which part of each weight a rank has, where several ranks compute one model: outputs, never inputs.
+"""The part of each weight that a rank has, if several ranks compute one model: outputs, never inputs.
 
     q, k, v                       whole heads, with the query heads of each KV head together
     o, down                       rows of the hidden size
@@ -6,8 +6,8 @@
     embedding, output             rows of the vocabulary
     norms, positions, routers     all of them
 
-So each number of a product is one sum, as on one device, and the pieces are put side by side (`ops.gather`).
-It knows no weights: only counts.
+So each number of a product is one sum, as on one device, and the pieces are concatenated (`ops.gather`). This
+module knows no weights: only counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from octavo.errors import ConfigError
 
 RANKS_MAX = 64
-_UNIT = 16  # rows: pieces of that size where there are enough of them
+_UNIT = 16  # rows are split in units of that size, if there are enough of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Split:
         return Split(rank, self.num_ranks)
 
     def starts(self, count: int) -> tuple[int, ...]:
-        """(ranks + 1,): rank r has rows [starts[r], starts[r + 1]) of `count`, as equal as can be."""
+        """(ranks + 1,): rank r has rows [starts[r], starts[r + 1]) of `count`, as equal as possible."""
         unit = _UNIT if count % _UNIT == 0 and count // _UNIT >= self.num_ranks else 1
         return tuple(count // unit * rank // self.num_ranks * unit for rank in range(self.num_ranks + 1))
 
@@ -61,7 +61,7 @@ class Split:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Its KV heads; where there are more ranks than heads, several ranks have the same one."""
+        """Its KV heads; if there are more ranks than heads, several ranks have the same one."""
         if num_kv_heads % self.num_ranks == 0:
             return self.heads(num_kv_heads)
         first = self.rank * num_kv_heads // self.num_ranks
@@ -74,8 +74,8 @@ def rows_of_heads(heads: range, head_size: int) -> range:
 
 
 def allowed_ranks(num_heads: int, num_kv_heads: int) -> Sequence[int]:
-    """How many ranks may compute such a model: they divide its query heads, and divide its KV heads or are a
-    multiple of them."""
+    """The allowed numbers of ranks: they divide the query heads, and divide the KV heads or are a multiple of
+    them."""
     return [
         ranks
         for ranks in range(1, min(num_heads, RANKS_MAX) + 1)
@@ -84,7 +84,7 @@ def allowed_ranks(num_heads: int, num_kv_heads: int) -> Sequence[int]:
 
 
 def check_ranks(num_ranks: int, num_heads: int, num_kv_heads: int) -> None:
-    """Raises ConfigError where so many ranks cannot compute the model."""
+    """Raise ConfigError if so many ranks cannot compute the model."""
     allowed = allowed_ranks(num_heads, num_kv_heads)
     if num_ranks not in allowed:
         raise ConfigError(

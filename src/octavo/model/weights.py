@@ -1,8 +1,8 @@
-"""From a file's tensors to `ModelWeights`: what a layer has, in one form whatever the file.
+"""From a file's tensors to `ModelWeights`, in one form for all files.
 
-One form means: linears are (outputs, inputs); q, k and v apart, gate and up too; rope in halves; norms with
-their offset added. A tensor that no rule consumed is an error: an unknown variation must not be served as if
-it were not there. Of each matrix the rank's rows are read (`split.py`).
+In that form linears are (outputs, inputs); q, k and v are separate, and gate and up too; rope is in halves;
+norms have their offset added. A tensor that no rule consumed is an error: an unknown variation must not be
+ignored. Of each matrix the rank's rows are read (`split.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.model.split import rows_of_heads
 
 
 def read_weights(reader: Reader) -> ModelWeights:
-    """Convert all that `reader` hands out. Raises BadModelFile (a tensor missing or of a wrong shape),
+    """Convert all tensors of `reader`. Raises BadModelFile (a tensor missing or of a wrong shape),
     UnsupportedModel (unknown), unless the reader collects them. O(weights), one tensor at a time."""
     description = reader.description
     spec, family = description.spec, description.family
@@ -42,7 +42,7 @@ def read_weights(reader: Reader) -> ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Projections:
-    """What attention reads with."""
+    """The projections of attention."""
 
     q: Linear
     k: Linear
@@ -51,7 +51,7 @@ class _Projections:
 
 @dataclass(frozen=True, slots=True)
 class _FeedForward:
-    """What all tokens pass through; nothing where a mixture shares no expert."""
+    """The dense feed-forward part; empty if a mixture shares no expert."""
 
     up: Linear | None = None
     down: Linear | None = None
@@ -64,7 +64,7 @@ def _read_layer(reader: Reader, layer: int) -> LayerWeights:
     hidden, queries = spec.hidden_size, spec.num_heads * spec.head_size
     keys = spec.num_kv_heads * spec.head_size
     of_heads = family.qk_norm == "head"
-    # Norms after rope have no weights, and stand where rope does.
+    # Norms after rope have no weights, and exist only in layers with rope.
     unweighted = None
     if spec.norms_after_rope and spec.rope(layer) is not None:
         unweighted = Norm(reader.vector_of(np.ones(spec.head_size, np.float32)), is_learned=False)
@@ -100,7 +100,7 @@ def _read_projections(reader: Reader, layer: int) -> _Projections:
     if rope is not None and reader.kind in family.interleaved_in:
         q_order = halves_order(queries, spec.num_heads, rope.dims)
         k_order = halves_order(keys, spec.num_kv_heads, rope.dims)
-    # A GGUF file may have fused what another repository of the family has apart.
+    # A GGUF file may have fused tensors that other files of the family keep separate.
     if family.fused_qkv or (reader.is_gguf and reader.has("qkv", layer)):
         order = None
         if family.fused_qkv == "by head" and not reader.is_gguf:
@@ -152,7 +152,7 @@ def _read_down(reader: Reader, role: str, layer: int, inner: int) -> Linear:
 
 
 def _read_shared(reader: Reader, layer: int) -> _FeedForward:
-    """The expert of a mixture that all tokens share, if there is one."""
+    """The shared expert of a mixture, if there is one."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     if facts is None or not facts.shares_one:
         return _FeedForward()

@@ -1,10 +1,10 @@
-"""The table of families, and how a file's settings become a description that the decoder follows.
+"""The table of families, and the conversion of a file's settings to a description for the decoder.
 
     row.py      what a row says            names.py    what files call sizes and tensors
     dense.py    mixtures.py   the rows     table.py    all of them, by name and by GGUF architecture
     config.py   from config.json           gguf.py     from GGUF metadata
     scaling.py  rope settings of both      layers.py   which layers have windows and rope
-    sizes.py    what both check            refusals.py what changes answers and no row reads
+    sizes.py    checks of both             refusals.py settings that change answers and that no row reads
 
 A family with a new variation is a new row, and a new fact only if no row had it yet.
 """

@@ -1,10 +1,10 @@
-"""What Llama 4 has beyond its experts: attention in chunks, norms after rope, temperatures.
+"""Llama 4's variations besides its experts: chunked attention, norms after rope, temperatures.
 
-    layers with rope        see their own chunk of positions; queries and keys are normed once they are turned
-    layers without rope     see everything; queries are scaled by their position
+    layers with rope        attend to their own chunk of positions; queries and keys are normed after rope
+    layers without rope     attend to all positions; queries are scaled by their position
 
-Chunks are not computed: within the first one such a layer sees all that is before it, so the context ends
-there, and says why. It completes a description whose row attends in chunks.
+Chunked attention is not implemented: within the first chunk it equals full causal attention, so the context
+ends there, and `context_note` says why. It completes a description whose row attends in chunks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from octavo.model.families.row import Description
 from octavo.model.families.sizes import CONTEXT_MAX
 from octavo.model.rope import Temperature
 
-_SCALE, _SPAN = 0.1, 8192  # of temperatures, where a file does not say
-# GGUF has no keys for these: one size has no norms of queries and keys, and a chunk is as published.
+_SCALE, _SPAN = 0.1, 8192  # defaults of temperatures
+# GGUF has no keys for these: one size has no norms of queries and keys, and the chunk size is as published.
 _UNNORMED_EXPERTS, _GGUF_CHUNK = 128, 8192
 
 

@@ -7,11 +7,11 @@ import math
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
 from octavo.model.families.chunked import with_chunks_of_config
-from octavo.model.families.layers import turned_in_config, window_of, windowed_in_config, windows_of
+from octavo.model.families.layers import rope_layers_of_config, window_of, windowed_in_config, windows_of
 from octavo.model.families.mixture_settings import with_experts_of_config
 from octavo.model.families.refusals import refuse_config
 from octavo.model.families.row import Description, Family
-from octavo.model.families.scaling import turning_from_config
+from octavo.model.families.scaling import rope_scaling_of_config
 from octavo.model.families.sizes import (
     CONTEXT_MAX,
     FFN_MAX,
@@ -38,10 +38,10 @@ def describe_config(config: Fields) -> Description:
     sizes = heads_of(config, keys)
     layers = config.integer(keys["layers"], 1, LAYERS_MAX)
     context = config.integer(keys["context"], 1, CONTEXT_MAX)
-    turned = turned_in_config(family, config, layers)
+    has_rope = rope_layers_of_config(family, config, layers)
     window = window_of(family, config, "sliding_window")
-    windowed = windowed_in_config(family, config, turned, window)
-    turning = turning_from_config(family, config, sizes.head_size, turned, windowed, context)
+    windowed = windowed_in_config(family, config, has_rope, window)
+    scaling = rope_scaling_of_config(family, config, sizes.head_size, has_rope, windowed, context)
     spec = ModelSpec(
         family=family.name,
         num_layers=layers,
@@ -57,8 +57,8 @@ def describe_config(config: Fields) -> Description:
         norm_eps=config.number(keys["eps"], 0.0, 1.0, 1e-6 if family.norm == "rms" else 1e-5),
         activation=_activation(family, config),
         gated=family.gated,
-        ropes=turning.ropes,
-        temperatures=turning.temperatures,
+        ropes=scaling.ropes,
+        temperatures=scaling.temperatures,
         windows=windows_of(window, windowed),
         attention_soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, 1e6),
         logit_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, 1e6),
@@ -73,7 +73,7 @@ def describe_config(config: Fields) -> Description:
         family,
         spec,
         config.flag("tie_word_embeddings", family.tied),
-        longest_context=turning.longest_context,
+        longest_context=scaling.longest_context,
         is_part=is_part,
     )
     return with_chunks_of_config(config, with_experts_of_config(config, description))
@@ -97,7 +97,7 @@ def _multiplier(family: Family, config: Fields, key: str) -> float:
 def _activation(family: Family, config: Fields) -> str:
     key = family.config_keys["activation"]
     older = config.text("hidden_act", family.activation)
-    # Gemma's files name it twice; what they mean by "gelu" under the older key is the approximation.
+    # Gemma's files name it twice; "gelu" under the older key means the tanh approximation.
     if key == "hidden_activation" and older not in _TANH_GELUS:
         raise UnsupportedModel(
             f"{config.source}: hidden_act is {older!r:.60} beside {key}; allowed: {_TANH_GELUS}"

@@ -1,4 +1,4 @@
-"""Rows of families whose every token passes through all weights."""
+"""Rows of dense families: every token passes through all weights."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ _LLAMA_LIKE: tuple[Family, ...] = (
         "smollm3",
         interleaved_in=_IN_GGUF,
         tied=True,
-        windows="unturned",
-        unturned_every=4,
+        windows="ropeless",
+        ropeless_every=4,
         config_defaults=MappingProxyType({"rope_theta": 2e6, "num_key_value_heads": 4}),
     ),
     Family("granite", interleaved_in=_IN_GGUF, multipliers=True),

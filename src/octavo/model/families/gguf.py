@@ -8,12 +8,12 @@ from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
 from octavo.model.families.chunked import with_chunks_of_gguf
 from octavo.model.families.config import MULTIPLIER_MAX
-from octavo.model.families.layers import turned_in_gguf, window_of, windowed_in_gguf, windows_of
+from octavo.model.families.layers import rope_layers_of_gguf, window_of, windowed_in_gguf, windows_of
 from octavo.model.families.mixture_settings import with_experts_of_gguf
 from octavo.model.families.names import GGUF_KEYS
 from octavo.model.families.refusals import refuse_gguf
 from octavo.model.families.row import Description, Family
-from octavo.model.families.scaling import RopeTensors, turning_from_gguf
+from octavo.model.families.scaling import RopeTensors, rope_scaling_of_gguf
 from octavo.model.families.sizes import (
     CONTEXT_MAX,
     FFN_MAX,
@@ -28,7 +28,7 @@ from octavo.model.spec import ModelSpec
 
 
 def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_output: bool) -> Description:
-    """From GGUF metadata and what tensors tell: rows of the embedding, factors of rope, an output."""
+    """From GGUF metadata and facts of the tensors: rows of the embedding, factors of rope, an output."""
     arch = metadata.text("general.architecture", "")
     family = row_of_gguf(metadata)
     metadata = metadata.with_defaults({f"{arch}.{key}": value for key, value in family.gguf_defaults.items()})
@@ -42,10 +42,10 @@ def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_out
         raise UnsupportedModel(f"{metadata.source}: keys and values of different sizes; allowed: equal ones")
     layers = metadata.integer(keys["layers"], 1, LAYERS_MAX)
     context = metadata.integer(keys["context"], 1, CONTEXT_MAX)
-    turned = turned_in_gguf(family, layers)
+    has_rope = rope_layers_of_gguf(family, layers)
     window = window_of(family, metadata, keys["window"])
-    windowed = windowed_in_gguf(family, metadata, arch, turned, window)
-    turning = turning_from_gguf(family, metadata, arch, sizes.head_size, turned, windowed, context, ropes)
+    windowed = windowed_in_gguf(family, metadata, arch, has_rope, window)
+    rope = rope_scaling_of_gguf(family, metadata, arch, sizes.head_size, has_rope, windowed, context, ropes)
     eps_key = f"{arch}.attention.layer_norm{'_rms' if family.norm == 'rms' else ''}_epsilon"
     spec = ModelSpec(
         family=family.name,
@@ -62,8 +62,8 @@ def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_out
         norm_eps=metadata.number(eps_key, 0.0, 1.0),
         activation=activation_of(metadata, family.activation),
         gated=family.gated,
-        ropes=turning.ropes,
-        temperatures=turning.temperatures,
+        ropes=rope.ropes,
+        temperatures=rope.temperatures,
         windows=windows_of(window, windowed),
         attention_soft_cap=_cap(family, metadata, f"{arch}.attn_logit_softcapping"),
         logit_soft_cap=_cap(family, metadata, f"{arch}.final_logit_softcapping"),
@@ -74,16 +74,16 @@ def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_out
         logit_scale=1.0 / _multiplier(family, metadata, f"{arch}.logit_scale"),
         parallel=metadata.flag(f"{arch}.use_parallel_residual", True) if family.parallel else False,
     )
-    description = Description(family, spec, not has_output, longest_context=turning.longest_context)
+    description = Description(family, spec, not has_output, longest_context=rope.longest_context)
     return with_chunks_of_gguf(with_experts_of_gguf(metadata, arch, description))
 
 
 def _attention_scale(family: Family, metadata: Fields, arch: str, sizes: Heads, layers: int) -> float:
     """What scores are multiplied by."""
-    told = metadata.number(f"{arch}.attention.scale", 0.0, MULTIPLIER_MAX, 0.0) if family.multipliers else 0.0
+    own = metadata.number(f"{arch}.attention.scale", 0.0, MULTIPLIER_MAX, 0.0) if family.multipliers else 0.0
     # The format has no key for Gemma's query scalar; only one size of each generation has another.
     usual = sizes.hidden / sizes.heads if layers == family.wide_scalar_layers else sizes.head_size
-    return told or usual**-0.5
+    return own or usual**-0.5
 
 
 def _multiplier(family: Family, metadata: Fields, key: str) -> float:

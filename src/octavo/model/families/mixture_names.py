@@ -1,4 +1,4 @@
-"""What files of mixtures call their tensors: `names.py`, for experts."""
+"""The names of tensors in files of mixtures: `names.py`, for experts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPT_OSS_TENSORS: Names = MappingProxyType(
         "experts_down": "model.layers.{}.mlp.experts.down_proj",
     }
 )
-# Its converter keeps the name of the norm before the feed-forward part, which means another one elsewhere.
+# Its converter keeps the name of the norm before the feed-forward part, which elsewhere means another norm.
 GPT_OSS_GGUF: Names = MappingProxyType({"ffn_norm": "blk.{}.post_attention_norm"})
 LLAMA4_TENSORS: Names = MappingProxyType(
     {

@@ -1,8 +1,8 @@
-"""How a file describes its experts: how many there are, who chooses them, how wide they are, in which layers.
+"""A file's settings of experts: their number, the router, their width, and the layers that have them.
 
     config.json     keys that each family's row names          GGUF     ARCH.expert_*
 
-It completes a description whose row has a mixture, and leaves any other as it is.
+It completes a description whose row has a mixture, and returns any other unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.kernels.contract import Routing
 from octavo.model.families.row import Description, MixtureFacts
 from octavo.model.families.sizes import EXPERTS_MAX, FFN_MAX, LAYERS_MAX
 
-# GGUF's numbers of how routers score.
+# GGUF's numbers of the scoring functions of routers.
 _GATINGS: Mapping[str, int] = MappingProxyType({"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3})
 
 
@@ -72,7 +72,7 @@ def _completed(
 
 
 def _mixed_by_config(config: Fields, facts: MixtureFacts, layers: int) -> Sequence[bool]:
-    """Which layers have experts: those listed, or every so many but for those listed otherwise."""
+    """Which layers have experts: those listed, or every n-th except those listed as dense."""
     if facts.mixed_key and config.has(facts.mixed_key):
         listed = _layers(config, facts.mixed_key, layers)
         return [layer in listed for layer in range(layers)]
@@ -98,7 +98,7 @@ def _layers(config: Fields, key: str, layers: int) -> frozenset[int]:
 
 
 def _require_constants(config: Fields, facts: MixtureFacts) -> None:
-    """What the gate's op has built in must be what the file says."""
+    """The file's constants must equal those built into the gate's op."""
     for key, allowed in facts.constants.items():
         if config.has(key) and config.number(key, -1e6, 1e6) != allowed:
             value = shown(config.values[key])

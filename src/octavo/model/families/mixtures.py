@@ -1,4 +1,4 @@
-"""Rows of families whose tokens pass through a few of many experts."""
+"""Rows of mixture families: a token passes through a few of many experts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ MIXTURES: tuple[Family, ...] = (
         tensors=LLAMA4_TENSORS,
         config_keys=LLAMA4_KEYS,
         interleaved_in=frozenset(("gguf", "safetensors")),
-        unturned_every=4,
+        ropeless_every=4,
         attends_in_chunks=True,
         mixture=MixtureFacts(
             Routing(1, "sigmoid", weighs_input=True),

@@ -1,4 +1,4 @@
-"""What files call sizes and tensors: config.json and safetensors by family, GGUF alike for all families.
+"""Names of sizes and tensors in files: config.json and safetensors by family, GGUF the same for all families.
 
 A role ("q", "ffn_norm", "heads") is our word; the name is the file's. "{}" is the layer; of tensors,
 ".weight" and ".bias" follow.
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 Names = Mapping[str, str]
 
-# What config.json calls the settings, and what GGUF does below the name of the architecture.
+# Names of settings in config.json, and in GGUF after the name of the architecture.
 CONFIG_KEYS: Names = MappingProxyType(
     {
         "layers": "num_hidden_layers",
@@ -28,7 +28,7 @@ CONFIG_KEYS: Names = MappingProxyType(
 )
 GEMMA_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "activation": "hidden_activation"})
 STARCODER2_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "eps": "norm_epsilon"})
-# Families whose heads are all alike, each with K and V of its own: what a file says of them is not read.
+# Families whose query heads each have K and V of their own: the file's number of KV heads is not read.
 _HEADS_ALIKE: Names = MappingProxyType(
     {size: key for size, key in CONFIG_KEYS.items() if size not in ("kv_heads", "head_size")}
 )
@@ -61,7 +61,7 @@ GGUF_KEYS: Names = MappingProxyType(
     }
 )
 
-# What tensors are called. "{}" is the layer; ".weight" and ".bias" follow.
+# Names of tensors. "{}" is the layer; ".weight" and ".bias" follow.
 GGUF_TENSORS: Names = MappingProxyType(
     {
         "embedding": "token_embd",
@@ -141,7 +141,7 @@ GPT2_TENSORS: Names = MappingProxyType(
 GEMMA3_TENSORS: Names = MappingProxyType(
     {**GEMMA2_TENSORS, "q_norm": QWEN3_TENSORS["q_norm"], "k_norm": QWEN3_TENSORS["k_norm"]}
 )
-# What is before a branch elsewhere is missing here: norms are on queries, keys and branches only.
+# There are no norms before the branches: only on queries, keys and the branches' outputs.
 OLMO2_TENSORS: Names = MappingProxyType(
     {role: name for role, name in GEMMA3_TENSORS.items() if role not in ("attention_norm", "ffn_norm")}
 )

@@ -1,8 +1,7 @@
-"""Settings that change a model's answers, and that only some families' rows understand.
+"""Settings that change a model's answers, and that only some families' rows read.
 
-A key that no row reads would be ignored, and the model would answer wrongly without a word: it is refused by
-name, unless its value is one that changes nothing. Keys that no answer depends on (training, generation) are
-not listed.
+A key that no row reads would be ignored, and the model would give wrong answers silently: it is refused by
+name, unless its value changes nothing. Keys that no answer depends on (training, generation) are not listed.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def _mixture(family: Family) -> bool:
     return family.mixture is not None
 
 
-def _unturned(family: Family) -> bool:
-    return family.unturned_every > 0
+def _ropeless(family: Family) -> bool:
+    return family.ropeless_every > 0
 
 
 def _chunked(family: Family) -> bool:
@@ -41,7 +40,7 @@ def _nothing(family: Family) -> bool:
     return False
 
 
-# By key: which families understand it, and what it may be in others.
+# By key: which families read it, and its allowed values in others.
 _OF_CONFIG: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingProxyType(
     {
         "attn_logit_softcapping": (_caps, ()),
@@ -52,7 +51,7 @@ _OF_CONFIG: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingPro
         "residual_multiplier": (_multipliers, (1,)),
         "logits_scaling": (_multipliers, (1,)),
         "logit_scale": (_nothing, (1,)),
-        "no_rope_layers": (_unturned, ([],)),
+        "no_rope_layers": (_ropeless, ([],)),
         "num_experts": (_mixture, (0, 1)),
         "num_local_experts": (_mixture, (0, 1)),
         "n_routed_experts": (_mixture, (0,)),
@@ -72,7 +71,7 @@ _OF_CONFIG: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingPro
         "layer_norm_elementwise_affine": (_nothing, (True,)),
     }
 )
-# Of GGUF, below the architecture.
+# GGUF keys, after the name of the architecture.
 _OF_GGUF: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingProxyType(
     {
         "attn_logit_softcapping": (_caps, (0,)),
@@ -92,7 +91,7 @@ _OF_GGUF: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingProxy
 
 
 def refuse_config(family: Family, config: Fields) -> None:
-    """Raises UnsupportedModel for the first setting that this family's row does not understand."""
+    """Raise UnsupportedModel for the first setting that this family's row does not read."""
     for key, (understands, harmless) in _OF_CONFIG.items():
         _refuse(family, config, key, understands, harmless)
     width = config.values.get("word_embed_proj_dim")

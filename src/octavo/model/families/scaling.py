@@ -1,9 +1,9 @@
-"""How a model tells positions apart, layer by layer: from config.json in both spellings, or GGUF metadata.
+"""The rope settings of each layer: from config.json in both spellings, or GGUF metadata.
 
     config.json     rope_parameters, one for all layers or one for each kind; or rope_theta and rope_scaling
     GGUF            ARCH.rope.*, and tensors of factors that divide the frequencies
 
-Every setting of a rope must be known: a key that is not would change the answer, so it is refused by name.
+Every setting of a rope must be known: an unknown key may change the answer, so it is refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEYS = frozenset(
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
         *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
         *("truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
-        # They repeat what is said elsewhere, or how the model was trained.
+        # They repeat other settings, or describe the training.
         *("max_position_embeddings", "finetuned"),
     )
 )
@@ -44,8 +44,8 @@ _TEMPERATURE_KEY = "llama_4_scaling_beta"
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """One rope and one temperature a layer, () where no layer has one, and the longest context that the
-    settings scale positions to."""
+    """One rope and one temperature a layer, () if no layer has one, and the longest context to which the
+    settings scale positions."""
 
     ropes: tuple[RopeSpec | None, ...]
     temperatures: tuple[Temperature | None, ...]
@@ -61,10 +61,10 @@ class RopeTensors:
     long: tuple[float, ...] | None = None
 
 
-def turning_from_config(
-    family: Family, config: Fields, head_size: int, turned: Marks, windowed: Marks, context: int
+def rope_scaling_of_config(
+    family: Family, config: Fields, head_size: int, has_rope: Marks, windowed: Marks, context: int
 ) -> RopeScaling:
-    """From config.json. `turned` and `windowed` have one mark a layer; `context` is the file's own.
+    """From config.json. `has_rope` and `windowed` have one mark a layer; `context` is the file's own.
 
     Raises BadModelFile (an absurd number) or UnsupportedModel (an unknown scaling or setting).
     """
@@ -87,15 +87,15 @@ def turning_from_config(
         theta = config.number("rope_local_base_freq", 1.0, THETA_MAX, family.local_theta or theta)
         local = RopeSpec(theta, rope.dims)
     temperature = _temperature_of_config(family, settings, context)
-    return _turning(family, rope, local, temperature, turned, windowed, context)
+    return _rope_scaling(family, rope, local, temperature, has_rope, windowed, context)
 
 
-def turning_from_gguf(
+def rope_scaling_of_gguf(
     family: Family,
     metadata: Fields,
     arch: str,
     head_size: int,
-    turned: Marks,
+    has_rope: Marks,
     windowed: Marks,
     context: int,
     tensors: RopeTensors,
@@ -112,28 +112,28 @@ def turning_from_gguf(
     if family.temperature:
         beta = metadata.number(f"{arch}.attention.temperature_scale", 0.0, FACTOR_MAX, 0.0)
         temperature = Temperature(beta, rope.original_context) if beta else None
-    return _turning(family, rope, local, temperature, turned, windowed, context)
+    return _rope_scaling(family, rope, local, temperature, has_rope, windowed, context)
 
 
-def _turning(
+def _rope_scaling(
     family: Family,
     rope: RopeSpec,
     local: RopeSpec,
     temperature: Temperature | None,
-    turned: Marks,
+    has_rope: Marks,
     windowed: Marks,
     context: int,
 ) -> RopeScaling:
     ropes = [local if near else rope for near in windowed]
     return RopeScaling(
-        tuple(one if turns else None for one, turns in zip(ropes, turned, strict=True)),
-        () if temperature is None else (temperature,) * len(turned),
+        tuple(one if mark else None for one, mark in zip(ropes, has_rope, strict=True)),
+        () if temperature is None else (temperature,) * len(has_rope),
         _longest_context(family, rope, context),
     )
 
 
 def _longest_context(family: Family, rope: RopeSpec, context: int) -> int:
-    """How far the scaling reaches, where the file's context is the one before scaling."""
+    """The longest scaled context, if the file's context is the one before scaling."""
     scaled = context
     if rope.scaling in ("linear", "dynamic") and not family.context_is_scaled:
         scaled = int(context * rope.factor)
@@ -143,7 +143,7 @@ def _longest_context(family: Family, rope: RopeSpec, context: int) -> int:
 
 
 def _theta(config: Fields, settings: Fields) -> float:
-    """The base; an older key of GPT-NeoX's is as good."""
+    """The base; GPT-NeoX has an older key for it."""
     base = config.number("rotary_emb_base", 1.0, THETA_MAX, THETA_DEFAULT)
     return settings.number("rope_theta", 1.0, THETA_MAX, config.number("rope_theta", 1.0, THETA_MAX, base))
 
@@ -158,7 +158,7 @@ def _rope_of_config(
         raise UnsupportedModel(f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(KINDS)}")
     dims = _dims_of_config(family, config, settings, head_size)
     plain = RopeSpec(theta, dims, truncate=not family.fractional_yarn)
-    # What the model was trained with; files of some families say it beside the rope's settings.
+    # The training context; files of some families have it outside the rope's settings.
     original = settings.integer("original_max_position_embeddings", 1, CONTEXT_MAX, context)
     original = config.integer("original_max_position_embeddings", 1, CONTEXT_MAX, original)
     match kind:
@@ -227,9 +227,9 @@ def _yarn(plain: RopeSpec, settings: Fields, original: int, context: int) -> Rop
     factor = settings.number("factor", 1.0, FACTOR_MAX, max(1.0, context / original))
     numerator = settings.number("mscale", 0.0, FACTOR_MAX, 0.0)
     denominator = settings.number("mscale_all_dim", 0.0, FACTOR_MAX, 0.0)
-    told = yarn_attention_factor(factor)
+    usual = yarn_attention_factor(factor)
     if numerator and denominator:
-        told = yarn_attention_factor(factor, numerator) / yarn_attention_factor(factor, denominator)
+        usual = yarn_attention_factor(factor, numerator) / yarn_attention_factor(factor, denominator)
     return replace(
         _require_scalable(plain, settings, "yarn"),
         scaling="yarn",
@@ -239,12 +239,12 @@ def _yarn(plain: RopeSpec, settings: Fields, original: int, context: int) -> Rop
         beta_fast=settings.number("beta_fast", 0.0, FACTOR_MAX, 0.0) or plain.beta_fast,
         beta_slow=settings.number("beta_slow", 0.0, FACTOR_MAX, 0.0) or plain.beta_slow,
         truncate=settings.flag("truncate", plain.truncate),
-        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told),
+        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, usual),
     )
 
 
 def _require_scalable(plain: RopeSpec, fields: Fields, kind: str) -> RopeSpec:
-    """YaRN asks which dimension turns so many times: with a base of 1 all turn alike."""
+    """YaRN computes the dimension of a given frequency: with a base of 1 all frequencies are equal."""
     if plain.theta <= 1.0:
         raise UnsupportedModel(f"{fields.source}: rope scaling {kind} with rope_theta 1; allowed: above 1")
     return plain
@@ -253,14 +253,14 @@ def _require_scalable(plain: RopeSpec, fields: Fields, kind: str) -> RopeSpec:
 def _longrope(plain: RopeSpec, settings: Fields, original: int, context: int) -> RopeSpec:
     pairs = plain.dims // 2
     ratio = settings.number("factor", FACTOR_MIN, FACTOR_MAX, context / original)
-    told = _longrope_attention(settings, ratio, original)
+    usual = _longrope_attention(settings, ratio, original)
     return replace(
         plain,
         scaling="longrope",
         original_context=original,
         factors=settings.numbers("short_factor", pairs, FACTOR_MIN, FACTOR_MAX),
         long_factors=settings.numbers("long_factor", pairs, FACTOR_MIN, FACTOR_MAX),
-        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told),
+        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, usual),
     )
 
 
@@ -289,13 +289,13 @@ def _rope_of_gguf(
         )
     scaling = f"{arch}.rope.scaling"
     original = metadata.integer(f"{scaling}.original_context_length", 1, CONTEXT_MAX, context)
-    told = metadata.number(f"{scaling}.attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, 1.0)
+    attention_factor = metadata.number(f"{scaling}.attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, 1.0)
     plain = RopeSpec(
         theta,
         _sound_dims(metadata, dims, head_size),
         original_context=original,
         truncate=not family.fractional_yarn,
-        attention_factor=told,
+        attention_factor=attention_factor,
     )
     # The oldest files wrote a linear factor under a key of its own.
     old = metadata.number(f"{arch}.rope.scale_linear", FACTOR_MIN, FACTOR_MAX, 1.0)
@@ -346,21 +346,21 @@ def _yarn_of_gguf(family: Family, metadata: Fields, scaling: str, plain: RopeSpe
     key = f"{scaling}.yarn_ext_factor"
     if metadata.has(key) and metadata.number(key, -1.0, FACTOR_MAX) not in (-1.0, 1.0):
         raise UnsupportedModel(f"{metadata.source}: {key} is {metadata.values[key]}; allowed: 1")
-    told = _yarn_attention_of_gguf(family, metadata, scaling, plain, factor)
+    usual = _yarn_attention_of_gguf(family, metadata, scaling, plain, factor)
     return replace(
         _require_scalable(plain, metadata, "yarn"),
         scaling="yarn",
         factor=factor,
         beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", FACTOR_MIN, FACTOR_MAX, plain.beta_fast),
         beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", FACTOR_MIN, FACTOR_MAX, plain.beta_slow),
-        attention_factor=told,
+        attention_factor=usual,
     )
 
 
 def _yarn_attention_of_gguf(
     family: Family, metadata: Fields, scaling: str, plain: RopeSpec, factor: float
 ) -> float:
-    """What cos and sin are multiplied by; `plain` has the file's attn_factor.
+    """The factor of cos and sin; `plain` has the file's attn_factor.
 
     Converters write config.json's attention_factor under yarn_attn_factor. OLMo's older one wrote it under
     attn_factor, and its newer ones under yarn_attn_factor as well.
@@ -368,9 +368,9 @@ def _yarn_attention_of_gguf(
     whole = f"{scaling}.yarn_attn_factor"
     if family.whole_attention_factor and metadata.has(f"{scaling}.attn_factor"):
         return metadata.number(whole, FACTOR_MIN, ATTENTION_FACTOR_MAX, plain.attention_factor)
-    told = yarn_attention_factor(factor)
+    usual = yarn_attention_factor(factor)
     log_multiplier = metadata.number(f"{scaling}.yarn_log_multiplier", 0.0, FACTOR_MAX, 0.0)
     if log_multiplier:
-        told /= yarn_attention_factor(factor, log_multiplier)
-    told = metadata.number(whole, FACTOR_MIN, ATTENTION_FACTOR_MAX, told)
-    return told * plain.attention_factor
+        usual /= yarn_attention_factor(factor, log_multiplier)
+    usual = metadata.number(whole, FACTOR_MIN, ATTENTION_FACTOR_MAX, usual)
+    return usual * plain.attention_factor

@@ -1,4 +1,4 @@
-"""What the sizes of a model may be, and what config.json and GGUF metadata have in common."""
+"""The allowed sizes of a model, and settings common to config.json and GGUF metadata."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Heads:
 
 
 def heads_of(fields: Fields, keys: Names) -> Heads:
-    """The head size is hidden / heads where the file does not say. Raises BadModelFile, UnsupportedModel."""
+    """The head size defaults to hidden / heads. Raises BadModelFile, UnsupportedModel."""
     hidden = fields.integer(keys["hidden"], 1, HIDDEN_MAX)
     heads = fields.integer(keys["heads"], 1, HEADS_MAX)
     key = keys.get("head_size", "")
@@ -62,7 +62,7 @@ def heads_of(fields: Fields, keys: Names) -> Heads:
 
 
 def activation_of(fields: Fields, name: str) -> str:
-    """The contract's word for a file's."""
+    """The contract's name of a file's activation."""
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
             f"{fields.source}: activation {name!r:.60}; allowed: {', '.join(_ACTIVATIONS)}"

@@ -13,7 +13,7 @@ from octavo.model.families.row import Family
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in (*DENSE, *MIXTURES)})
 
-# Models for several kinds of input, by model_type: which rows their text part may be of.
+# Models for several kinds of input, by model_type: the allowed rows of their text part.
 WRAPPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"gemma3": ("gemma3_text",), "llama4": ("llama4_text",), "mistral3": ("mistral", "ministral3")}
 )
@@ -35,7 +35,7 @@ def text_part(config: Fields) -> Fields:
 
 
 def row_of_config(config: Fields) -> Family:
-    """The row of config.json's model_type. Raises UnsupportedModel, which lists what there is."""
+    """The row of config.json's model_type. Raises UnsupportedModel, which lists the known ones."""
     name = config.text("model_type", "")
     if name not in FAMILIES:
         raise _unknown(config, name, [*FAMILIES, *WRAPPERS])

@@ -1,4 +1,4 @@
-"""Files of weights and metadata: GGUF, safetensors, and the panels that a load leaves for the next one.
+"""Files of weights and metadata: GGUF, safetensors, and the panels that a load writes for the next one.
 
     mapped.py      a file as views of mapped pages          meta.py         tensors without data
     gguf.py        gguf_split.py                            fingerprint.py  a digest of files

@@ -1,11 +1,11 @@
 """A model's fingerprint: 32 bytes that name its weights and its shape, the root of every prefix name.
 
-Files up to WHOLE_BYTES_MAX are hashed completely (the default model's 98 MB take 0.15 s). Of larger ones, the
-size, the header and one MiB out of every STRIDE bytes are: enough to tell any two trainings or quantisations
-apart, since they differ everywhere; a file edited by hand elsewhere would go unnoticed.
+Files up to WHOLE_BYTES_MAX are hashed completely (the default model's 98 MB take 0.15 s). For larger ones,
+the hash covers the size, the header and one MiB out of every STRIDE bytes. That distinguishes any two
+trainings or quantisations, since they differ everywhere, but misses a manual edit elsewhere in the file.
 
-Stamps (size and time of change) notice that too, but differ between copies of one file: they say whether what
-was made of a file is still of it, and are no part of a fingerprint.
+Stamps (size and time of change) detect that too, but differ between copies of one file: they say whether
+something derived from a file is still current, and are no part of a fingerprint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stamps_of(paths: Sequence[Path]) -> str:
 
 
 def fingerprint(file_hash: bytes, description: str) -> bytes:
-    """The hash of the files, bound to what else decides the logits (the settings of config.json)."""
+    """The hash of the files and of whatever else decides the logits (the settings of config.json)."""
     return hashlib.blake2b(file_hash + description.encode(), digest_size=32).digest()
 
 

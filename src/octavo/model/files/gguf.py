@@ -5,9 +5,9 @@
         info: name, u32 dims, u64 dim x dims, u32 kind, u64 offset into the tensor data
 
 Every count, length and offset is checked against the file's size, and against one budget of memory for the
-whole header, before anything is read or allocated, so a damaged file is an error that says where, in time
-proportional to its header. String arrays (vocabularies) are
-read by the native module and numeric arrays by NumPy: nothing loops in Python over tokens.
+whole header, before anything is read or allocated. So a damaged file gives an error with its position, in
+time proportional to the header. The native module reads string arrays (vocabularies) and NumPy reads numeric
+arrays: no Python loop runs over tokens.
 
 Source: the GGUF specification, versions 2 and 3 (version 1 had 32-bit lengths and is refused).
 """
@@ -36,7 +36,7 @@ from octavo.units import format_bytes
 NumberArray = npt.NDArray[np.generic]
 MetaValue = bool | int | float | str | NumberArray | tuple[bytes, ...] | list["MetaValue"]
 
-# Far above any real file, far below what would hurt.
+# Far above any real file, and far from any harm.
 PAIRS_MAX = 1 << 16
 TENSORS_MAX = 1 << 16
 NAME_BYTES_MAX = 1 << 16
@@ -46,8 +46,8 @@ NESTED_LENGTH_MAX = 1 << 12
 DIMENSIONS_MAX = 4
 DIMENSION_MAX = 1 << 40
 ALIGNMENT_MAX = 1 << 20
-HEADER_MEMORY_MAX = 256 << 20  # of all that the headers of a model's files become
-_OBJECT_BYTES = 64  # a string or an array beside what it holds
+HEADER_MEMORY_MAX = 256 << 20  # of the parsed headers of all of a model's files
+_OBJECT_BYTES = 64  # the overhead of a string or an array
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +104,20 @@ _DTYPES: Mapping[int, np.dtype[np.generic]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The parsed headers of all parts, which are one but for split files. Tensors are views of the mapped
-    files; `release` gives their pages back.
+    """The parsed headers of all parts (one, unless the file is split). Tensors are views of the mapped files;
+    `release` gives their pages back.
     """
 
     paths: tuple[Path, ...]
     version: int
     metadata: Mapping[str, MetaValue]  # the first part's
     tensors: Mapping[str, RawTensor]
-    header_bytes: int  # everything before the tensor data, in the part where that is most
+    header_bytes: int  # everything before the tensor data, the maximum over parts
     files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
 
     @property
     def path(self) -> Path:
-        """The first part: what messages name."""
+        """The first part, for messages."""
         return self.paths[0]
 
     @property
@@ -193,8 +193,7 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
 
 
 def read_gguf_part(path: Path) -> GgufFile:
-    """One file by itself, whatever it is a part of and whatever kinds its tensors have. Raises as
-    `read_gguf`."""
+    """One file alone, even if it is a part or has tensors of unknown kinds. Raises as `read_gguf`."""
     return _read_part(path, [], _Budget(HEADER_MEMORY_MAX))
 
 
@@ -264,7 +263,7 @@ class _Reader:
         return start
 
     def charge(self, num_bytes: int, what: str) -> None:
-        """Count memory that is about to be taken."""
+        """Charge memory to the budget before it is allocated."""
         self._budget.left -= num_bytes
         if self._budget.left < 0:
             allowed = format_bytes(HEADER_MEMORY_MAX)
@@ -319,7 +318,7 @@ class _Reader:
         if code == _STRING:
             count = self.count(f"length of {what}", ARRAY_LENGTH_MAX, least_bytes=8)
             self.charge(_OBJECT_BYTES * count, what)
-            # Their texts are no longer than what is left of the budget.
+            # The strings may use no more than the rest of the budget.
             end = min(self.size, self.position + 8 * count + self._budget.left)
             try:
                 strings, position = _native.read_string_array(self.data[:end], self.position, count)
@@ -398,7 +397,7 @@ def _unknown_kinds(reader: _Reader) -> list[ModelError]:
 def _place_tensors(
     reader: _Reader, infos: list[_TensorInfo], data_start: int, alignment: int
 ) -> dict[str, RawTensor]:
-    """Views of the file, once each range is known to be in it, aligned, and not another's."""
+    """Views of the file, after checking that each range is inside it, aligned, and overlaps no other."""
     tensors: dict[str, RawTensor] = {}
     for info in infos:
         start = data_start + info.offset

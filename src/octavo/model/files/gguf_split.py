@@ -1,4 +1,4 @@
-"""Split GGUF: what one part says of the set it belongs to, and where the other parts are.
+"""Split GGUF: what a part's header says of its set, and where the other parts are.
 
     model-00001-of-00003.gguf   split.no 0, split.count 3, split.tensors.count 290, and all other metadata
     model-00002-of-00003.gguf   split.no 1, split.count 3, split.tensors.count 290
@@ -67,19 +67,19 @@ def read_split_mark(source: str, metadata: Mapping[str, object], tensors_max: in
 
 
 def part_paths(path: Path, mark: SplitMark) -> tuple[Path, ...]:
-    """All parts in their order, of which `path` is one. Raises BadModelFile where its name says otherwise."""
+    """All parts in order, of which `path` is one. Raises BadModelFile if its name contradicts that."""
     name = parse_part_name(path.name)
     if name is None or (name.number, name.count) != (mark.index + 1, mark.count):
         expected = PartName(path.stem if name is None else name.stem, 1, mark.count)
         raise BadModelFile(
             f"{path} is part {mark.index + 1} of {mark.count} by its header; allowed: that its name says so"
-            f" as well, such as {expected.of(mark.index + 1)}, beside the other parts"
+            f" as well, such as {expected.of(mark.index + 1)}, next to the other parts"
         )
     return tuple(path.with_name(name.of(number)) for number in range(1, mark.count + 1))
 
 
 def foreign_key(first: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """A setting by which a later part contradicts the first; it is of another model then."""
+    """A setting in which a later part differs from the first; it belongs to another model then."""
     for key, value in other.items():
         if key in _OWN_KEYS or key not in first or not isinstance(value, str | int | float):
             continue

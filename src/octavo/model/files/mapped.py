@@ -1,7 +1,7 @@
 """A file of weights, mapped read-only: tensors are views of it, and their pages can be given back one by one.
 
-Reading a mapped tensor makes its pages resident beside the backend's own copy. `release` returns them as soon
-as the tensor is converted, so a load holds the weights it has made and at most one tensor of the file.
+Reading a mapped tensor makes its pages resident, in addition to the backend's own copy. `release` returns
+them once the tensor is converted, so a load holds its converted weights and at most one tensor of the file.
 
 It knows no format. The file must not shrink while it is mapped (the system would raise a bus error).
 """
@@ -40,7 +40,7 @@ class MappedFile:
     def release(self, view: Bytes) -> None:
         """Give back the resident pages under `view`, which stays valid (the next read pages it in again)."""
         if not hasattr(mmap, "MADV_DONTNEED"):
-            return  # a platform without it keeps clean file pages, which it may drop by itself
+            return  # a platform without madvise keeps clean file pages, which it may drop by itself
         start = view.ctypes.data - self._address
         assert 0 <= start <= start + len(view) <= self.size, "the view is not of this file"
         first = start // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,7 +1,7 @@
-"""Tensors with a kind and a shape and no data of their own: what a file's header tells, and nothing more.
+"""Meta tensors: a kind and a shape from a file's header, without data.
 
-The rules that read weights move rows and slices of bytes without looking into them, so they run over meta
-tensors as they do over real ones.
+The rules that read weights move rows and slices of bytes without reading them, so they work on meta tensors
+as on real ones.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from octavo.kernels.packed import stored_bytes
 
 
 def meta_tensor(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
-    """A tensor of a kind of `BLOCKS` whose bytes are all one and the same zero: it takes no memory."""
+    """A tensor of a kind of `BLOCKS` whose bytes all alias one zero byte: it takes no memory."""
     data = np.broadcast_to(np.zeros(1, np.uint8), (stored_bytes(kind, shape),))
     return RawTensor(name, kind, shape, data)
 
 
 def is_meta(raw: RawTensor) -> bool:
-    """Whether all its bytes are one: then they are the same in any order."""
+    """Whether all its bytes alias one: then they are the same in any order."""
     return raw.data.strides == (0,)

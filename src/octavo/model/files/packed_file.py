@@ -4,10 +4,10 @@
     panels, each at a multiple of 64 bytes ...
     index: JSON {"identity": {...}, "sources": [...], "entries": [...]}
 
-A file is written under another name and renamed when it is complete and on the medium. It is read by mapping
-it: panels are views, whose pages are brought in when they are first used and shared by all processes. What is
-checked at opening: sizes, the digest of the index, and 4 KiB of every 4 MiB; a bit that flips elsewhere goes
-unnoticed, as in a model's own file.
+A file is written under another name and renamed when it is complete and synced. It is mapped for reading:
+panels are views, whose pages are loaded on first use and shared by all processes. Opening checks the sizes,
+the digest of the index, and 4 KiB of every 4 MiB; a bit that flips elsewhere is not detected, as in a model's
+own file.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _PREAMBLE = struct.Struct("<8sQQQQ32s")
 
 
 class UnusablePack(Exception):
-    """Why a file of packed weights cannot be used; the weights are then made anew."""
+    """Why a file of packed weights cannot be used; the weights are then packed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One matrix, in the order of loading: which tensor it was made from, how, and where its panels lie."""
+    """One matrix, in the order of loading: its source tensor, its conversion, and where its panels lie."""
 
     name: str  # of the tensor
     source_kind: str
@@ -88,7 +88,7 @@ class PackedFile:
 
 
 def open_packed(path: Path, identity: Mapping[str, str]) -> PackedFile | None:
-    """The file, or None where there is none. Raises UnusablePack: it is damaged, or of something else.
+    """The file, or None if there is none. Raises UnusablePack if it is damaged or of something else.
 
     O(index), and a page of every 4 MiB.
     """
@@ -107,7 +107,7 @@ def open_packed(path: Path, identity: Mapping[str, str]) -> PackedFile | None:
 
 
 def _read_index(file: MappedFile) -> Fields:
-    """The index, once the preamble, the sizes and the digest agree."""
+    """The index, after checking the preamble, the sizes and the digest."""
     if file.size < PREAMBLE_BYTES:
         raise UnusablePack(f"it has {file.size:,} bytes, too few for a preamble")
     magic, version, start, size, total, digest = _PREAMBLE.unpack_from(file.data.data)
@@ -124,7 +124,7 @@ def _read_index(file: MappedFile) -> Fields:
 
 
 def _digest(index: bytes, data: Bytes) -> bytes:
-    """Of the index, and of some bytes of what precedes it; the preamble is none of them."""
+    """The digest of the index, and of samples of the bytes before it without the preamble."""
     found = hashlib.blake2b(index, digest_size=32)
     for first in range(PREAMBLE_BYTES, data.size, SAMPLE_EVERY):
         found.update(data[first : first + SAMPLE_BYTES].data)
@@ -175,7 +175,7 @@ def _read_entry(fields: Fields, file_bytes: int) -> Entry:
 
 
 class PackWriter:
-    """Writes a file as matrices are made. Every call may raise OSError; nothing is there before `finish`."""
+    """Writes a file as matrices are made. Every call may raise OSError; the file appears in `finish`."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ class PackWriter:
         self._position = PREAMBLE_BYTES
 
     def add(self, entry: Entry, panels: Bytes) -> None:
-        """Append a matrix; `offset` and `size` of the entry are filled in here. O(bytes), no copy."""
+        """Append a matrix, and fill in `offset` and `size` of the entry. O(bytes), no copy."""
         offset = -(-self._position // CACHE_LINE) * CACHE_LINE
         self._write(panels, offset)
         known = asdict(entry) | {"offset": offset, "size": panels.size}
@@ -194,7 +194,7 @@ class PackWriter:
         self._position = offset + panels.size
 
     def finish(self, identity: Mapping[str, str], sources: Sequence[Source]) -> int:
-        """Write the index, wait for the medium, rename into place; returns the bytes of the file."""
+        """Write the index, sync, rename into place; returns the bytes of the file."""
         index = {
             "identity": dict(identity),
             "sources": [asdict(source) for source in sources],
@@ -231,11 +231,11 @@ class Pack:
 
     path: Path
     num_bytes: int
-    used_at: float  # seconds since 1970: made, or last mapped
+    used_at: float  # seconds since 1970 when it was made or last mapped
 
 
 def survey(folder: Path) -> list[Pack]:
-    """The files of packed weights in a folder, longest unused first; none where there is no such folder."""
+    """The files of packed weights in a folder, longest unused first; none if there is no such folder."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{SUFFIX}"):
@@ -245,7 +245,7 @@ def survey(folder: Path) -> list[Pack]:
 
 
 def _locked_part(folder: Path) -> tuple[int, Path]:
-    """A new open file and its name, locked: which tells others that it is not abandoned."""
+    """A new open file and its name, locked, so that other processes do not take it for abandoned."""
     for _ in range(_PARTS_TRIED):
         fd, name = tempfile.mkstemp(prefix=".", suffix=PART_SUFFIX, dir=folder)
         part = Path(name)
@@ -257,12 +257,12 @@ def _locked_part(folder: Path) -> tuple[int, Path]:
             raise
         if part.exists():
             return fd, part
-        os.close(fd)  # another start took it for abandoned before it was locked
+        os.close(fd)  # another process removed it before it was locked
     raise OSError(f"new files in {folder} are removed at once")
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Parts whose writer was killed: nobody holds their lock."""
+    """Remove parts whose writer was killed: no process holds their lock."""
     for path in folder.glob(f".*{PART_SUFFIX}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

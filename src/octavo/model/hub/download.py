@@ -1,13 +1,13 @@
-"""One file of the hub onto the disk: it goes on where an earlier attempt ended, and is checked before use.
+"""Downloads one file of the hub: it resumes where an earlier attempt ended, and checks the file before use.
 
     GET url, Range: bytes=SIZE-   ->  blobs/ETAG.incomplete grows  ->  SHA-256  ->  rename to blobs/ETAG
 
 huggingface_hub (2.4) writes each attempt to a file of its own and removes it when that attempt fails, so an
-interrupted download of 20 GB starts over; it also compares no checksum. Hence this. The part is named as
-earlier versions of that library named it, which went on from it as well.
+interrupted download of 20 GB starts over; it also checks no checksum. Hence this module. The part has the
+name that earlier versions of that library gave it; they resumed from it as well.
 
 A lock on the part keeps two processes from writing to it. The fetching thread only counts; the caller's
-thread looks once a second and tells. A caller that is interrupted leaves the part behind.
+thread reports progress once a second. An interrupted caller leaves the part on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from octavo.errors import BadModelFile, ModelNotFound, shown
 from octavo.units import format_bytes
 
 TICK_S = 1.0
-RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)  # after attempts that brought nothing new
+RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)  # after attempts without progress
 _TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
 _STOP_S = 2.0
 _CHUNK = 1 << 20
@@ -37,7 +37,7 @@ _RANGE = re.compile(r"bytes (\d{1,20})-\d+/(\d+|\*)")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to fetch. `sha256`, else `git_sha1` of its blob, is what the hub says of it; None: unknown."""
+    """A file to fetch. The hub gives its `sha256`, or else the `git_sha1` of its blob; None: unknown."""
 
     name: str
     url: str
@@ -48,21 +48,21 @@ class RemoteFile:
 
     @property
     def checksum(self) -> str | None:
-        """What the whole file must come to."""
+        """The expected digest of the whole file."""
         return self.sha256 or self.git_sha1
 
 
-class Checking:
-    """A whole file compared with what the hub says of it. The thread that runs it writes what others read."""
+class ChecksumCheck:
+    """Compares a whole file with the hub's checksum. The running thread writes fields that others read."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.file = file
-        self.num_bytes = 0  # looked at
+        self.num_bytes = 0  # compared so far
 
     def run(self, fd: int, stop: threading.Event) -> bool:
-        """False: it was stopped meanwhile. Of a file whose checksum nobody tells nothing is looked at.
+        """False: it was stopped meanwhile. A file without a checksum is not read.
 
-        Raises BadModelFile: it differs, OSError.
+        Raises BadModelFile if it differs, OSError.
         """
         expected, size = self.file.checksum, os.fstat(fd).st_size
         if expected is None:
@@ -85,17 +85,17 @@ class Checking:
 
 
 class Download:
-    """One file on its way. The thread that runs it writes what others read."""
+    """The download of one file. The running thread writes fields that others read."""
 
     def __init__(self, file: RemoteFile, part: Path, blob: Path) -> None:
         self.file = file
         self.num_bytes = 0  # of the part
-        self.checking = Checking(file)
+        self.checking = ChecksumCheck(file)
         self.doing = "fetching"
         self._part, self._blob = part, blob
 
     def run(self, stop: threading.Event) -> None:
-        """Fetch, check, and rename into place; at once when another process has done it meanwhile.
+        """Fetch, check, and rename into place; at once if another process has done it meanwhile.
 
         Raises ModelNotFound (it could not be fetched; the part stays), BadModelFile (it is not what the hub
         says; the part is removed), OSError (the disk). Set `stop` to end it early, without an error.
@@ -112,7 +112,7 @@ class Download:
             os.close(fd)
 
     def _lock(self, stop: threading.Event) -> int:
-        """The part, opened and locked: the one that has the name now, not one that was renamed meanwhile."""
+        """The part, opened and locked: the file that has the name now, not one that was renamed meanwhile."""
         while True:
             fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             while not stop.is_set():
@@ -130,7 +130,7 @@ class Download:
             os.close(fd)
 
     def _fetch(self, fd: int, stop: threading.Event) -> None:
-        """Bring the part to its whole length."""
+        """Fetch until the part has its whole length."""
         failed, before = 0, -1
         self.num_bytes = os.fstat(fd).st_size
         with httpx2.Client(follow_redirects=True, timeout=_TIMEOUTS) as client:
@@ -150,7 +150,7 @@ class Download:
                 stop.wait(RETRY_WAITS_S[failed])
 
     def _attempt(self, client: httpx2.Client, fd: int, stop: threading.Event) -> str | None:
-        """One request for what is missing. Returns what went wrong, where another attempt may do better."""
+        """One request for the missing bytes. Returns what went wrong, if another attempt may succeed."""
         start = self.num_bytes
         if start > self.file.num_bytes:
             start = self._restart(fd)
@@ -174,7 +174,7 @@ class Download:
                     if answer.status_code == 206:
                         return "a range that was not asked for"
                 self._write(answer, fd, start, stop)
-        except httpx2.UnsupportedProtocol as error:  # a redirection to no web server: none will come later
+        except httpx2.UnsupportedProtocol as error:  # a redirection to no web server: a retry cannot help
             raise ModelNotFound(f"{self.file.name} cannot be fetched: {error}") from error
         except httpx2.TransportError as error:
             return str(error) or type(error).__name__
@@ -205,7 +205,7 @@ class Download:
             self.num_bytes = start
 
     def _check(self, fd: int, stop: threading.Event) -> bool:
-        """Compare the whole file with what the hub says of it; False: it was stopped meanwhile."""
+        """Compare the whole file with the hub's checksum; False: it was stopped meanwhile."""
         self.doing = "checking"
         try:
             return self.checking.run(fd, stop)
@@ -215,8 +215,8 @@ class Download:
 
 
 def watch(work: Callable[[threading.Event], None], tick: Callable[[], None]) -> None:
-    """Run `work` in a thread and `tick` about once a second in this one. Raises what either raises; `work` is
-    told to stop when this thread is interrupted, and not waited for longer than it takes to notice.
+    """Run `work` in a thread and `tick` about once a second in this one. Raises what either raises. If this
+    thread is interrupted, the event that `work` got is set, and `work` is joined.
     """
     stop, failed = threading.Event(), list[Exception]()
 

@@ -1,11 +1,11 @@
-"""Of a repository only what `octavo doctor` reads: texts whole, of weights their headers, by range requests.
+"""Fetches only what `octavo doctor` reads of a repository: whole text files, and headers of weights by range.
 
     X.gguf            bytes 0 to the end of its header, and the tensors of rope's factors
-    X.safetensors     eight bytes, and the header whose length they tell
+    X.safetensors     eight bytes, and the header whose length they hold
 
-They are written into a folder of the caller's as files of their full size, with a hole where the weights
-would be: it takes no room on the disk, and what reads headers reads them as any other file's. Weights that
-are in the cache already are taken from there. No checksum can be compared before a file is here as a whole.
+The headers are written into the caller's folder as sparse files of the full size: they take no room on the
+disk, and any reader of headers can read them. Weights in the cache already are read from there. A checksum
+can be compared only once the whole file is local.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo.model.hub.look_up import Repository
 from octavo.model.hub.repository import (
     Progress,
     bring_files,
-    tell_choice,
+    report_choice,
     text_files,
     token_headers,
     weight_files,
@@ -34,7 +34,7 @@ from octavo.model.hub.variants import VariantChoice
 from octavo.types import Notice
 from octavo.units import format_bytes
 
-FIRST_BYTES = 4 << 20  # asked for first of a GGUF file; then four times as much, until its header is there
+FIRST_BYTES = 4 << 20  # first request of a GGUF file; then four times as much, until its header is complete
 ROPE_BYTES_MAX = 1 << 16
 _TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
 _ATTEMPTS = 3
@@ -45,15 +45,15 @@ _RANGE = re.compile(r"bytes (\d{1,20})-\d+/(\d+|\*)")
 def fetch_headers(
     folder: Path, repository: Repository, choice: VariantChoice | None, progress: Progress
 ) -> Path:
-    """The .gguf file (of a split one, the first part) or the folder, below `folder` or in the cache.
+    """The .gguf file (of a split one, the first part) or the folder, inside `folder` or in the cache.
 
-    Raises ModelNotFound, BadModelFile (an index that is none), OSError, httpx2.HTTPError.
+    Raises ModelNotFound, BadModelFile (a malformed index), OSError, httpx2.HTTPError.
     """
     if choice is None:
         bring_files(repository, text_files(repository.files), progress)
         names = weight_files(repository.snapshot, repository.files, f"repository {repository.name}")
     else:
-        tell_choice(repository, choice, progress)
+        report_choice(repository, choice, progress)
         names = list(choice.chosen.names)
     if all((repository.snapshot / name).exists() for name in names):
         return repository.snapshot if choice is None else repository.snapshot / names[0]
@@ -76,7 +76,7 @@ def fetch_headers(
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """One file of the repository, of which ranges can be had."""
+    """One file of the repository, read by ranges."""
 
     client: httpx2.Client
     repository: Repository
@@ -85,7 +85,7 @@ class _Remote:
 
     @property
     def num_bytes(self) -> int:
-        """As the hub tells."""
+        """The size that the hub gives."""
         return self.repository.files[self.name]
 
     def copy(self, path: Path, start: int, stop: int) -> None:
@@ -111,7 +111,7 @@ class _Remote:
         with self.client.stream("GET", url, headers=wanted) as answer:
             if answer.status_code not in (200, 206):
                 return f"HTTP {answer.status_code}"
-            # A store without ranges sends the whole file, of which the beginning is as good.
+            # A store without ranges sends the whole file; its beginning is enough.
             begins = 0 if answer.status_code == 200 else _first_byte(answer)
             if begins != start:
                 return f"bytes from {begins} where {start} was asked for"
@@ -135,8 +135,8 @@ def _with_hole(remote: _Remote, path: Path) -> None:
 
 
 def _write_gguf(remote: _Remote, path: Path) -> None:
-    """What follows the bytes that are here reads as zeros: no header ends in them, and one that seems to is
-    not believed. A header that is unsound is left for its reader to tell."""
+    """Fetch until the header is complete. Bytes not fetched yet read as zeros, so a header that ends in them
+    is rejected. The reader of the file reports an unsound header."""
     _with_hole(remote, path)
     here, most = 0, min(remote.num_bytes, HEADER_MEMORY_MAX)
     while here < most:

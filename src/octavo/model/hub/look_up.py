@@ -1,9 +1,9 @@
-"""What the hub says of a repository, checked before it names anything on the disk.
+"""The hub's description of a repository, checked before any of it names a file on the disk.
 
     GET /api/models/OWNER/NAME  ->  the commit; of each file its path, its bytes, its SHA-256 or git's SHA-1
 
-HF_ENDPOINT names the hub, and a hub may say anything: a commit that is no hash, a path that leaves the
-repository, or a size that is no number is an error, and nothing is fetched.
+HF_ENDPOINT names the hub, which is not trusted: a commit that is no hash, a path that leaves the repository,
+or a size that is no number is an error, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _PATH_CHARS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What the hub says: the commit, and its files' sizes, their SHA-256 and git's SHA-1 (None where it tells
-    none)."""
+    """The hub's answer: the commit, and its files' sizes, SHA-256 and git's SHA-1 (None: not given)."""
 
     name: str
     commit: str
@@ -40,11 +39,11 @@ class Repository:
 
 
 def look_up(name: str) -> Repository:
-    """Ask the hub. Raises OSError, RuntimeError, httpx2.HTTPError, and ValueError for an odd answer."""
+    """Query the hub. Raises OSError, RuntimeError, httpx2.HTTPError, and ValueError for a bad answer."""
     from huggingface_hub import HfApi, constants
 
-    # Else it asks the hub for a list of programs before anything else, to tell it which one asks, and reads
-    # whatever comes: gigabytes, from a hub that lies.
+    # Otherwise the library first fetches a list of programs from the hub, to identify itself, without a
+    # limit: a malicious hub could send gigabytes.
     constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         info = HfApi(library_name="octavo").model_info(name, files_metadata=True, timeout=LOOK_UP_TIMEOUT_S)
@@ -58,13 +57,13 @@ def look_up(name: str) -> Repository:
         path = _checked_path(file.rfilename)
         files[path] = _checked_size(path, file.size)
         sha256[path] = None if file.lfs is None else _text_or_none(file.lfs.sha256)
-        # Of a large file it is that of a text that stands for it.
+        # For a large file it is the SHA-1 of its pointer text.
         git_sha1[path] = _text_or_none(file.blob_id) if file.lfs is None else None
     return Repository(name, commit, files, sha256, git_sha1)
 
 
 def _checked_path(path: object) -> str:
-    """Raises ValueError for what would lie outside of the repository."""
+    """Raise ValueError for a path outside of the repository."""
     if isinstance(path, str) and len(path) <= _PATH_CHARS_MAX and _stays_inside(path):
         return path
     raise ValueError(

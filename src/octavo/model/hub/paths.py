@@ -5,10 +5,10 @@
                                        or of several the usual one
     "path/to/model.gguf"           ->  that file; of a split one, any part
     "owner/name"                   ->  the same choice in a repository, kept in Hugging Face's cache
-    ...":Q4_K_M", ...":file.gguf"  ->  of that folder or repository the file of that quantisation or name
+    ...":Q4_K_M", ...":file.gguf"  ->  the file of that quantisation or name in that folder or repository
 
-The cache folder is OCTAVO_CACHE, else ~/.cache/octavo. Who fetches and who keeps is told by alias.py,
-repository.py and cache.py; this module only decides what a name means.
+The cache folder is OCTAVO_CACHE, else ~/.cache/octavo. alias.py and repository.py fetch, cache.py lists and
+removes; this module only decides what a name means.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class ModelPath:
 def resolve(
     model: str | None = None, progress: Progress | None = None, fetch: Fetch | None = None
 ) -> ModelPath:
-    """The model on this machine, fetched first if need be. None is the default model. `fetch` brings less of
-    a repository (`headers`).
+    """The model on this machine, fetched first if needed. None is the default model. `fetch` may fetch only
+    part of a repository (`headers`).
 
-    Raises ModelNotFound (the message says what was tried and what to do), BadModelFile (a download is not
-    what it should be), UnsupportedModel (pickled weights only).
+    Raises ModelNotFound (the message says what was tried and what to do), BadModelFile (a download failed its
+    checks), UnsupportedModel (pickled weights only).
     """
     report = progress or _ignore
     name = DEFAULT_ALIAS if model is None else model
@@ -74,7 +74,7 @@ def resolve(
 
 
 def with_file(model: str | None, file: str | None) -> str | None:
-    """The model that `--file` beside it means: "owner/name:F.gguf" for F.gguf. Raises ConfigError."""
+    """The model name combined with `--file`: "owner/name:F.gguf" for F.gguf. Raises ConfigError."""
     if file is None:
         return model
     if not file.lower().endswith(".gguf"):
@@ -85,7 +85,7 @@ def with_file(model: str | None, file: str | None) -> str | None:
 
 
 def is_repository(name: str) -> bool:
-    """Whether it is written like owner/name; whether there is such a one only the hub knows."""
+    """Whether it is written like owner/name; the repository may not exist."""
     return _REPOSITORY.fullmatch(name) is not None and not name.endswith(".gguf")
 
 
@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def _existing_path(name: str) -> Path | None:
-    """The file or folder of that name, or None; whatever the name is, it raises nothing."""
+    """The file or folder of that name, or None; raises nothing for any name."""
     try:
         path = Path(name).expanduser()
         return path if name and (path.is_dir() or path.is_file()) else None
@@ -104,7 +104,7 @@ def _existing_path(name: str) -> Path | None:
 
 
 def _local(name: str, path: Path, wanted: str | None, progress: Progress) -> ModelPath:
-    """A file or folder that is here already."""
+    """A local file or folder."""
     if path.is_dir():
         label = path.resolve().name
         return _folder(label if wanted is None else f"{label}:{wanted}", path, wanted, progress)
@@ -116,13 +116,13 @@ def _local(name: str, path: Path, wanted: str | None, progress: Progress) -> Mod
 
 
 def _folder(name: str, folder: Path, wanted: str | None, progress: Progress) -> ModelPath:
-    """What a folder holds that can be served."""
+    """The model in a folder."""
     inside = PurePosixPath(wanted or "")
     if inside.is_absolute() or ".." in inside.parts:
         raise ModelNotFound(f"{shown(wanted)} leaves {folder}; allowed: a file of that folder")
-    below = [folder / inside.parent] if len(inside.parts) > 1 else []
+    inner = [folder / inside.parent] if len(inside.parts) > 1 else []
     try:
-        found = [path for each in (folder, *below) if each.is_dir() for path in each.iterdir()]
+        found = [path for each in (folder, *inner) if each.is_dir() for path in each.iterdir()]
         files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in found if path.is_file()}
     except OSError as error:
         raise ModelNotFound(f"{folder} cannot be looked at: {error.strerror}") from error
@@ -147,4 +147,4 @@ def _of_path(name: str, path: Path) -> ModelPath:
 
 
 def _ignore(_message: str) -> None:
-    """Nobody asked for progress."""
+    """Discard progress."""

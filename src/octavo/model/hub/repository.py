@@ -1,11 +1,11 @@
-"""A Hugging Face repository: what it has, which of it is meant, and how that gets here.
+"""A Hugging Face repository: lists its files, picks the model, and fetches it.
 
     look up (commit, names, sizes, SHA-256)  ->  pick  ->  room on the disk?  ->  fetch, check, link
-        no network, or HF_HUB_OFFLINE=1  ->  pick among what the cache has, if it is whole
+        no network, or HF_HUB_OFFLINE=1  ->  pick from the cache, if the model is complete there
 
-huggingface_hub looks things up and brings tokens; download.py brings the bytes. What the hub says names files
-of the cache (look_up.py checks commits and paths, `_bring_one` ETags), so it never calls `hf_hub_download`,
-which asks again and believes the answer.
+huggingface_hub looks up repositories and finds tokens; download.py fetches the bytes. The hub's answers
+become file names in the cache (look_up.py checks commits and paths, `_bring_one` ETags), so this module never
+calls `hf_hub_download`, which queries again and trusts the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import BadModelFile, ModelError, ModelNotFound, shown
 from octavo.fields import read_json_fields
 from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
-from octavo.model.hub.download import Checking, Download, RemoteFile, watch
+from octavo.model.hub.download import ChecksumCheck, Download, RemoteFile, watch
 from octavo.model.hub.look_up import LOOK_UP_TIMEOUT_S, Repository, look_up
 from octavo.model.hub.snapshots import (
     PART_SUFFIX,
@@ -41,7 +41,7 @@ from octavo.units import format_age, format_bytes
 if TYPE_CHECKING:
     from huggingface_hub.utils._xet import XetFileData
 
-# What a folder of safetensors has beside its weights: settings, tokenizers, templates.
+# Other files of a folder of safetensors: settings, tokenizers, templates.
 TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _PLAIN_HTTP_MAX = 50 * 10**9  # larger files are only served through Xet, which huggingface_hub speaks
 _ETAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -56,9 +56,9 @@ Fetch = Callable[[Repository, VariantChoice | None, Progress], Path]
 
 def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: Fetch | None = None) -> Path:
     """The .gguf file (of a split one, the first part) that `wanted` means, or the folder with safetensors.
-    `fetch` brings what was picked, or less of it; by default all.
+    `fetch` fetches the picked files, or less; by default all.
 
-    Raises ModelNotFound (whatever the reason it could not be had), BadModelFile, UnsupportedModel.
+    Raises ModelNotFound (for any reason it could not be fetched), BadModelFile, UnsupportedModel.
     """
     import httpx2
 
@@ -75,10 +75,10 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: F
 
 
 def _fetch(repository: Repository, choice: VariantChoice | None, progress: Progress) -> Path:
-    """Bring what was picked here, all of it or an error."""
+    """Fetch the picked files, all of them or an error."""
     name, folder = repository.name, repository.snapshot
     if choice is not None:
-        tell_choice(repository, choice, progress)
+        report_choice(repository, choice, progress)
         bring_files(repository, choice.chosen.names, progress)
         found = folder / choice.chosen.names[0]
     else:
@@ -89,14 +89,14 @@ def _fetch(repository: Repository, choice: VariantChoice | None, progress: Progr
     return found
 
 
-def tell_choice(repository: Repository, choice: VariantChoice, progress: Progress) -> None:
-    """Which file is taken, where nobody named one."""
+def report_choice(repository: Repository, choice: VariantChoice, progress: Progress) -> None:
+    """Report the chosen file if the user named none."""
     if choice.why:
         progress(Notice(f"{repository.name}: {choice.chosen.names[0]} is taken, {choice.why}"))
 
 
 def text_files(files: Mapping[str, int]) -> list[str]:
-    """Those of the top folder, and templates wherever they are."""
+    """The text files of the top folder, and templates in any folder."""
     return [
         name
         for name in files
@@ -106,8 +106,8 @@ def text_files(files: Mapping[str, int]) -> list[str]:
 
 
 def weight_files(folder: Path, files: Mapping[str, int], where: str) -> list[str]:
-    """The safetensors that the index in `folder` names, or the single one. Raises ModelNotFound for what is
-    not among `files`, BadModelFile.
+    """The safetensors that the index in `folder` names, or the single one. Raises ModelNotFound for a name
+    not in `files`, BadModelFile.
     """
     if INDEX_NAME not in files:
         return [SINGLE_NAME]
@@ -123,7 +123,7 @@ def weight_files(folder: Path, files: Mapping[str, int], where: str) -> list[str
 
 
 def bring_files(repository: Repository, names: Sequence[str], progress: Progress) -> None:
-    """Have these files in the snapshot. Raises ModelNotFound where the disk has no room for them."""
+    """Fetch these files into the snapshot. Raises ModelNotFound if the disk has no room for them."""
     folder = repository.snapshot
     absent = [name for name in names if not (folder / name).exists()]
     if not absent:
@@ -140,7 +140,7 @@ def bring_files(repository: Repository, names: Sequence[str], progress: Progress
 
 
 def _bring_one(repository: Repository, name: str, blobs: Path, meter: _DownloadMeter) -> None:
-    """Raises BadModelFile where the hub gives it an ETag that is no name of a blob."""
+    """Raises BadModelFile if the hub's ETag cannot name a blob."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository.name, name, revision=repository.commit)
@@ -154,11 +154,11 @@ def _bring_one(repository: Repository, name: str, blobs: Path, meter: _DownloadM
         _check_room(blobs, missing)
         if size > _PLAIN_HTTP_MAX and missing and known.xet_file_data is not None:
             _bring_by_xet(file, known.xet_file_data, part, meter)
-        download = Download(file, part, blobs / etag)  # checks what is whole already
+        download = Download(file, part, blobs / etag)  # checks a part that is complete already
         watch(download.run, lambda: meter.tell(download))
     link_blob(repository.snapshot / name, blobs / etag)
     if file.checksum is None:
-        meter.tell_unchecked(name)
+        meter.report_unchecked(name)
 
 
 def _checked_etag(name: str, etag: str | None) -> str:
@@ -172,7 +172,7 @@ def _checked_etag(name: str, etag: str | None) -> str:
 
 
 def _bring_by_xet(file: RemoteFile, where: XetFileData, part: Path, meter: _DownloadMeter) -> None:
-    """The whole file as `part`, as only huggingface_hub can; by a file of this process's own."""
+    """Fetch the whole file as `part` with huggingface_hub, through a temporary file of this process."""
     from huggingface_hub.file_download import xet_get
 
     own = part.with_suffix(f".{os.getpid()}{PART_SUFFIX}")
@@ -188,13 +188,13 @@ def _bring_by_xet(file: RemoteFile, where: XetFileData, part: Path, meter: _Down
         os.replace(own, part)
 
     try:
-        watch(fetch, lambda: meter.tell_waiting(file.name))
+        watch(fetch, lambda: meter.report_waiting(file.name))
     finally:
         own.unlink(missing_ok=True)
 
 
 def token_headers() -> dict[str, str]:
-    """A person's token, if there is one. A redirection to another host loses it on the way."""
+    """The user's token, if there is one. A redirection to another host drops it."""
     from huggingface_hub import constants, get_token
 
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
@@ -202,7 +202,7 @@ def token_headers() -> dict[str, str]:
 
 
 def _bytes_here(blobs: Path, etag: str | None) -> int:
-    """Of a file that is on its way already; None: its ETag is not known yet."""
+    """The size of a file's part; 0 if its ETag is not known yet."""
     try:
         return 0 if etag is None else (blobs / f"{etag}{PART_SUFFIX}").stat().st_size
     except OSError:
@@ -221,7 +221,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 
 
 class _DownloadMeter:
-    """How far the files of one fetch are, in words, about once a second."""
+    """Reports the progress of one fetch, in words, about once a second."""
 
     def __init__(self, name: str, total: int, progress: Progress) -> None:
         self.total = total
@@ -230,10 +230,10 @@ class _DownloadMeter:
         self._seen: deque[tuple[float, int]] = deque()
 
     def tell(self, download: Download) -> None:
-        """Report what the download does."""
+        """Report the progress of a download."""
         file = download.file
         if download.doing == "checking":
-            self.tell_checking(download.checking)
+            self.report_checking(download.checking)
             return
         done = self.before + download.num_bytes
         words = (
@@ -241,21 +241,21 @@ class _DownloadMeter:
         )
         self._progress(words + self._speed(time.monotonic(), done))
 
-    def tell_checking(self, checking: Checking) -> None:
-        """Report how far a comparison is."""
+    def report_checking(self, checking: ChecksumCheck) -> None:
+        """Report the progress of a checksum comparison."""
         done, of = format_bytes(checking.num_bytes), format_bytes(checking.file.num_bytes)
         self._progress(f"{self._name}: checking {checking.file.name}, {done} of {of}")
 
-    def tell_unchecked(self, name: str) -> None:
-        """Say aloud what nothing was compared with."""
+    def report_unchecked(self, name: str) -> None:
+        """Report a file that has no checksum."""
         self._progress(Notice(f"{self._name}: {name} is not checked: the hub tells no checksum of it"))
 
-    def tell_waiting(self, name: str) -> None:
-        """Report what huggingface_hub does."""
+    def report_waiting(self, name: str) -> None:
+        """Report that huggingface_hub fetches a file."""
         self._progress(f"{self._name}: huggingface_hub fetches {name}")
 
     def _speed(self, now: float, done: int) -> str:
-        """ ", 45.0 MiB/s, 2 minutes left", over the last seconds; "" before there are two looks."""
+        """ ", 45.0 MiB/s, 2 minutes left", over the last seconds; "" before there are two samples."""
         self._seen.append((now, done))
         while now - self._seen[0][0] > _RATE_OVER_S:
             self._seen.popleft()
@@ -270,7 +270,7 @@ class _DownloadMeter:
 
 
 def _from_cache(name: str, wanted: str | None, error: Exception, progress: Progress) -> Path:
-    """What the cache has, if it is whole; else the reason why the hub could not be asked."""
+    """The cached model, if it is complete; else raises the error of the hub."""
     why = _in_words(name, error)
     refused: ModelError = why
     for snapshot in snapshots_of(name):
@@ -287,7 +287,7 @@ def _from_cache(name: str, wanted: str | None, error: Exception, progress: Progr
 
 
 def _whole(snapshot: Snapshot, wanted: str | None) -> Path:
-    """The file or folder that is meant. Raises ModelError where something of it is missing."""
+    """The file or folder that is meant. Raises ModelError if a file is missing."""
     where = f"snapshot {snapshot.commit[:12]}"
     choice = pick(snapshot.files, wanted, where)
     if choice is not None:
@@ -299,7 +299,7 @@ def _whole(snapshot: Snapshot, wanted: str | None) -> Path:
 
 
 def is_whole(snapshot: Snapshot) -> bool:
-    """Whether nothing is missing of a commit's safetensors."""
+    """Whether a commit's safetensors are complete."""
     try:
         return _whole(snapshot, None) == snapshot.folder
     except ModelError:

@@ -1,13 +1,13 @@
-"""Hugging Face's cache on this machine: where a repository's files are, and which of its commits are there.
+"""Hugging Face's cache on this machine: where a repository's files are, and which commits are cached.
 
     HF_HUB_CACHE/models--owner--name/
-        refs/main                          the commit that was fetched last, 40 letters
-        blobs/ETAG                         a file's bytes, named by what the hub calls its ETag
-        blobs/ETAG.incomplete              the first bytes of one; the next attempt goes on behind them
+        refs/main                          the commit fetched last, 40 letters
+        blobs/ETAG                         a file's bytes, named by the hub's ETag
+        blobs/ETAG.incomplete              the first bytes of one; the next attempt appends to them
         snapshots/COMMIT/PATH  ->  blobs/ETAG
 
-The layout is huggingface_hub's, so transformers, llama.cpp and others find what Octavo fetched, and the other
-way round. It knows no network.
+The layout is huggingface_hub's, so transformers, llama.cpp and others find the models that Octavo fetched,
+and vice versa. This module knows no network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of one commit that are here: path inside the repository to bytes."""
+    """The cached files of one commit: path inside the repository to bytes."""
 
     folder: Path
     files: dict[str, int]
@@ -49,7 +49,7 @@ def repository_folder(name: str) -> Path:
 
 
 def repositories() -> list[str]:
-    """The names of all repositories of models that have something here."""
+    """The names of all model repositories with cached files."""
     try:
         folders = sorted(entry.name for entry in os.scandir(hub_folder()) if entry.is_dir())
     except OSError:
@@ -59,7 +59,7 @@ def repositories() -> list[str]:
 
 
 def snapshots_of(name: str) -> list[Snapshot]:
-    """What is here of a repository, the commit that was fetched last first, then the newest."""
+    """The cached commits of a repository: the one fetched last first, then by age, the newest first."""
     folder = repository_folder(name)
     try:
         main = (folder / "refs" / "main").read_text()[:64].strip()
@@ -74,7 +74,7 @@ def snapshots_of(name: str) -> list[Snapshot]:
 
 
 def unfinished_parts(name: str) -> list[Path]:
-    """Files of which only the beginning is here."""
+    """Files that were fetched only in part."""
     try:
         return sorted((repository_folder(name) / "blobs").glob(f"*{PART_SUFFIX}"))
     except OSError:
@@ -82,8 +82,8 @@ def unfinished_parts(name: str) -> list[Path]:
 
 
 def link_blob(pointer: Path, blob: Path) -> None:
-    """Have the file of a commit stand for that blob, by an atomic rename; where the file system knows no
-    links the blob itself becomes that file. Raises OSError."""
+    """Link the file of a commit to that blob, by an atomic rename; on a file system without links, move the
+    blob there. Raises OSError."""
     pointer.parent.mkdir(parents=True, exist_ok=True)
     made = pointer.with_name(f".{os.getpid()}-{threading.get_ident()}.link")
     made.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def link_blob(pointer: Path, blob: Path) -> None:
 
 
 def note_main(name: str, commit: str) -> None:
-    """Write down that this commit was fetched last; by an atomic rename. Raises OSError."""
+    """Record that this commit was fetched last, by an atomic rename. Raises OSError."""
     ref = repository_folder(name) / "refs" / "main"
     ref.parent.mkdir(parents=True, exist_ok=True)
     written = ref.with_name(f".main-{os.getpid()}")
@@ -106,7 +106,7 @@ def note_main(name: str, commit: str) -> None:
 
 
 def _files_of(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path and bytes of what can be read; a link whose blob is gone is no file."""
+    """Path and bytes of readable files; a dangling link is no file."""
     for path in sorted(folder.rglob("*")):
         try:
             if path.is_file():

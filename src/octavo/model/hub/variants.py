@@ -1,12 +1,12 @@
-"""The GGUF files of a repository or a folder: which belong together, what each is, and which one is meant.
+"""The GGUF files of a repository or a folder: which ones form a set, their quantisation, and which is meant.
 
     bartowski/X-GGUF    X-Q4_K_M.gguf                                  ->  "Q4_K_M", one file
                         X-Q8_0/X-Q8_0-00001-of-00002.gguf (and 00002)  ->  "Q8_0", two parts
                         X-bf16.gguf                                    ->  "BF16"
                         mmproj-X-f16.gguf, X.imatrix.gguf              ->  no model; named by file alone
 
-It knows names and sizes alone, and opens nothing. A file's quantisation is what its name says, as everybody
-who publishes such files writes it.
+It knows names and sizes alone, and opens no file. A file's quantisation is read from its name, which by
+common convention contains it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.model.files.gguf_split import parse_part_name
 from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
 from octavo.units import format_bytes
 
-# Which one is taken where none is named: what most people take first, then what is near it in size.
+# The order of choice if none is named: the most common first, then those near it in size.
 DEFAULT_ORDER = (
     *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
     *("Q6_K", "Q8_0", "Q3_K_M", "BF16", "F16", "F32"),
@@ -39,8 +39,8 @@ class GgufSet:
 
     names: tuple[str, ...]
     num_bytes: int
-    quant: str | None  # "Q4_K_M"; None where the name does not tell
-    num_parts: int  # that there should be
+    quant: str | None  # "Q4_K_M"; None: not in the name
+    num_parts: int  # of the complete set
 
     @property
     def is_complete(self) -> bool:
@@ -49,22 +49,22 @@ class GgufSet:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return self.quant or self.names[0]
 
 
 @dataclass(frozen=True, slots=True)
 class VariantChoice:
-    """The set that was meant, and why it is that one: "" where there was nothing to decide."""
+    """The chosen set, and the reason for the choice: "" if there was only one."""
 
     chosen: GgufSet
     why: str
 
 
 def pick(files: Mapping[str, int], wanted: str | None, where: str) -> VariantChoice | None:
-    """Of a folder's or repository's files (path to bytes) the GGUF set that is meant; None: its safetensors.
+    """The GGUF set that is meant among files (path to bytes); None: the safetensors are meant.
 
-    Raises ModelNotFound, that lists what there is, and UnsupportedModel (pickled weights only).
+    Raises ModelNotFound, which lists the choices, and UnsupportedModel (pickled weights only).
     """
     has_safetensors = any(name in files for name in (SINGLE_NAME, INDEX_NAME))
     if wanted is None and has_safetensors:
@@ -115,9 +115,9 @@ def quant_of(name: str) -> str | None:
 
 
 def choose(sets: Sequence[GgufSet], wanted: str | None, where: str) -> VariantChoice:
-    """The set that `wanted` means: a quantisation, or a file's name; None takes the usual one.
+    """The set that `wanted` names by quantisation or file; None: the usual one.
 
-    `where` is the repository or folder, for messages. Raises ModelNotFound that lists what there is.
+    `where` is the repository or folder, for messages. Raises ModelNotFound, which lists the choices.
     """
     if wanted is not None and wanted.lower().endswith(".gguf"):
         return VariantChoice(_by_file(sets, wanted, where), "")
@@ -137,7 +137,7 @@ def choose(sets: Sequence[GgufSet], wanted: str | None, where: str) -> VariantCh
 
 
 def listing(sets: Iterable[GgufSet]) -> str:
-    """ "Q4_K_M (4.4 GiB), Q8_0 (7.9 GiB)"; files by name where the quantisation does not tell them apart."""
+    """ "Q4_K_M (4.4 GiB), Q8_0 (7.9 GiB)"; files by name if their quantisation is not unique."""
     every = list(sets)
     quants = [each.quant for each in every]
     words = []
@@ -153,7 +153,7 @@ def _base(name: str) -> str:
 
 
 def _quant_of_model(name: str) -> str | None:
-    """A projector's or an importance matrix's is no quantisation of the model."""
+    """None for a projector or an importance matrix, which are no quantisations of the model."""
     return None if _NO_MODEL.search(_base(name)) else quant_of(name)
 
 
@@ -165,7 +165,7 @@ def _by_file(sets: Sequence[GgufSet], wanted: str, where: str) -> GgufSet:
 
 
 def _by_quant(models: Sequence[GgufSet], wanted: str) -> list[GgufSet]:
-    """Those whose quantisation it is; else those that have it somewhere in the name, as a word."""
+    """The sets of that quantisation; else those whose name contains it as a word."""
     upper = wanted.upper()
     found = [each for each in models if each.quant == upper]
     found = found or [each for each in models if each.quant == f"UD-{upper}"]
@@ -174,7 +174,7 @@ def _by_quant(models: Sequence[GgufSet], wanted: str) -> list[GgufSet]:
 
 
 def _only(found: Sequence[GgufSet], among: Sequence[GgufSet], what: str, where: str) -> GgufSet:
-    """The one that was found. Raises ModelNotFound for none and for several."""
+    """The only one found. Raises ModelNotFound for none and for several."""
     if not found:
         raise ModelNotFound(f"{where} has no GGUF file {what}; allowed: {listing(among) or 'none'}")
     if len(found) > 1:

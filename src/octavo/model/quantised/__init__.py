@@ -1,5 +1,5 @@
 """Safetensors whose weights are quantised, as tensors of kinds that the backends know.
 
-settings.py   what config.json says         layouts.py   which tensors make a matrix, and how they lie
+settings.py   config.json's settings        layouts.py   the tensors of a matrix, and their layouts
 blocks.py     codes and scales as blocks    source.py    the folder, one weight decoded at a time
 """

@@ -60,8 +60,8 @@ def values_of(codes: Bytes, scales: Floats, zeros: Zeros, group_of: npt.NDArray[
     return values
 
 
-def anew_rows(values: Floats) -> Bytes:
-    """Q8_0 of float32, codes rounded to nearest. `values` are overwritten. Raises NotAHalf."""
+def requantised_rows(values: Floats) -> Bytes:
+    """Float32 as Q8_0, codes rounded to nearest. Overwrites `values`. Raises NotAHalf."""
     blocks = _blocks(values, 2 + QUANT_GROUP)
     groups = values.reshape(*blocks.shape[:2], QUANT_GROUP)
     scales = np.maximum(groups.max(axis=2), -groups.min(axis=2)) / np.float32(127)
@@ -113,7 +113,7 @@ def as_bytes(values: npt.NDArray[np.generic]) -> Bytes:
 
 
 def _blocks(codes: Bytes | Floats, num_bytes: int) -> Bytes:
-    """Room for the blocks of some rows, uninitialised."""
+    """Uninitialised memory for the blocks of some rows."""
     return np.empty((codes.shape[0], codes.shape[1] // QUANT_GROUP, num_bytes), np.uint8)
 
 

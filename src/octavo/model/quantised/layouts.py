@@ -1,4 +1,4 @@
-"""How files lay out quantised matrices: which tensors belong together, their shapes, and rows of codes.
+"""File layouts of quantised matrices: the tensors of a matrix, their shapes, and rows of codes.
 
     gptq     qweight (inputs * bits / 32, outputs)    scales, qzeros (groups, outputs), zeros in words
     awq      qweight (inputs, outputs / 8)            the same, with the eight outputs of a word interleaved
@@ -7,8 +7,8 @@
     fp8      weight (outputs, inputs)                       scales of the tensor, rows, groups, or blocks
     mxfp4    X_blocks (experts, outputs, groups, 16)        X_scales (experts, outputs, groups)
 
-`find_*` check every shape from headers, before anything is read; a matrix can then be decoded, some rows at a
-time. Sources: the packing code of AutoGPTQ, AutoAWQ and compressed-tensors.
+`find_*` check every shape from headers, before anything is read; the matrix can then be decoded, some rows at
+a time. Sources: the packing code of AutoGPTQ, AutoAWQ and compressed-tensors.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from octavo.model.files.safetensors_file import SafetensorsFiles
 from octavo.model.quantised.blocks import (
     NotAHalf,
     Zeros,
-    anew_rows,
     bf16_rows,
     float8_values,
     q4_0_rows,
     q4_1_rows,
     q8_0_rows,
+    requantised_rows,
     unpacked,
     values_of,
 )
 from octavo.model.quantised.settings import OUTCOMES, Blocks, Outcome, Quantisation
 
-SLAB_ELEMENTS = 1 << 18  # decoded at a time: temporaries stay small, and in the caches
+SLAB_ELEMENTS = 1 << 18  # decoded at a time: temporaries stay in the CPU's caches
 WORD_BITS = 32
 Number = TypeVar("Number", np.float32, np.int16)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # code k of a word is the output of this place among eight
@@ -46,12 +46,12 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # code k of a word is the output of this 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrix:
-    """A matrix (outputs, inputs), or some, whose parts fit together. `decode` reads them."""
+    """One or more matrices (outputs, inputs) with checked parts. `decode` reads them."""
 
-    name: str  # of the weight that they stand for
+    name: str  # of the weight that they encode
     shape: tuple[int, ...]
     parts: tuple[RawTensor, ...]
-    expected: Outcome  # from headers alone; what is read may allow a better one
+    expected: Outcome  # from headers alone; the actual bytes may allow a better one
     decode: Callable[[], RawTensor] = field(repr=False)
 
 
@@ -69,7 +69,7 @@ class _Codes:
 
 
 class Parts:
-    """The tensors of files by name: each must be of a kind and a shape, or is an error that says so."""
+    """The tensors of files by name; a tensor of another kind or shape than required is an error."""
 
     def __init__(self, files: SafetensorsFiles, label: str) -> None:
         self._files = files
@@ -113,7 +113,7 @@ _FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 
 def find_gptq(parts: Parts, module: str, settings: Quantisation) -> QuantisedMatrix:
-    """From qweight, scales, qzeros and, where there is one, g_idx."""
+    """From qweight, scales, qzeros and, if present, g_idx."""
     name, bits = f"{module}.qweight", settings.bits
     words, outputs = parts.matrix(name, _INT32)
     order = parts.find(f"{module}.g_idx")
@@ -192,7 +192,7 @@ def _awq_rows(words: npt.NDArray[np.int32]) -> Bytes:
 
 
 def find_packed(parts: Parts, module: str) -> QuantisedMatrix:
-    """From weight_packed, weight_scale, weight_shape, and zero points and an order where there are any."""
+    """From weight_packed, weight_scale, weight_shape, and zero points and an order if present."""
     name = f"{module}.weight_packed"
     outputs, words = parts.matrix(name, _INT32)
     stated = parts.take(f"{module}.weight_shape", frozenset({"I64", "I32"}), (2,))
@@ -211,7 +211,7 @@ def find_packed(parts: Parts, module: str) -> QuantisedMatrix:
 
 
 def find_int8(parts: Parts, module: str) -> QuantisedMatrix:
-    """From weight and weight_scale, and weight_zero_point where there is one."""
+    """From weight and weight_scale, and weight_zero_point if present."""
     name = f"{module}.weight"
     outputs, inputs = parts.matrix(name, _INT8)
     weight = parts.take(name, _INT8)
@@ -224,7 +224,7 @@ def find_int8(parts: Parts, module: str) -> QuantisedMatrix:
 def _found_by_rows(
     parts: Parts, weight: RawTensor, shape: tuple[int, int], bits: int, rows: Callable[[int, int], Bytes]
 ) -> QuantisedMatrix:
-    """What packed and int8 share: scales and zero points lie beside the rows."""
+    """The common part of packed and int8: scales and zero points are stored by rows."""
     module, (outputs, inputs) = weight.name.rpartition(".")[0], shape
     scales = _scales_of(parts, f"{module}.weight_scale", shape)
     groups = scales.shape[1] if len(scales.shape) == 2 else 1
@@ -258,7 +258,7 @@ def _found_by_rows(
 
 
 def _zeros(raw: RawTensor | None, bits: int, shape: tuple[int, int]) -> Zeros:
-    """(outputs, groups): zero points among unsigned codes; the file's are signed, plain or in words."""
+    """(outputs, groups): zero points of unsigned codes; the file's are signed, plain or packed in words."""
     middle = 1 << bits - 1
     if raw is None:
         return np.full(shape, middle, np.int16)
@@ -272,7 +272,7 @@ def _zeros(raw: RawTensor | None, bits: int, shape: tuple[int, int]) -> Zeros:
 
 
 def find_float8(parts: Parts, module: str, blocks: Blocks | None) -> QuantisedMatrix:
-    """From weight and weight_scale or weight_scale_inv, by which weights are multiplied either way."""
+    """From weight and weight_scale or weight_scale_inv; either one is a factor of the weights."""
     name = f"{module}.weight"
     shape = parts.matrix(name, _FLOAT8)
     weight = parts.take(name, _FLOAT8)
@@ -340,7 +340,7 @@ def _halves_together(codes: Bytes) -> Bytes:
 
 
 def _decode(parts: Parts, codes: _Codes) -> RawTensor:
-    """The matrix in the kind that loses least of those that hold no more bits."""
+    """The matrix in the kind with the least loss among those with no more bits."""
     inputs, middle = codes.shape[1], 1 << codes.bits - 1
     is_symmetric = bool((codes.zeros == middle).all())
     is_regular = np.array_equal(codes.group_of, _regular(inputs, codes.scales.shape[1]))
@@ -356,7 +356,7 @@ def _decode(parts: Parts, codes: _Codes) -> RawTensor:
         if outcome is OUTCOMES["eight"]:
             return q8_0_rows(found, scales)
         values = values_of(found, scales, zeros, codes.group_of)
-        return bf16_rows(values) if outcome is OUTCOMES["narrow"] else anew_rows(values)
+        return bf16_rows(values) if outcome is OUTCOMES["narrow"] else requantised_rows(values)
 
     block = BLOCKS[outcome.kind]
     try:
@@ -367,7 +367,7 @@ def _decode(parts: Parts, codes: _Codes) -> RawTensor:
 
 
 def _in_slabs(shape: tuple[int, int], row_bytes: int, rows: Callable[[int, int], Bytes]) -> Bytes:
-    """All rows one below the other, made some at a time."""
+    """All rows, concatenated and computed in slabs."""
     outputs, inputs = shape
     step = max(1, SLAB_ELEMENTS // inputs // 8) * 8  # whole words of AWQ
     data = np.empty((outputs, row_bytes), np.uint8)
@@ -378,7 +378,7 @@ def _in_slabs(shape: tuple[int, int], row_bytes: int, rows: Callable[[int, int],
 
 
 def _outcome(bits: int, shape: tuple[int, int], *, is_symmetric: bool, is_regular: bool = True) -> Outcome:
-    """What becomes of rows of so many inputs, in so many groups."""
+    """The outcome for a matrix of that shape."""
     inputs, groups = shape
     if inputs % QUANT_GROUP:
         return OUTCOMES["narrow"]
@@ -389,7 +389,7 @@ def _outcome(bits: int, shape: tuple[int, int], *, is_symmetric: bool, is_regula
 
 
 def _num_groups(parts: Parts, name: str, inputs: int, size: int | None) -> int:
-    """Groups of a row. The last may be smaller only where there is one."""
+    """The number of groups of a row. Only a single group may be smaller than the group size."""
     if size is None or size >= inputs:
         return 1
     if inputs % size:
@@ -398,12 +398,12 @@ def _num_groups(parts: Parts, name: str, inputs: int, size: int | None) -> int:
 
 
 def _regular(inputs: int, groups: int) -> npt.NDArray[np.intp]:
-    """Groups that are neighbours."""
+    """The group of each input, for contiguous groups."""
     return np.arange(inputs, dtype=np.intp) // -(-inputs // groups)
 
 
 def _order(parts: Parts, raw: RawTensor, groups: int) -> npt.NDArray[np.intp]:
-    """The group of each input as the file has it. Raises BadModelFile for one that does not exist."""
+    """The group of each input, from the file. Raises BadModelFile for a group that does not exist."""
     order = _words(raw)
     if order.min() < 0 or order.max() >= groups:
         raise parts.bad(raw.name, f"names groups {order.min()} to {order.max()}; allowed: 0 to {groups - 1}")
@@ -435,5 +435,5 @@ def _by_output(values: npt.NDArray[Number], outputs: int) -> npt.NDArray[Number]
 
 def _words(raw: RawTensor) -> npt.NDArray[np.int32]:
     """The tensor as the integers that it is."""
-    # A file may place them anywhere, and NumPy needs no alignment here.
+    # They may be unaligned in the file; NumPy needs no alignment here.
     return raw.data.view(np.int32).reshape(raw.shape)

@@ -1,11 +1,11 @@
-"""What config.json says of quantised weights, and what becomes of each kind of them.
+"""The settings of quantised weights in config.json, and the kind that each layout is read as.
 
     quantization_config  ->  Quantisation (method, bits, groups, notes)
-    OUTCOMES: method, layout  ->  the kind that is held, and what is lost on the way
+    OUTCOMES: method, layout  ->  the resulting kind, and the loss of the conversion
 
-Only settings are read here, no tensors. A method, a layout or a number of bits that no row of `OUTCOMES` has
-is refused by name. What a file says of activations and of the KV cache is not followed: both are held as
-Octavo's own settings say, with at least as many bits; `notes` tell it.
+Only settings are read here, no tensors. A method, a layout or a number of bits without a row in `OUTCOMES` is
+refused by name. A file's settings of activations and of the KV cache are ignored: Octavo's own settings
+decide both, with at least as many bits; `notes` say so.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GROUP_MAX = 1 << 17
 BLOCK_MAX = 1 << 17
 _SCALES = "scales are rounded to halves where they are none (of bfloat16 only those below 0.00006)"
 _MINIMA = f"{_SCALES}; zero points times scales likewise: 1/128 of a step at most"
-_ANEW = "quantised anew to 8 bits: 1/225 of the largest of 32 weights at most"
+_REQUANTISED = "requantised to 8 bits: 1/225 of the largest of 32 weights at most"
 _ROUNDED = "products with their scales are rounded to bfloat16: 1/256 of a weight at most"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a matrix: the kind of `RawTensor` that it is read as, and what is lost."""
+    """The result for a matrix: the kind of `RawTensor` that it is read as, and the loss."""
 
     layout: str
     kind: str
@@ -40,8 +40,8 @@ OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
         "four": Outcome("4 bits, symmetric, groups of a multiple of 32", "Q4_0", _SCALES),
         "four-zeros": Outcome("4 bits, zero points, groups of a multiple of 32", "Q4_1", _MINIMA),
         "eight": Outcome("8 bits, symmetric, groups of a multiple of 32", "Q8_0", _SCALES),
-        "eight-zeros": Outcome("8 bits, zero points", "Q8_0", _ANEW),
-        "ordered": Outcome("groups in the order of activations, or of other sizes", "Q8_0", _ANEW),
+        "eight-zeros": Outcome("8 bits, zero points", "Q8_0", _REQUANTISED),
+        "ordered": Outcome("groups in the order of activations, or of other sizes", "Q8_0", _REQUANTISED),
         "narrow": Outcome("rows that are no multiple of 32", "BF16", _ROUNDED),
         "mxfp4": Outcome("floats of 4 bits, a power of two for 32", "MXFP4", "nothing"),
         "fp8": Outcome("floats of 8 bits (e4m3 or e5m2), scales of any kind", "BF16", _ROUNDED),
@@ -59,7 +59,7 @@ _FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Weights that share a scale: so many rows, of each so many inputs."""
+    """Weights that share a scale: a number of rows, and of inputs in each."""
 
     rows: int
     inputs: int
@@ -67,20 +67,20 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The settings, understood. `group_size` None: all of a row; `blocks` None: as the scales' shape says."""
+    """The parsed settings. `group_size` None: a whole row; `blocks` None: by the shape of the scales."""
 
     method: str
     bits: int = 8  # gptq, awq
     group_size: int | None = None  # gptq, awq
-    zero_offset: int = 0  # gptq: 1 where zero points are stored less one
-    symmetric: bool = False  # what gptq says; its zero points decide
+    zero_offset: int = 0  # gptq: 1 if zero points are stored minus one
+    symmetric: bool = False  # gptq's setting; its actual zero points decide
     ordered: bool = False  # gptq: groups follow the order of activations
     blocks: Blocks | None = None  # of fp8
     notes: tuple[str, ...] = ()
 
 
 def read_quantisation(config: Fields) -> Quantisation | None:
-    """From config.json; None where it says nothing of it. Raises BadModelFile, UnsupportedModel."""
+    """From config.json; None if it has no such settings. Raises BadModelFile, UnsupportedModel."""
     if not config.has(KEY):
         return None
     settings = config.inner(KEY)

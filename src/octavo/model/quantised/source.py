@@ -1,10 +1,10 @@
 """Safetensors with quantised weights as tensors of kinds that the backends know, one decoded at a time.
 
-    X.qweight + X.scales + X.qzeros  ->  X.weight of kind Q4_0, decoded when it is asked for
+    X.qweight + X.scales + X.qzeros  ->  X.weight of kind Q4_0, decoded when it is read
 
-`dequantised_source` checks every shape from headers alone; asking for a weight then reads and decodes that
-one, and `release` lets go of it and of the pages that it came from. What is no quantised weight is handed
-through. It knows no family and no name of a layer: which matrices are quantised is told by their parts.
+`dequantised_source` checks every shape from headers alone; a lookup then reads and decodes one weight, and
+`release` frees it and the pages of its parts. Tensors that are not quantised are returned unchanged. This
+module knows no family and no name of a layer: a matrix counts as quantised if its parts exist.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CODES = re.compile(r"(?P<module>.*)\.(qweight|weight_packed|weight)")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a tensor is, without its bytes."""
+    """The kind and shape of a tensor, without its bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -46,16 +46,16 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class DequantisedFiles:
-    """A `TensorSource` over files with quantised weights. Used by one thread."""
+    """A `TensorSource` over files with quantised weights. For one thread."""
 
     files: SafetensorsFiles
     settings: Quantisation
-    tensors: Mapping[str, RawTensor]  # decodes what is asked for, and keeps the last one
+    tensors: Mapping[str, RawTensor]  # decodes on lookup, and caches the last one
     matrices: Mapping[str, QuantisedMatrix]
     _kept: dict[str, RawTensor] = field(repr=False)
 
     def release(self, raw: RawTensor) -> None:
-        """Let go of a decoded matrix, and of the pages of what it was made from."""
+        """Free a decoded matrix, and the pages of its parts."""
         matrix = self.matrices.get(raw.name)
         if matrix is None:
             self.files.release(raw)
@@ -66,7 +66,7 @@ class DequantisedFiles:
 
     @property
     def stored(self) -> Mapping[str, StoredTensor]:
-        """Kind and shape of every tensor as they are expected from headers alone; nothing is decoded."""
+        """Expected kind and shape of every tensor, from headers alone; nothing is decoded."""
         found = {
             name: StoredTensor(matrix.expected.kind, matrix.shape) for name, matrix in self.matrices.items()
         }
@@ -75,7 +75,7 @@ class DequantisedFiles:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors, as they are expected to be decoded."""
+        """Bytes of all tensors after decoding, as expected."""
         return sum(stored_bytes(each.kind, each.shape) for each in self.stored.values())
 
     @property
@@ -85,7 +85,7 @@ class DequantisedFiles:
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:
-        """How many matrices are expected to become what, from headers alone."""
+        """The expected number of matrices by outcome, from headers alone."""
         found: dict[Outcome, int] = {}
         for matrix in self.matrices.values():
             found[matrix.expected] = found.get(matrix.expected, 0) + 1
@@ -93,7 +93,7 @@ class DequantisedFiles:
 
     @property
     def identity(self) -> str:
-        """What decides the weights beside the files' bytes, for a fingerprint."""
+        """For a fingerprint: what decides the weights in addition to the files' bytes."""
         return repr(replace(self.settings, notes=()))
 
     def in_words(self) -> str:
@@ -106,10 +106,10 @@ class DequantisedFiles:
 
 
 def dequantised_source(files: SafetensorsFiles, config: Fields) -> SafetensorsFiles | DequantisedFiles:
-    """The files as they are, or behind what decodes them where config.json says that they are quantised.
+    """The files unchanged, or wrapped in a decoder if config.json says that they are quantised.
 
-    Raises BadModelFile (a part that is missing or does not fit), UnsupportedModel (a method, a layout or a
-    number of bits that is not known). O(tensors); no weight is read.
+    Raises BadModelFile (a part is missing or does not fit), UnsupportedModel (an unknown method, layout or
+    number of bits). O(tensors); no weight is read.
     """
     settings = read_quantisation(config)
     label = str(files.paths[0].parent)
@@ -133,7 +133,7 @@ def dequantised_source(files: SafetensorsFiles, config: Fields) -> SafetensorsFi
 
 
 class _Tensors(Mapping[str, RawTensor]):
-    """Plain tensors of the files and decoded ones, by name. Nothing is decoded but by asking for it."""
+    """Plain tensors of the files and decoded ones, by name. Only a lookup decodes."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Tensors(Mapping[str, RawTensor]):
 
 
 def _find(parts: Parts, raw: RawTensor, settings: Quantisation) -> QuantisedMatrix | None:
-    """The matrix whose codes these are, or None: they belong to another's, or to none."""
+    """The matrix that `raw` holds the codes of; None if it is another part, or no part."""
     if settings.method == "mxfp4":
         name = raw.name.removesuffix("_blocks")
         return None if name == raw.name else find_mxfp4(parts, name)
@@ -200,7 +200,7 @@ def _with_settings(
 
 
 def _refuse_unexplained(files: SafetensorsFiles, label: str) -> None:
-    """Without settings, floats of 8 bits and packed weights cannot be read, and must not be left out."""
+    """Refuse 8-bit floats and packed weights without settings: they cannot be read or skipped."""
     for raw in files.codes.values():
         if raw.kind.startswith("F8") or _CODES.fullmatch(raw.name):
             raise UnsupportedModel(
