@@ -11,7 +11,7 @@ from itertools import islice
 from typing import cast
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
-from octavo.schemas import told, without_effect
+from octavo.schemas import limit_keys, without_effect
 
 GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
 MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
@@ -130,7 +130,7 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
         text = json.dumps(found.schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
-    return Grammar(GrammarKind.JSON_SCHEMA, text, param, let_go=told(found.let_go))
+    return Grammar(GrammarKind.JSON_SCHEMA, text, param, let_go=limit_keys(found.let_go))
 
 
 def check_depth(value: object, param: str) -> None:

@@ -4,7 +4,7 @@ those that cannot be followed. It compiles nothing: `octavo.tools.schemas` finds
     without_effect   every value that follows what is left follows the schema: for `response_format`
     readable         besides, what the library does not know, or is no schema, is let go key by key: for tools
 
-What is let go and might have meant something is told, as the keyword and its place: "format (at #/items)".
+Dropped keys that might matter are reported as the keyword and its place: "format (at #/items)".
 Source: JSON Schema, draft 2020-12; which keywords and formats are followed is llguidance's choice.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from octavo.errors import is_number, shown
 
-TOLD_MAX = 64  # keys that were let go of one request
-TOLD_CHARS_MAX = 200  # of each of them
+_KEYS_MAX = 64  # keys that were let go of one request
+_KEY_CHARS_MAX = 200  # of each of them
 
 Schema = Mapping[str, object]
 Change = Callable[[object, str], object]  # of one schema, or what stands for one, and its place
@@ -56,14 +56,14 @@ _NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Loosened:
+class LooseSchema:
     """A schema, and what was let go of the one that was given."""
 
     schema: Schema
     let_go: tuple[str, ...] = ()  # each: a keyword and its place
 
 
-def without_effect(schema: Schema) -> Loosened:
+def without_effect(schema: Schema) -> LooseSchema:
     """The schema without keywords that no value can break, and formats that only annotate. O(schema)."""
     let_go: list[str] = []
 
@@ -76,10 +76,10 @@ def without_effect(schema: Schema) -> Loosened:
             del kept["format"]
         return kept
 
-    return Loosened(rebuilt(schema, change), tuple(let_go))
+    return LooseSchema(rebuilt(schema, change), tuple(let_go))
 
 
-def readable(schema: Schema) -> Loosened:
+def readable(schema: Schema) -> LooseSchema:
     """The schema as far as it can be read, key by key; what is let go makes nothing impossible. O(schema)."""
     let_go: list[str] = []
 
@@ -101,18 +101,18 @@ def readable(schema: Schema) -> Loosened:
                 kept[key] = read
         return _with_possible_names(kept, at, let_go)
 
-    return Loosened(rebuilt(schema, change), tuple(let_go))
+    return LooseSchema(rebuilt(schema, change), tuple(let_go))
 
 
 def named(key: str, at: str) -> str:
-    """A keyword and its place, as it is told."""
+    """A keyword and its place, in the form that is reported."""
     return f"{key} (at {at})"
 
 
-def told(let_go: Sequence[str]) -> tuple[str, ...]:
-    """As it is told: the first ones, each as far as it is short."""
-    most, more = TOLD_CHARS_MAX, len(let_go) - TOLD_MAX
-    cut = [one if len(one) <= most else one[: most - 3] + "..." for one in let_go[:TOLD_MAX]]
+def limit_keys(let_go: Sequence[str]) -> tuple[str, ...]:
+    """The reported form: the first keys, each shortened."""
+    most, more = _KEY_CHARS_MAX, len(let_go) - _KEYS_MAX
+    cut = [one if len(one) <= most else one[: most - 3] + "..." for one in let_go[:_KEYS_MAX]]
     return (*cut, f"{more:,} more") if more > 0 else tuple(cut)
 
 

@@ -15,7 +15,7 @@ from octavo.config import StartOptions
 from octavo.grammar import Grammar, of_schema
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolUse, tool_use, tools_of
-from octavo.tools.events import ArgumentsText, CallBegun, Content
+from octavo.tools.events import ArgumentsText, CallStart, Content
 from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, Body, ToolFormat
 from octavo.tools.grammars import calls_grammar
 
@@ -103,7 +103,7 @@ def calls_of(text: str, form: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
         match event:
             case Content(more):
                 content += more
-            case CallBegun(_, name):
+            case CallStart(_, name):
                 calls.append((name, ""))
             case ArgumentsText(_, more):
                 calls[-1] = (calls[-1][0], calls[-1][1] + more)

@@ -8,7 +8,7 @@ from tests.server.ollama_asking import CALLS, HI, NOW, TOOL, chat, generate, lin
 
 from octavo.grammar import Thinking
 from octavo.server.dialects.ollama_answer import PartReader
-from octavo.tools.events import ArgumentsText, CallBegun, Content
+from octavo.tools.events import ArgumentsText, CallStart, Content
 from octavo.tools.formats import HERMES, MISTRAL
 
 
@@ -62,7 +62,7 @@ def test_a_call_that_is_cut_is_text_whole_and_streamed(edge):
 )
 def test_arguments_that_json_cannot_say_again_are_text(arguments):
     reader = PartReader(None)
-    said = reader.push([Content("So "), CallBegun(0, "f"), ArgumentsText(0, arguments)], is_last=False)
+    said = reader.push([Content("So "), CallStart(0, "f"), ArgumentsText(0, arguments)], is_last=False)
     assert (said.content, said.calls) == ("So ", ())
     said = reader.push([Content("and")], is_last=True)
     assert (said.content, said.calls) == ('and{"name": "f", "arguments": ' + arguments, ())

@@ -64,7 +64,7 @@ def test_other_threads_run_while_a_long_text_is_encoded(backend):
 
 def test_memory_is_given_back_after_a_very_long_text_alone(backend, monkeypatch):
     asked = []
-    monkeypatch.setattr(encoding, "give_memory_back", lambda: asked.append(1))
+    monkeypatch.setattr(encoding, "trim_memory", lambda: asked.append(1))
     encode_text(backend, "a " * (VERY_LONG_CHARS // 2 - 1))
     assert asked == []
     encode_text(backend, "a " * (VERY_LONG_CHARS // 2))

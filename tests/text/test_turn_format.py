@@ -29,7 +29,7 @@ from octavo.text.turn_format import (
 )
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolMode, ToolUse, tools_of
-from octavo.tools.events import ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import FORMATS, HERMES, Body, ToolFormat
 from octavo.tools.grammars import calls_grammar
 from octavo.tools.thinking import THINK, THINKING_FORMATS
@@ -150,11 +150,11 @@ def read_cut(text: str, kind: AnswerKind) -> TemplateTurn:
     reader, thought, content, calls = AnswerReader(kind), "", "", list[ToolCall]()
     for event in itertools.chain(*(reader.push(letter) for letter in text), reader.push("", is_last=True)):
         match event:
-            case Thought(more):
+            case ThinkingText(more):
                 thought += more
             case Content(more):
                 content += more
-            case CallBegun(_, name):
+            case CallStart(_, name):
                 calls.append(ToolCall(name, ""))
             case ArgumentsText(_, more):
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + more)

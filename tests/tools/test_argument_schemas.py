@@ -11,12 +11,12 @@ import pytest
 from octavo.errors import InvalidRequest
 from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, of_schema
 from octavo.sampling.grammars import Grammars, Words
-from octavo.schemas import told
+from octavo.schemas import limit_keys
 from octavo.tools import schemas as module
 from octavo.tools.definitions import Tool, tool_use
 from octavo.tools.formats import FORMATS, HERMES
 from octavo.tools.grammars import calls_grammar
-from octavo.tools.schemas import Trials, arguments_schema
+from octavo.tools.schemas import SchemaTrials, arguments_schema
 
 END = 256
 LOOK_AHEAD = "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"
@@ -36,7 +36,7 @@ def tool_of(parameters: dict[str, object], *, strict: bool = False) -> Tool:
 
 def followed(grammars: Grammars, parameters: dict[str, object]) -> tuple[dict[str, object], list[str]]:
     tool = tool_of(parameters)
-    found = Trials(grammars.check).followed(tool, arguments_schema(tool))
+    found = SchemaTrials(grammars.check).followed(tool, arguments_schema(tool))
     schema = dict(found.schema)
     loose = {"coerce_one_of": True} if any("oneOf" in key for key in found.let_go) else {}
     assert schema.pop("x-guidance") == {**JSON_OPTIONS, **loose}
@@ -51,10 +51,10 @@ def test_a_pattern_with_a_look_ahead_goes_alone(grammars: Grammars) -> None:
     """As pydantic writes a Decimal."""
     price = {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 6, "pattern": LOOK_AHEAD}]}
     properties = {"sku": {"enum": ["a1", "b2"]}, "price": price}
-    schema, told = followed(
+    schema, let_go = followed(
         grammars, {"type": "object", "properties": properties, "required": ["sku", "price"]}
     )
-    assert told == ["pattern (at #/properties/price/anyOf/1)"]
+    assert let_go == ["pattern (at #/properties/price/anyOf/1)"]
     left = {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 6}]}
     assert schema == closed({"sku": {"enum": ["a1", "b2"]}, "price": left}, required=["sku", "price"])
 
@@ -83,9 +83,9 @@ BAD: list[tuple[dict[str, object], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "told"), BAD)
+@pytest.mark.parametrize(("part", "let_go"), BAD)
 def test_one_bad_key_takes_nothing_else_with_it(
-    grammars: Grammars, part: dict[str, object], told: list[str]
+    grammars: Grammars, part: dict[str, object], let_go: list[str]
 ) -> None:
     """Wherever it is: in a property, an item, a definition; what stands beside it stays."""
     beside = {"n": {"type": "integer", "maximum": 9}, "of": {"$ref": "#/$defs/own"}}
@@ -102,12 +102,12 @@ def test_one_bad_key_takes_nothing_else_with_it(
             "$defs": {"own": own},
         }
         schema, said = followed(grammars, copy.deepcopy(given))
-        assert said == [f"{key} (at {place})" for key in told]
+        assert said == [f"{key} (at {place})" for key in let_go]
         kept = schema
         for step in place.split("/")[1:]:
             kept = kept[step]  # type: ignore[assignment]
         loose = ("required", "oneOf")
-        gone = {key.split(",")[0] for key in told} | ({"uniqueItems"} & set(part))
+        gone = {key.split(",")[0] for key in let_go} | ({"uniqueItems"} & set(part))
         assert set(part) - gone - set(loose) == set(kept) - set(loose)
         assert schema["properties"]["n"] == beside["n"]  # type: ignore[index]
         assert schema["required"] == list(properties)
@@ -115,8 +115,8 @@ def test_one_bad_key_takes_nothing_else_with_it(
 
 def test_names_that_are_required_and_not_declared_may_be_anything(grammars: Grammars) -> None:
     given = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
-    schema, told = followed(grammars, given)
-    assert (schema, told) == (closed({"a": {"type": "string"}, "b": {}}, required=["a", "b"]), [])
+    schema, let_go = followed(grammars, given)
+    assert (schema, let_go) == (closed({"a": {"type": "string"}, "b": {}}, required=["a", "b"]), [])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_names_stay_possible_where_what_named_them_is_let_go(
 ) -> None:
     pattern = {"^(?!x)": {"type": "string"}}
     given = {"type": "object", "patternProperties": pattern, "additionalProperties": False, **required}
-    schema, told = followed(grammars, given)
+    schema, let_go = followed(grammars, given)
     assert schema == {"type": "object", **required}
-    assert told == ["patternProperties (at #)", "additionalProperties (at #)"]
+    assert let_go == ["patternProperties (at #)", "additionalProperties (at #)"]
 
 
 def test_names_that_only_a_condition_declares_stay_possible(grammars: Grammars) -> None:
@@ -147,8 +147,8 @@ def test_names_that_only_a_condition_declares_stay_possible(grammars: Grammars) 
         "if": {"properties": {"a": {"const": "x"}}},
         "then": {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
     }
-    schema, told = followed(grammars, given)
-    assert told == ["if (at #)", "then (at #)"]
+    schema, let_go = followed(grammars, given)
+    assert let_go == ["if (at #)", "then (at #)"]
     assert "additionalProperties" not in schema
 
 
@@ -161,7 +161,7 @@ def test_a_schema_that_can_be_followed_is_left_as_it_is(grammars: Grammars) -> N
 def test_a_strict_function_is_all_or_refused(grammars: Grammars, part: dict[str, object]) -> None:
     tool = tool_of({"type": "object", "properties": {"x": part}}, strict=True)
     with pytest.raises(InvalidRequest, match="parameters of the function set_price cannot be followed"):
-        Trials(grammars.check).followed(tool, arguments_schema(tool))
+        SchemaTrials(grammars.check).followed(tool, arguments_schema(tool))
 
 
 def test_a_strict_function_loses_what_changes_nothing() -> None:
@@ -189,7 +189,7 @@ def test_random_bad_keys_are_found_in_few_trials_and_nothing_else_is_lost(gramma
             properties[name]["pattern"] = LOOK_AHEAD  # type: ignore[index]
             wanted.append(f"pattern (at #/properties/{name})")
         tried = []
-        trials = Trials(lambda grammar, tried=tried: (tried.append(grammar), grammars.check(grammar)))  # type: ignore[misc]
+        trials = SchemaTrials(lambda grammar, tried=tried: (tried.append(grammar), grammars.check(grammar)))  # type: ignore[misc]
         tool = tool_of({"type": "object", "properties": properties, "required": list(properties)})
         found = trials.followed(tool, arguments_schema(tool))
         assert list(found.let_go) == wanted
@@ -207,7 +207,7 @@ def test_trials_are_bounded_and_then_all_of_it_is_let_go(monkeypatch: pytest.Mon
             raise InvalidRequest("no", code="unsupported_grammar")
 
     monkeypatch.setattr(module, "TRIALS_MAX", 20)
-    trials = Trials(refuse)
+    trials = SchemaTrials(refuse)
     properties = {f"f{i}": {"type": "string", "pattern": "("} for i in range(50)}
     tool = tool_of({"type": "object", "properties": properties})
     found = trials.followed(tool, arguments_schema(tool))
@@ -225,7 +225,7 @@ def test_a_schema_that_takes_too_long_to_try_is_refused() -> None:
 
     tool = tool_of({"type": "object"})
     with pytest.raises(InvalidRequest, match="slow"):
-        Trials(slow).followed(tool, arguments_schema(tool))
+        SchemaTrials(slow).followed(tool, arguments_schema(tool))
 
 
 def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> None:
@@ -240,7 +240,7 @@ def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> 
 
 
 def test_many_keys_are_told_in_few_words() -> None:
-    assert told(["a" * 300, *"b" * 80]) == ("a" * 197 + "...", *"b" * 63, "17 more")
+    assert limit_keys(["a" * 300, *"b" * 80]) == ("a" * 197 + "...", *"b" * 63, "17 more")
 
 
 def test_a_name_that_is_not_declared_may_be_any_value_of_a_pythonic_call_too(grammars: Grammars) -> None:

@@ -11,7 +11,7 @@ import pytest
 from octavo.grammar import ThinkingState
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import tools_of
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -44,11 +44,11 @@ def told(events: list[AnswerEvent]) -> Told:
     calls: list[tuple[str, str]] = []
     for event in events:
         match event:
-            case Thought(text):
+            case ThinkingText(text):
                 thought += text
             case Content(text):
                 content += text
-            case CallBegun(index, name):
+            case CallStart(index, name):
                 assert index == len(calls)
                 calls.append((name, ""))
             case ArgumentsText(index, text):

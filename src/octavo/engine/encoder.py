@@ -11,7 +11,7 @@ from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.fair_threads import FairThreads
 from octavo.engine.requests import check_context, render_chat
 from octavo.errors import RequestTooLarge
-from octavo.text.continuation import Composed, compose, encode_rendered
+from octavo.text.continuation import TurnPrompt, compose, encode_rendered
 from octavo.text.control import Rendered
 from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class Encoder:
         options: ChatOptions = DEFAULT_CHAT,
         *,
         tenant: str = "",
-    ) -> Composed:
+    ) -> TurnPrompt:
         """The prompt of a session's next turn. Raises as `encode_chat`."""
         rendered = await self._rendered(messages, options, tenant)
         return await self._on_tokenizer_thread(tenant, lambda: compose(self.tokenizer, said, rendered))

@@ -17,7 +17,7 @@ from octavo.server.generation import answer_head
 from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
 from octavo.server.openai_schema import ChatBody
 from octavo.server.sse import DONE, event
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import ToolFormat
 from octavo.types import FinishReason
 
@@ -57,9 +57,9 @@ class _ChatChoice:
             match said:
                 case Content(text):
                     self._content.append(text)
-                case Thought(text):
+                case ThinkingText(text):
                     self._thoughts.append(text)
-                case CallBegun(index, name):
+                case CallStart(index, name):
                     self._has_called = True
                     self._calls.append(_ChatCall(new_call_id(self._form, name, index), name))
                 case ArgumentsText(index, text):
@@ -70,9 +70,9 @@ class _ChatChoice:
         match said:
             case Content(text):
                 return self.chunk({"content": text})
-            case Thought(text):
+            case ThinkingText(text):
                 return self.chunk({"reasoning_content": text, "reasoning": text})
-            case CallBegun(index, name):
+            case CallStart(index, name):
                 self._has_called = True
                 call_id, function = new_call_id(self._form, name, index), {"name": name, "arguments": ""}
                 call = {"index": index, "id": call_id, "type": "function", "function": function}

@@ -39,7 +39,7 @@ from octavo.server.tool_fields import ThinkingOptions
 from octavo.serving.client import EngineClient
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolMode, ToolUse
-from octavo.tools.events import AnswerEvent, Thought
+from octavo.tools.events import AnswerEvent, ThinkingText
 from octavo.tools.formats import ToolFormat
 from octavo.tools.thinking import THINK
 from octavo.types import ChatOptions
@@ -84,7 +84,7 @@ class ChatRun:
                     reader = readers[index] = AnswerReader(self.kind)
                 events = reader.push(delta.text, delta.finish is not None)
                 if not self.kind.tells_thoughts:
-                    events = [event for event in events if not isinstance(event, Thought)]
+                    events = [event for event in events if not isinstance(event, ThinkingText)]
                 yield Step(index, delta, events)
 
 

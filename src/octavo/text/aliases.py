@@ -1,12 +1,12 @@
-"""Encodes a chat whose control tokens are known by their place, with a tokenizer that knows no others.
+"""Encodes a chat whose control tokens are known by position, with a tokenizer that has no others.
 
     "", "<|im_start|>", "user\\na<|im_end|>b", "<|im_end|>", "\\n"
     "<5fe3..000001>user\\na<|im_end|>b<5fe3..000002>\\n"        each at its place, under a secret name
-    [1, ..., ..., 2, ...]                                    one call, and the names' ids turned back
+    [1, ..., ..., 2, ...]                                    one call, then the names' ids are mapped back
 
-It shares the model, the normalizer and the pre-tokenizer of the ordinary one, so it costs next to nothing.
-One call encodes all parts: what holds for the beginning of a text holds for its beginning alone, as it would
-with the ordinary one.
+It shares the model, the normalizer and the pre-tokenizer of the ordinary tokenizer, so it costs almost
+nothing. One call encodes all parts, so that rules for the beginning of a text apply only there, as with the
+ordinary tokenizer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from octavo.text.encoding import encode_text
 
 
 class AliasEncoder:
-    """`controls` are the control tokens with their texts; other added tokens stay what they are. Nothing
-    changes once it is made: any thread may use it."""
+    """`controls` are the control tokens with their texts; other added tokens are unchanged. Immutable: any
+    thread may use it."""
 
     def __init__(self, backend: tokenizers.Tokenizer, controls: Mapping[int, str]) -> None:
         secret = secrets.token_hex(16)
@@ -33,7 +33,7 @@ class AliasEncoder:
         if backend.pre_tokenizer is not None:
             self._backend.pre_tokenizer = backend.pre_tokenizer
         added = backend.get_added_tokens_decoder()
-        # The first and the last character stay: they decide whether a token stands between words.
+        # The first and the last character stay: they decide whether a token is between words.
         self._aliases = {text: f"{text[0]}{secret}{i:06x}{text[-1]}" for i, text in controls.items()}
         names = {
             i: self._aliases[token.content] if i in controls else token.content for i, token in added.items()
@@ -41,14 +41,14 @@ class AliasEncoder:
         self._backend.add_tokens([_renamed(token, names[i]) for i, token in added.items()])
         own = {i: self._backend.token_to_id(name) for i, name in names.items()}
         self._original = {mine: i for i, mine in own.items() if mine is not None and mine != i}
-        # A model writes its unknown token for what it cannot spell: that is no control token.
+        # The unknown token replaces text without a spelling, so it is no control token.
         unknown = getattr(backend.model, "unk_token", None)
         self._unknown = None if unknown is None else backend.token_to_id(unknown)
         self._ids = {text: i for i, text in controls.items()}
 
     def encode(self, parts: Sequence[str]) -> list[int]:
-        """The ids of text, control token, text, ... Raises InvalidRequest for text that the model's own
-        pieces turn into a control token, and for what is no Unicode."""
+        """The ids of text, control token, text, ... Raises InvalidRequest if the model's own pieces turn text
+        into a control token, and for text that is not Unicode."""
         text = "".join(self._aliases[part] if index % 2 else part for index, part in enumerate(parts))
         original = self._original
         encoded = [original.get(token, token) for token in encode_text(self._backend, text)]
@@ -67,7 +67,7 @@ class AliasEncoder:
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:
-    """The same token under another name, and no special one."""
+    """The same token under another name, and not special."""
     return AddedToken(
         name,
         single_word=token.single_word,

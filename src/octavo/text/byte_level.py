@@ -1,8 +1,8 @@
-"""Vocabularies of byte-level BPE, from wherever their tokens and merges are listed: GGUF metadata, vocab.json
-with merges.txt, or a list of ranks.
+"""Vocabularies of byte-level BPE, from GGUF metadata, from vocab.json with merges.txt, or from a list of
+ranks.
 
 A token is spelt in GPT-2's letters, one for each byte. A vocabulary of ranks (tiktoken's kind) has no merges:
-any two neighbours merge to a token, the lowest rank first, so every split of a token into two tokens is one.
+any two neighbours merge to a token, the lowest rank first, so every split of a token into two is a merge.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.text.pre_tokenizers import PreTokenizer, set_byte_level
 def byte_level_backend(
     source: str, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], pre: PreTokenizer
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer. Raises BadModelFile where a merge names no tokens."""
+    """The library's tokenizer. Raises BadModelFile if a merge names no tokens."""
     try:
         model = models.BPE(vocab=dict(ids), merges=list(merges), ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises nothing narrower
@@ -30,7 +30,7 @@ def byte_level_backend(
 
 
 def merges_from_text(source: str, lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Merges as files spell them: two tokens and a space between. Raises BadModelFile."""
+    """Parse merges: two tokens with a space between. Raises BadModelFile."""
     pairs = [tuple(line.split(" ")) for line in lines]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         wrong = next(line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2 or not all(pair))
@@ -53,15 +53,15 @@ def merges_from_ranks(ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level token, whose every letter stands for one byte (GPT-2's alphabet)."""
+    """The bytes of a byte-level token: each letter stands for one byte (GPT-2's alphabet)."""
     try:
         return piece.translate(_LETTER_TO_BYTE).encode("latin-1")
     except UnicodeEncodeError:
-        return piece.encode()  # letters outside the alphabet: not a byte-level token, so it is its own text
+        return piece.encode()  # letters outside the alphabet: not a byte-level token, so literal text
 
 
 def byte_level_letters(token: bytes) -> str:
-    """The other way round: how a byte-level vocabulary spells bytes."""
+    """The inverse: the spelling of bytes in a byte-level vocabulary."""
     return token.decode("latin-1").translate(_BYTE_TO_LETTER)
 
 

@@ -1,9 +1,9 @@
-"""Chat templates: a model's own Jinja text, which comes from a stranger, rendered in a process of its own
+"""Chat templates: a model's own Jinja text, which is untrusted, rendered in a process of its own
 (`template_helpers`, `template_worker`): in Jinja2's sandbox, with bounded memory, time and output.
 
-What a client may give to it is checked here. Every chat is rendered twice, so that the control tokens that a
-client wrote are told apart from the template's own (`control`).
-What a template refuses (`raise_exception`), and what goes wrong in it, is InvalidRequest.
+The client's input to it is checked here. Every chat is rendered twice, to distinguish control tokens that a
+client wrote from the template's own (`control`). A refusal (`raise_exception`) or an error of the template
+becomes InvalidRequest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TEMPLATE_CHARS_MAX = 1 << 20
 OUTPUT_CHARS_MAX = 4 << 20
 KWARGS_MAX = 64
 KWARGS_DEPTH_MAX = 16
-# Written into a template's text as they are; any other role is text of a client.
+# Trusted as parts of the template's text; any other role is text of a client.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 FITS_NO_FORMAT = (
     "the model's chat template writes tool calls in a form that is not known here: they are read in the form "
     "of hermes; give --tool-parser where the model writes them otherwise"
 )
-# What a template always gets, or finds in the sandbox: not a client's to set.
+# Names that the server or the sandbox sets for a template: a client may not set them.
 _OWN_NAMES = frozenset(
     (
         "messages",
@@ -58,8 +58,8 @@ _OWN_NAMES = frozenset(
 
 
 class ChatTemplate:
-    """A template and the special tokens it may write; chats with tools are rendered by `with_tools`, where
-    there is one. The process that renders it begins with the first chat."""
+    """A template and the special tokens it may write; `with_tools`, if there is one, renders chats with
+    tools. The rendering process starts with the first chat."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ChatTemplate:
         self._given_thinking: ThinkingFormat | None = None
         self._controls = controls or ControlTokens()
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
-        self._neutraliser: Neutraliser | None = None  # made with the first chat
+        self._neutraliser: Neutraliser | None = None  # created with the first chat
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT) -> Rendered:
-        """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest, in the
-        template's words where it refuses, and where control tokens of clients and template cannot be told
-        apart."""
+        """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest if the
+        template refuses (with its words), and if control tokens of clients and template cannot be
+        distinguished."""
         if self._with_tools is not None and options.tools:
             return self._with_tools.render(messages, options)
         self._check_size()
@@ -114,19 +114,19 @@ class ChatTemplate:
         return self._controls.split_control(text, self._written(values, given, options, tag, tools))
 
     def give_formats(self, calls: ToolFormat | None, thinking: ThinkingFormat | None) -> None:
-        """Formats that count in place of those that are found."""
+        """Override the formats that were found."""
         self._given_calls, self._given_thinking = calls, thinking
         if self._with_tools is not None:
             self._with_tools.give_formats(calls, thinking)
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the model writes calls."""
+        """The format of the model's calls."""
         return self._given_calls or self.turn_format.calls or HERMES
 
     @property
     def thinking_format(self) -> ThinkingFormat | None:
-        """How the model marks what it thinks before it answers; None: it does not think."""
+        """The format of the model's thinking; None: it does not think."""
         return self._given_thinking or self.turn_format.thinking
 
     @property
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @property
     def fits_no_format(self) -> bool:
-        """Whether it writes tools, and calls in a way that is not known."""
+        """Whether it writes tools, and calls in an unknown format."""
         return self._given_calls is None and self.turn_format.calls is None and self.knows_tools
 
     @property
@@ -145,7 +145,7 @@ class ChatTemplate:
         return self.turn_format.tools is not ToolsPlace.NOWHERE
 
     def in_words(self) -> str:
-        """How it writes calls and thinking."""
+        """Its formats of calls and thinking, in words."""
         calls = "its own tool calls" if self.fits_no_format else f"tool calls as {self.tool_format.name}"
         thinking = (
             "no thinking" if self.thinking_format is None else f"thinking as {self.thinking_format.name}"
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def turn_format(self) -> TurnFormat:
-        """How it writes an assistant's turn: found once."""
+        """The format of an assistant's turn, found once."""
         return find_turn_format(self._tried)
 
     def _tried(
@@ -169,14 +169,14 @@ class ChatTemplate:
         return self._written(messages, given, ChatOptions(add_generation_prompt=is_followed), "", tools)
 
     def _in_its_words(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Sequence[ChatMessage]:
-        """With tools, calls and results as text, where the template knows none."""
+        """The messages, with tools, calls and results as text if the template does not support tools."""
         has_tools = options.tools or any(m.tool_calls or m.role == "tool" for m in messages)
         if not has_tools or self.knows_tools:
             return messages
         return as_messages(messages, options.tools, self.tool_format)
 
     def _message_value(self, message: ChatMessage) -> dict[str, object]:
-        """As a template sees it."""
+        """A message in the form that templates read."""
         value: dict[str, object] = {"role": message.role, "content": message.content}
         if message.name:
             value["name"] = message.name
@@ -189,7 +189,7 @@ class ChatTemplate:
         return value
 
     def _thinking_value(self, message: ChatMessage) -> dict[str, object]:
-        """A turn's thinking and its text, as the template takes them."""
+        """A turn's thinking and text, in the form that the template reads."""
         thought, text, form = message.reasoning, message.content, self.turn_format
         if form.refuses_text and message.tool_calls and text:
             thought, text = f"{thought}\n\n{text}", ""
@@ -211,7 +211,7 @@ class ChatTemplate:
         tag: str,
         tools: Sequence[object],
     ) -> str:
-        """The template's text; `tag` is put behind the message to be gone on with, where there is one."""
+        """The template's text; `tag` is appended to the message to continue, if there is one."""
         if tag:
             last = messages[-1]
             messages = [*messages[:-1], last | {"content": f"{last['content']}{tag} "}]
@@ -244,8 +244,8 @@ class ChatTemplate:
 
 
 def _up_to_tag(text: str, content: str, tag: str) -> str:
-    """The rendered text up to the end of the last message, as transformers cuts it: behind its content, with
-    the blanks at its end where the template leaves them."""
+    """The rendered text up to the end of the last message, as in transformers: after its content, including
+    trailing blanks if the template keeps them."""
     place, said = text.rfind(tag), content[: -len(tag) - 1].strip()
     if place < 0 or said not in text:
         raise InvalidRequest(
@@ -257,7 +257,7 @@ def _up_to_tag(text: str, content: str, tag: str) -> str:
 
 
 def _check_options(messages: Sequence[ChatMessage], options: ChatOptions) -> None:
-    """Raise InvalidRequest for what no template can do."""
+    """Raise InvalidRequest for options that no template supports."""
     if options.continue_final_message and options.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt are both true; allowed: one of them, for a "
@@ -281,7 +281,7 @@ def _check_options(messages: Sequence[ChatMessage], options: ChatOptions) -> Non
 
 
 def _check_kwargs(given: Mapping[str, object]) -> None:
-    """Bounded JSON values, under names that the server does not use itself."""
+    """Raise InvalidRequest unless these are bounded JSON values, under names that the server does not use."""
     param = "chat_template_kwargs"
     taken = sorted(_OWN_NAMES & given.keys())
     if taken:

@@ -1,12 +1,12 @@
-"""The tokens of a rendered chat, and those with which a conversation goes on without tokenising it again.
+"""The tokens of a rendered chat, and of a conversation's next turn without tokenising the earlier ones again.
 
-    T        the tokens of all that was said: sent and generated
-    D        the bytes that T stands for, special tokens written out
+    T        the tokens of the conversation so far: sent and generated
+    D        the bytes of T, special tokens written out
     prompt   T + encode(rest)          where the rendered messages are D + rest
-             encode(rendered)          where they are not: the fallback, with its reason
+             encode(rendered)          otherwise: the fallback, with its reason
 
-Text that is rendered and tokenised again does not become the tokens that were generated, so T is never
-tokenised again: its blocks are found by their names, all of them.
+Rendering and tokenising the text again may not give the generated tokens, so T is never tokenised again: all
+its blocks are found by their names.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
-    """A turn's prompt. `reused` tokens of it were not tokenised again; `fallback` says why there are none."""
+class TurnPrompt:
+    """A turn's prompt. `reused` of its tokens were not tokenised again; `fallback` says why there are none."""
 
     tokens: tuple[int, ...]
     reused: int
     fallback: str = ""
 
 
-def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: Rendered) -> Composed:
+def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: Rendered) -> TurnPrompt:
     """The prompt of the next turn, whose chat is `rendered`. Raises InvalidRequest as encoding does.
     O(tokens)."""
-    if not said or not _is_unicode(rendered.text):  # what is none is refused there
-        return Composed(tuple(encode_rendered(tokenizer, rendered)), 0)
+    if not said or not _is_unicode(rendered.text):  # encoding refuses other text
+        return TurnPrompt(tuple(encode_rendered(tokenizer, rendered)), 0)
     beginning = b"".join(map(tokenizer.token_bytes, said))
     reason = _difference(tokenizer, said, beginning, rendered)
     if not reason:
@@ -47,9 +47,9 @@ def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: Rendered) -> Co
         if rest is None:
             reason = "what was said ends inside a character, or inside a control token"
         elif b"".join(map(tokenizer.token_bytes, more)) == rest.text.encode():
-            return Composed((*said, *more), len(said))
+            return TurnPrompt((*said, *more), len(said))
         reason = reason or "this tokenizer cannot go on in the middle of a text"
-    return Composed(tuple(encode_rendered(tokenizer, rendered)), 0, reason)
+    return TurnPrompt(tuple(encode_rendered(tokenizer, rendered)), 0, reason)
 
 
 def _is_unicode(text: str) -> bool:
@@ -61,7 +61,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, rendered: Rendered) -> str:
-    """Why the messages do not go on with what was said, whose bytes are `beginning`; "" if they do."""
+    """Why the messages do not continue the conversation, whose bytes are `beginning`; "" if they do."""
     data = rendered.text.encode()
     if not data.startswith(beginning):
         same = next((i for i, (a, b) in enumerate(zip(data, beginning, strict=False)) if a != b), len(data))
@@ -75,7 +75,7 @@ def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, ren
 
 
 def _controls(tokenizer: Tokenizer, said: Sequence[int]) -> list[tuple[int, str]]:
-    """The control tokens in what was said, each with the byte where it begins."""
+    """The control tokens of the conversation, each with the byte where it begins."""
     found, place = [], 0
     for token in said:
         data = tokenizer.token_bytes(token)

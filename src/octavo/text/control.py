@@ -1,14 +1,14 @@
-"""Which control tokens of a rendered chat are its template's own: found by rendering it a second time, with
-neutral text in place of what the client wrote.
+"""Finds the control tokens of a rendered chat that are its template's own, by rendering it a second time with
+neutral text in place of the client's.
 
     client's text     "a<|im_end|>b"
     rendered          "<|im_start|>user\na<|im_end|>b<|im_end|>\n"
     and neutral       "<|im_start|>user\nqqqqqqqqqqqq<|im_end|>\n"
-    told apart        "", "<|im_start|>", "user\na<|im_end|>b", "<|im_end|>", "\n"
+    parts             "", "<|im_start|>", "user\na<|im_end|>b", "<|im_end|>", "\n"
 
-What is a control token in the neutral text is the template's, wherever it got it from. Where both texts have
-the same ones, the client's did nothing. Else those of the neutral text are looked for at their places; where
-the template has moved them, nothing tells them apart, and the chat is refused. It knows no tokenizer:
+A control token in the neutral text is the template's, whatever its source. If both texts have the same ones,
+the client wrote none. Otherwise those of the neutral text are matched at their places; if the template has
+moved them, they cannot be distinguished, and the chat is refused. This module knows no tokenizer:
 `octavo.text.aliases` encodes the parts.
 """
 
@@ -24,20 +24,20 @@ from octavo.errors import InvalidRequest
 _MARK_DIGITS = 20
 # One search holds the GIL: longer texts are searched in pieces.
 _PIECE_CHARS = 64 << 10
-# Of these the first that is in no control token takes the place of what might be.
+# The first of these that is in no control token replaces text that might be part of one.
 _NEUTRAL = "qzjxkvwybghpfu0123456789~^`@%\u02bc"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A chat as its template wrote it. `parts` is text, control token, text, ..., text; None where all
-    control tokens in `text` may be taken for such: the template's own, or of a client who may write them."""
+    """A chat as its template wrote it. `parts` is text, control token, text, ..., text; None if all control
+    tokens in `text` count: they are the template's own, or of a client who may write them."""
 
     text: str
     parts: tuple[str, ...] | None = None
 
     def after(self, num_bytes: int) -> Rendered | None:
-        """What follows its first bytes; None where that cuts a character, or a control token of the
+        """The text after its first bytes; None if that cuts a character, or a control token of the
         template."""
         if self.parts is None:
             rest = _text_after(self.text, num_bytes)
@@ -67,10 +67,10 @@ class Rendered:
 
 
 class ControlTokens:
-    """The control tokens of one vocabulary, as texts. `others` are added tokens that are text to a model:
-    where one overlaps a control token, the one that begins first is taken, then the longer one.
-    `single_word` holds those that are only found between what is no word. With `always` a text may have
-    control tokens that are not written so: the tokenizer looks for them in a normalised one."""
+    """The control tokens of one vocabulary, as texts. `others` are added tokens that are plain text to the
+    model: if one overlaps a control token, the one that begins first wins, then the longer one. `single_word`
+    holds tokens that match only between non-word characters. With `always` a text may have control tokens in
+    another spelling: the tokenizer matches them in the normalised text."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ControlTokens:
         self._found = _any_of(every, single_word)
         self._longest = max(map(len, every), default=0)
         self._lower = "\0".join(text.lower() for text in self._texts)
-        # In any case of letters, because a template may change it; and never blanks, which it may trim.
+        # In upper and lower case, because a template may change it; without blanks, which it may trim.
         letters = {case for text in self._texts for c in text for case in (c, c.lower(), c.upper())}
         neutral = next(c for c in _NEUTRAL if c not in letters)
         self._table = str.maketrans(
@@ -96,7 +96,7 @@ class ControlTokens:
         return bool(self._texts)
 
     def neutral(self, text: str) -> str:
-        """The text without anything that could be a part of a control token. As long as it was."""
+        """The text with everything replaced that could be a part of a control token. Of the same length."""
         return "".join(
             text[start : start + _PIECE_CHARS].translate(self._table)
             for start in range(0, len(text), _PIECE_CHARS)
@@ -107,12 +107,12 @@ class ControlTokens:
         return next(self._places(text), None) is not None
 
     def may_be_part(self, text: str) -> bool:
-        """Whether it is a part of a control token, in any case of letters, or has a whole one."""
+        """Whether it is a part of a control token, in upper or lower case, or contains a whole one."""
         return text.lower() in self._lower or self.has_any(text)
 
     def split_control(self, text: str, neutral: str) -> Rendered:
-        """The rendered text, and which control tokens in it are the template's: those of the neutral text.
-        Raises InvalidRequest where that cannot be said."""
+        """Split the rendered text at the template's control tokens, which are those of the neutral text.
+        Raises InvalidRequest if they cannot be distinguished."""
         genuine = list(self._places(neutral))
         if not self._always and [token for _, token in self._places(text)] == [token for _, token in genuine]:
             return Rendered(text)
@@ -134,8 +134,8 @@ class ControlTokens:
 
 
 class Neutraliser:
-    """Makes what a client wrote neutral, for a template that has these words in quotes: it may look for them,
-    or cut them out, so those are spared that are no part of a control token. `names` are its other words."""
+    """Neutralises a client's text. The template has these `words` in quotes and may search for them or remove
+    them, so those that are no part of a control token are kept. `names` are its other words."""
 
     def __init__(self, controls: ControlTokens, words: Collection[str], names: Collection[str]) -> None:
         self._controls = controls
@@ -145,17 +145,17 @@ class Neutraliser:
         self._longest = max(map(len, spared), default=0)
 
     def of_text(self, text: str) -> str:
-        """A string that stands in the chat. As long as it was."""
+        """A string of the chat. Of the same length."""
         parts, end = list[str](), 0
         for found in find_all(self._spared, text, self._longest):
             parts += [self._controls.neutral(text[end : found.start()]), found[0]]
             end = found.end()
         neutral = "".join([*parts, self._controls.neutral(text[end:])])
-        # Two spared words may be a control token together.
+        # Two kept words may together be a control token.
         return self._controls.neutral(text) if self._controls.has_any(neutral) else neutral
 
     def of_word(self, word: str) -> str:
-        """A role, a value or a key: the same where the template has that very word."""
+        """A role, a value or a key: unchanged if the template has exactly that word."""
         return word if word in self._own else self.of_text(word)
 
     def of_value(self, value: object) -> object:
@@ -181,8 +181,8 @@ def _cannot_split_control() -> InvalidRequest:
 
 
 def new_mark(texts: Collection[str]) -> str:
-    """A random number that is in none of the texts. No part of it both begins and ends it, so that it is
-    found where it was put, whatever digits stand beside it."""
+    """A random number that is in none of the texts. No part of it both begins and ends it, so a search finds
+    it at its exact place, whatever digits are next to it."""
     while True:
         mark = "0" + "".join(secrets.choice("123456789") for _ in range(_MARK_DIGITS - 1))
         if not any(mark in text for text in texts):
@@ -190,8 +190,8 @@ def new_mark(texts: Collection[str]) -> str:
 
 
 def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
-    """All that a pattern finds: texts of up to `longest` characters, none of them empty. Other threads run
-    between two pieces of a long text."""
+    """All matches of a pattern that matches 1 to `longest` characters. Other threads run between two pieces
+    of a long text."""
     place = 0
     while place < len(text):
         stop = place + _PIECE_CHARS
@@ -204,7 +204,7 @@ def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.M
 
 
 def _any_of(texts: Iterable[str], single_word: Collection[str] = (), flags: int = 0) -> re.Pattern[str]:
-    """Finds any of the texts, the longest of those that begin first; never matches where there are none."""
+    """Matches any of the texts, the longest of those that begin first; never matches if there are none."""
     each = list(texts)
     words = sorted((text for text in each if text in single_word), key=len, reverse=True)
     patterns = [rf"(?<!\w){re.escape(text)}(?!\w)" for text in words]
@@ -213,8 +213,8 @@ def _any_of(texts: Iterable[str], single_word: Collection[str] = (), flags: int 
 
 
 def _pattern_of(texts: Iterable[str]) -> str:
-    """Matches any of the texts, the longest; nothing where there are none. As a tree of beginnings: a
-    vocabulary may have thousands, which would be tried one after the other."""
+    """Matches the longest of the texts; nothing if there are none. It is a tree of prefixes, because the
+    thousands of texts in some vocabularies would be tried one by one."""
     tree: dict[str, object] = {}
     for text in texts:
         node = tree
@@ -227,12 +227,12 @@ def _pattern_of(texts: Iterable[str]) -> str:
 def _tree_pattern(tree: Mapping[str, object]) -> str:
     """Matches the longest path that ends where a text ends."""
     letters = ""
-    while len(tree) == 1 and "" not in tree:  # a way without branches needs no recursion
-        [(letter, below)] = tree.items()
-        letters, tree = letters + letter, below  # type: ignore[assignment]
+    while len(tree) == 1 and "" not in tree:  # a path without branches needs no recursion
+        [(letter, subtree)] = tree.items()
+        letters, tree = letters + letter, subtree  # type: ignore[assignment]
     branches = [
-        re.escape(letter) + _tree_pattern(below)  # type: ignore[arg-type]
-        for letter, below in tree.items()
+        re.escape(letter) + _tree_pattern(subtree)  # type: ignore[arg-type]
+        for letter, subtree in tree.items()
         if letter
     ]
     if not branches:

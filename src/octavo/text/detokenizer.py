@@ -1,4 +1,4 @@
-"""Text from tokens, as they come: a character is given out when its last byte is there, never half of it."""
+"""Text from a stream of tokens: a character is emitted once its last byte is known, never a part of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 
 class IncrementalDetokenizer:
-    """Turns tokens into text. Whatever the split, the pieces together equal the whole bytes decoded at once.
+    """Converts tokens to text. For any split, the pieces together equal all bytes decoded at once.
 
-    Bytes that can be no UTF-8 become U+FFFD, as `bytes.decode(errors="replace")` does it. Tokens in `skip`
-    (the special ones) have no text. With `strip_leading_space` one space at the very beginning is dropped,
-    which SentencePiece models need when the text starts with the first token; a continuation of a prompt
-    keeps it.
+    Bytes that are not UTF-8 become U+FFFD, as with `bytes.decode(errors="replace")`. Tokens in `skip` (the
+    special ones) have no text. With `strip_leading_space` one space at the very beginning is dropped, which
+    SentencePiece models need if the text starts with the first token; a continuation of a prompt keeps it.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class IncrementalDetokenizer:
         return self._clean(self._decoder.decode(self._token_bytes(token)))
 
     def finish(self) -> str:
-        """What an unfinished character at the end comes to; the end of the text."""
+        """The text of an unfinished character at the end of the output."""
         return self._clean(self._decoder.decode(b"", final=True))
 
     def _clean(self, text: str) -> str:

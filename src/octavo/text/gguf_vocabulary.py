@@ -3,10 +3,10 @@
     tokenizer.ggml.model "gpt2"    byte-level BPE: tokens and merges; `pre` names how text is cut first
     tokenizer.ggml.model "llama"   SentencePiece pieces with scores: merged by score, unknown bytes as <0xNN>
     tokenizer.ggml.model "t5"      SentencePiece unigram: the likeliest pieces
-    tokenizer.huggingface.json     a whole tokenizer.json; used where there are no tokenizer.ggml.tokens
+    tokenizer.huggingface.json     a whole tokenizer.json; used if there are no tokenizer.ggml.tokens
 
-The vocabulary is handled by C loops (zip, map), never token by token in Python, but for SentencePiece's
-merges, which the file does not list.
+C loops (zip, map) process the vocabulary, never Python token by token, except for SentencePiece's merges,
+which the file does not list.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _WHOLE = "tokenizer.huggingface.json"
 _BEGINNINGS = {"chatglm": ("[gMASK]", "<sop>"), "glm4": ("[gMASK]", "<sop>")}
 
 
-# What `tokenizer.ggml.pre` would say in files from before the key existed, where only one answer is left:
-# by architecture, and of Llama's by a token that Llama 3 alone has.
+# The value of `tokenizer.ggml.pre` for older files without the key, if only one is possible: by architecture,
+# and for Llama's by a token that only Llama 3 has.
 _PRE, _PRE_UNKNOWN = "tokenizer.ggml.pre", "default"
 _CUTS = {"gpt2": "gpt-2", "gptneox": "olmo", "starcoder2": "starcoder", "qwen2": "qwen2"}
 _LLAMA3_BEGIN = b"<|begin_of_text|>"
@@ -49,8 +49,8 @@ _LLAMA3_BEGIN = b"<|begin_of_text|>"
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The library's tokenizer, and what it does not know: the special tokens, and those that begin a text
-    beside what its own post-processor puts there."""
+    """The library's tokenizer, and what it does not know: the special tokens, and those that begin a text in
+    addition to its own post-processor's."""
 
     backend: tokenizers.Tokenizer
     size: int
@@ -60,7 +60,7 @@ class GgufVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFacts:
-    """A vocabulary in words, how many tokens it has, and what is guessed of it ("": nothing)."""
+    """A vocabulary in words, its number of tokens, and what was guessed ("": nothing)."""
 
     name: str
     size: int
@@ -68,7 +68,7 @@ class VocabularyFacts:
 
 
 def build_vocabulary(metadata: Fields) -> GgufVocabulary:
-    """Raises BadModelFile (lists missing or at odds), UnsupportedModel (unknown kind or pre-tokenizer)."""
+    """Raises BadModelFile (bad or missing lists), UnsupportedModel (unknown kind or pre-tokenizer)."""
     if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
         backend = backend_of_json(metadata.text(_WHOLE, ""), f"{metadata.source}: {_WHOLE}")
         added = backend.get_added_tokens_decoder()
@@ -99,9 +99,9 @@ def build_vocabulary(metadata: Fields) -> GgufVocabulary:
 
 
 def check_vocabulary(metadata: Fields) -> VocabularyFacts:
-    """What the metadata say of the vocabulary, which is not built: merges take a second in a large one.
+    """The facts of the vocabulary, without building it: the merges of a large one take a second.
 
-    Raises what `build_vocabulary` raises, but for what only building finds: tokens that cannot be told apart.
+    Raises what `build_vocabulary` raises, except for errors that only building finds: ambiguous tokens.
     """
     if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
         return VocabularyFacts(_WHOLE, build_vocabulary(metadata).size)
@@ -121,8 +121,8 @@ def check_vocabulary(metadata: Fields) -> VocabularyFacts:
 
 
 def doubt_of_cut(metadata: Fields) -> str:
-    """What to tell where a byte-level vocabulary does not say how texts are cut before they are merged, and
-    nothing else does; "" where it is known."""
+    """A warning if neither a byte-level vocabulary nor its architecture says how texts are pre-tokenised; ""
+    if that is known."""
     if metadata.text("tokenizer.ggml.model", "") != "gpt2" or metadata.has(_PRE):
         return ""
     if not metadata.has("tokenizer.ggml.tokens") or _cut_of(metadata) != _PRE_UNKNOWN:
@@ -134,14 +134,14 @@ def doubt_of_cut(metadata: Fields) -> str:
 
 
 def named_ids(metadata: Fields, count: int) -> dict[str, int]:
-    """The begin token and those that end something, of `count` tokens. Raises BadModelFile."""
+    """The begin token and the end tokens, of `count` tokens. Raises BadModelFile."""
     keys = {name: f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")}
     return {name: metadata.integer(key, 0, count - 1) for name, key in keys.items() if metadata.has(key)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """What each kind of vocabulary has."""
+    """The lists that each kind of vocabulary has."""
 
     kind: str
     tokens: Sequence[str]
@@ -171,7 +171,7 @@ def _pre_tokenizer(metadata: Fields) -> PreTokenizer:
 
 
 def _cut_of(metadata: Fields) -> str:
-    """The name of the cut: the file's, or what its architecture leaves."""
+    """The name of the pre-tokenizer: the file's, or the architecture's."""
     if metadata.has(_PRE):
         return metadata.text(_PRE, "")
     arch, tokens = metadata.text("general.architecture", ""), metadata.values.get("tokenizer.ggml.tokens")
@@ -212,7 +212,7 @@ def _charsmap(metadata: Fields) -> bytes:
 
 
 def _begin_ids(metadata: Fields, backend: tokenizers.Tokenizer, count: int, add_bos: bool) -> tuple[int, ...]:
-    """The tokens that begin a text: the begin token, where the file wants it, or those of the family."""
+    """The tokens that begin a text: the begin token, if the file requires it, or those of the family."""
     names = _BEGINNINGS.get(metadata.text("general.architecture", ""), ())
     ids = tuple(id_ for id_ in map(backend.token_to_id, names) if id_ is not None)
     if ids and len(ids) == len(names):
@@ -235,7 +235,7 @@ def _strings(metadata: Fields, key: str) -> list[str]:
 
 
 def _token_types(metadata: Fields, count: int) -> np.ndarray:
-    """(count,) of SentencePiece's kinds; all normal where the file does not say."""
+    """(count,) of SentencePiece's kinds; all normal by default."""
     types = metadata.values.get("tokenizer.ggml.token_type")
     if types is None:
         return np.full(count, NORMAL)

@@ -1,11 +1,11 @@
-"""How much longer a text can become in a tokenizer: the most characters that it makes of one.
+"""Bounds how much longer a text can become in a tokenizer: the most characters made of one.
 
     Replace "a" by "aa", 40 times      2 * 2 * ... = 2**40
     Prepend "_", NFKC                  2 * 18; of ASCII 2, since NFKC leaves that as it is
 
-Each step of a normalizer multiplies what came before, so a small file can make any text as long as it likes.
-The bound follows from the description alone, whatever the text is; a regular expression counts as one that
-finds nothing, in front of every character. A text is refused when it could become too long.
+Each step of a normalizer multiplies the length, so a small file can make a text arbitrarily long. The bound
+follows from the description alone, for any text; a regular expression counts as one that matches the empty
+string before every character. A text is refused if it could become too long.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from octavo.errors import BadModelFile, InvalidRequest
 if TYPE_CHECKING:
     import tokenizers
 
-GROWTH_MAX = 4096  # more is refused when a tokenizer is loaded
-CHARS_MAX = 16 << 20  # that a text may become
+GROWTH_MAX = 4096  # loading refuses a tokenizer with more
+CHARS_MAX = 16 << 20  # of a text after normalising
 ADDED_MAX = 1024  # tokens that are put around a text
 WORD_CHARS_MAX = 256  # of an unknown token, a prefix and a suffix, which the library copies for each piece
-# Of one character that is not ASCII. Measured over all of Unicode, but for Bert's, the product of its parts.
+# Of one non-ASCII character. Measured over all of Unicode; for Bert's, the product of its parts.
 _FORMS: Mapping[str, float] = MappingProxyType(
     {"NFC": 4.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 2.0, "BertNormalizer": 24.0}
     | {"ByteLevel": 4.0, "Strip": 1.0, "StripAccents": 1.0, "Nmt": 1.0}
 )
-_COMPOSING = ("NFC", "NFD", "NFKC", "NFKD")  # one after the other they do no more than one
+_COMPOSING = ("NFC", "NFD", "NFKC", "NFKD")  # several in a row grow a text no more than one
 
 
 class GrowthRefused(BadModelFile):
@@ -40,7 +40,7 @@ class GrowthRefused(BadModelFile):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The most characters that are made of one: of a text that is ASCII, and of any."""
+    """The most characters made of one: of an ASCII text, and of any text."""
 
     of_ascii: float = 1.0
     of_any: float = 1.0
@@ -57,7 +57,7 @@ class Growth:
 
 
 def growth_of(backend: tokenizers.Tokenizer) -> Growth:
-    """Of a tokenizer of the library, as that describes itself. Raises GrowthRefused."""
+    """The growth of a tokenizer, from the library's description of it. Raises GrowthRefused."""
     _check_model(backend.model)
     if backend.post_processor is not None:
         _check_added(backend)
@@ -72,7 +72,7 @@ def growth_of(backend: tokenizers.Tokenizer) -> Growth:
 
 
 def normalizer_growth(description: Mapping[str, object]) -> Growth:
-    """Of a normalizer as the library describes it. Raises GrowthRefused."""
+    """The growth of a normalizer, from the library's description of it. Raises GrowthRefused."""
     of_ascii = of_any = composed = 1.0
     is_ascii = True
     for step in _steps(description, "normalizers"):
@@ -93,8 +93,8 @@ def normalizer_growth(description: Mapping[str, object]) -> Growth:
 
 
 def charsmap_growth(charsmap: bytes) -> float:
-    """Of SentencePiece's map of characters: a trie, then texts that end with a zero, one of which stands for
-    one character or more. Raises GrowthRefused."""
+    """The growth of SentencePiece's map of characters: a trie, then zero-terminated texts, each of which
+    replaces one character or more. Raises GrowthRefused."""
     trie = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) < 4 or trie > len(charsmap) - 4:
         raise GrowthRefused(f"the map of characters has {len(charsmap):,} bytes, fewer than it says")
@@ -103,7 +103,7 @@ def charsmap_growth(charsmap: bytes) -> float:
 
 
 def _written(kind: str, step: Mapping[str, object]) -> tuple[float, bool]:
-    """Of a step that writes what the file says: how much longer, and whether ASCII stays ASCII."""
+    """For a step that inserts the file's text: the growth, and whether ASCII stays ASCII."""
     if kind == "Prepend":
         text = str(step["prepend"])
         return 1 + len(text), text.isascii()
@@ -122,7 +122,7 @@ def _written(kind: str, step: Mapping[str, object]) -> tuple[float, bool]:
 
 
 def _steps(description: Mapping[str, object], inner: str) -> Iterator[Mapping[str, object]]:
-    """The steps of a sequence, and of those in it, or the one that it is."""
+    """The steps of a (nested) sequence; a single step alone."""
     if description.get("type") != "Sequence":
         yield description
         return
@@ -132,7 +132,7 @@ def _steps(description: Mapping[str, object], inner: str) -> Iterator[Mapping[st
 
 
 def _check_added(backend: tokenizers.Tokenizer) -> None:
-    """What a post-processor makes of a text: it puts tokens around it."""
+    """Check a post-processor, which puts tokens around a text."""
     added = backend.num_special_tokens_to_add(is_pair=False)
     if added > ADDED_MAX:
         raise GrowthRefused(
@@ -146,7 +146,7 @@ def _check_added(backend: tokenizers.Tokenizer) -> None:
 
 
 def _check_model(model: tokenizers.models.Model) -> None:
-    """Words of the model that are copied for each piece of a text."""
+    """Check the model's words that are copied for each piece of a text."""
     for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
         word = getattr(model, name, None)
         if isinstance(word, str) and len(word) > WORD_CHARS_MAX:

@@ -1,5 +1,5 @@
-"""The tokens by which a model fills in the middle: PREFIX text before, SUFFIX text behind, MIDDLE, and it
-writes what belongs between. They are those that a GGUF names, else tokens of names that are known."""
+"""The tokens for filling in the middle: PREFIX text before, SUFFIX text after, MIDDLE; then the model writes
+the text between. A GGUF names them; otherwise they are found by known names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InfillTokens:
 def infill_tokens(
     token_to_id: Callable[[str], int | None], metadata: Mapping[str, object] | None = None, count: int = 0
 ) -> InfillTokens | None:
-    """Those of a vocabulary of `count` tokens; None: it has none. `metadata`: a GGUF file's."""
+    """The infill tokens of a vocabulary of `count` tokens; None: it has none. `metadata`: a GGUF file's."""
     for keys in _KEYS if metadata is not None else ():
         ids = [metadata.get(key) for key in keys] if metadata is not None else []
         whole = [one for one in ids if isinstance(one, int) and 0 <= one < count]

@@ -1,4 +1,4 @@
-"""The chat templates that a model's files bring: one, or several by name, of which one may be for tools.
+"""The chat templates in a model's files: one, or several by name, of which one may be for tools.
 
 folder   chat_template.jinja, additional_chat_templates/tool_use.jinja
          tokenizer_config.json: chat_template, a text or a list of named ones; chat_template.json

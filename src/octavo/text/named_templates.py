@@ -1,7 +1,7 @@
-"""The chat template that a person gives in place of the model's own: a file, a well-known one by its name, or
-the text itself.
+"""The chat template that the operator gives in place of the model's own: a file, a well-known one by its
+name, or the text itself.
 
-It is looked at before a model is loaded: what is no template is told at once, not to the first client.
+It is checked before a model is loaded: a malformed template fails at the start, not at the first chat.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _read(given: str) -> str:
 
 
 def _check(source: str, where: str) -> None:
-    """Translated, not run. Raises ConfigError."""
+    """Compile it without running it. Raises ConfigError."""
     import jinja2
 
     try:

@@ -1,10 +1,10 @@
-"""How byte-level vocabularies cut a text before they merge it, by the names that GGUF files give
-(`tokenizer.ggml.pre`). It decides what can be one token: as the models were trained.
+"""The pre-tokenizers of byte-level vocabularies, by the names in GGUF files (`tokenizer.ggml.pre`). They
+decide which text can be one token, and must match the model's training.
 
-    text -> NFC, where the model wants it -> cut by each pattern in turn -> digits apart -> bytes as letters
+    text -> NFC, if the model needs it -> cut by each pattern in turn -> digits apart -> bytes as letters
 
 Source: the models' own tokenizer.json; the names are llama.cpp's. The patterns are those of the models, not
-those that llama.cpp made of them for an engine without \\p{M} and (?i: ).
+llama.cpp's versions of them for an engine without \\p{M} and (?i: ).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DEEPSEEK3 = (
 )
 _DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK)
-# The letters of alphabets that have capitals, as the model's makers listed them.
+# The letters of alphabets with capitals, as the model's authors listed them.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7d"
     "ᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇ"
@@ -61,13 +61,13 @@ _SUPERBPE = (r"\p{N}+", r"(?=(\d{3})+(?!\d))")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Without `patterns` it is GPT-2's own cut, which the library has built in."""
+    """Without `patterns` it is GPT-2's own, which is built into the library."""
 
     patterns: tuple[str, ...] = ()
     digits_apart: bool = False
     compose: bool = False  # Unicode NFC first
-    ignore_merges: bool = False  # a piece that is a token is taken whole, whatever the merges say
-    add_bos: bool = False  # where the file does not say
+    ignore_merges: bool = False  # a piece that is a token is kept whole, without merging
+    add_bos: bool = False  # the default of the file's setting
 
 
 _LLAMA = PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
@@ -80,7 +80,7 @@ _GLM = PreTokenizer((LLAMA3,), ignore_merges=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
         "gpt-2": PreTokenizer(),
-        "default": PreTokenizer(),  # files from before the key existed; the cut of the first BPE models
+        "default": PreTokenizer(),  # files from before the key existed; that of the first BPE models
         "phi-2": PreTokenizer(),
         "olmo": PreTokenizer(compose=True),  # OLMo 1, GPT-NeoX
         "mpt": PreTokenizer(compose=True),
@@ -111,7 +111,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
 
 
 def set_byte_level(backend: tokenizers.Tokenizer, pre: PreTokenizer) -> None:
-    """Give a tokenizer of byte-level letters its normalizer, its cut and its decoder."""
+    """Give a tokenizer of byte-level letters its normalizer, pre-tokenizer and decoder."""
     if pre.compose:
         backend.normalizer = normalizers.NFC()
     steps: list[pre_tokenizers.PreTokenizer] = [

@@ -3,7 +3,7 @@
     IQ== 0
     Ig== 1
 
-Neither how a text is cut nor the special tokens are in it: `vocabulary_folder` knows them by the family.
+It has neither the pre-tokenizer nor the special tokens: `vocabulary_folder` knows them by the family.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""SentencePiece vocabularies, BPE and unigram, from wherever their pieces are listed: GGUF metadata, or a
-`tokenizer.model` file.
+"""SentencePiece vocabularies, BPE and unigram, with pieces from GGUF metadata or a `tokenizer.model` file.
 
     text -> the model's character map -> spaces collapsed -> " " as "▁", one more in front -> pieces
 
-What it does is SentencePiece's own: BPE merges the two neighbours whose piece scores highest, unigram takes
-the likeliest pieces; a character without a piece becomes its bytes (<0xNN>), and user-defined pieces are
-found first, the longest at each place. Merges are not listed anywhere: they are recovered from the scores
-(0.1 s for 32,000 pieces).
+The algorithm is SentencePiece's own: BPE merges the two neighbours whose piece scores highest, unigram
+chooses the likeliest pieces; a character without a piece becomes its bytes (<0xNN>), and user-defined pieces
+match first, the longest at each place. No file lists the merges: they are recovered from the scores (0.1 s
+for 32,000 pieces).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from octavo.text.growth import charsmap_growth
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
 CHARSMAP_BYTES_MAX = 16 << 20
-# Of the lengths of all tokens; real vocabularies have a hundredth of it.
+# The sum of the lengths of all tokens; real vocabularies have a hundredth of it.
 SQUARES_MAX = 1 << 30
-_USER_SCORE = -0.1  # SentencePiece's: logarithms of probabilities are far below
+_USER_SCORE = -0.1  # SentencePiece's: logarithms of probabilities are far lower
 _BYTE_NAME = "<(?=0x[0-9A-F]{2}>)"
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -45,8 +44,8 @@ class Prefix(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary. `tokens[i]` is the text of id i, `scores[i]` its logarithm of a probability or the order
-    of its merge, `types[i]` one of the kinds above."""
+    """A vocabulary. `tokens[i]` is the text of id i, `scores[i]` its log probability or the order of its
+    merge, `types[i]` one of the kinds above."""
 
     source: str
     tokens: Sequence[str]
@@ -57,8 +56,8 @@ class Pieces:
     prefix: Prefix = Prefix.EACH
     collapses_spaces: bool = False
     charsmap: bytes = b""  # SentencePiece's own, of characters to others
-    strips_behind: bool = False  # blanks behind a control token are taken with it, as Phi-3 does
-    isolates: bool = False  # user-defined pieces are of the model's own text, not tokens added later
+    strips_behind: bool = False  # a control token includes the blanks after it, as in Phi-3
+    isolates: bool = False  # user-defined pieces belong to the model's own text, not to tokens added later
     begin: int | None = None  # of a text
     end: int | None = None
 
@@ -66,7 +65,7 @@ class Pieces:
 def sentencepiece_backend(
     pieces: Pieces, ids: Mapping[str, int], added: Sequence[AddedToken] = ()
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer, with control and user-defined pieces as added tokens; `added` stand before
+    """The library's tokenizer, with control and user-defined pieces as added tokens. `added` come before
     these, and may be new ones, whose ids follow those of the pieces. Raises BadModelFile."""
     backend = tokenizers.Tokenizer(_unigram(pieces) if pieces.is_unigram else _bpe(pieces, ids))
     backend.normalizer = normalizers.Sequence(_normalizers(pieces))
@@ -96,13 +95,13 @@ def _bpe(pieces: Pieces, ids: Mapping[str, int]) -> models.BPE:
         unk_token=pieces.tokens[pieces.unknown],
         fuse_unk=True,
         byte_fallback=True,
-        ignore_merges=bool(_isolated(pieces)),  # such a piece has no merges, and is taken whole
+        ignore_merges=bool(_isolated(pieces)),  # such a piece has no merges, and is kept whole
     )
 
 
 def _unigram(pieces: Pieces) -> models.Unigram:
-    """User-defined pieces are likelier than all that could stand for them; those that no text becomes are as
-    unlikely as any, and no less: the library rates an unknown character by the least of all scores."""
+    """User-defined pieces are likelier than any pieces that could replace them. Pieces that no text becomes
+    get the lowest score, but not less: the library scores an unknown character by the lowest of all."""
     normal = pieces.types == NORMAL
     if not normal.any():
         raise BadModelFile(f"{pieces.source} has no ordinary pieces")
@@ -139,18 +138,18 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
     if pieces.prefix is Prefix.EACH:
         steps.append(normalizers.Prepend(SPACE))
     if pieces.collapses_spaces:
-        steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))  # one that the text has as a marker too
+        steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))  # also a marker that the text contains
     return steps
 
 
 def _cuts(pieces: Pieces) -> list[pre_tokenizers.PreTokenizer]:
-    """Where pieces end, whatever their scores."""
+    """The places where pieces end independent of their scores."""
     cuts: list[pre_tokenizers.PreTokenizer] = []
     if pieces.prefix is Prefix.FIRST:
         cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
     isolated = _isolated(pieces)
     if pieces.is_unigram or isolated:
-        # Else the library would take the name of a byte in a text for the byte.
+        # Otherwise the library would take the name of a byte in a text for the byte.
         cuts.append(pre_tokenizers.Split(Regex(_BYTE_NAME), "merged_with_previous"))
     if isolated:
         longest = sorted(isolated, key=len, reverse=True)
@@ -159,11 +158,11 @@ def _cuts(pieces: Pieces) -> list[pre_tokenizers.PreTokenizer]:
 
 
 def _isolated(pieces: Pieces) -> list[str]:
-    """User-defined pieces that are looked for when all is done to a text: before, those with a space could
-    not be found, and what follows one would get another space in front. The library can look for added tokens
-    in between, but not where more is done than to mark spaces."""
+    """User-defined pieces that must match after all normalising: earlier, those with a space could not match,
+    and the text after one would get another space in front. The library can match added tokens in between,
+    but only if the normalizer does no more than mark spaces."""
     if pieces.is_unigram:
-        return []  # their scores are enough
+        return []  # their scores suffice
     if pieces.prefix is Prefix.NONE and not pieces.collapses_spaces and not pieces.charsmap:
         return []
     return [piece for piece in _user_defined(pieces) if pieces.isolates or SPACE in piece]
@@ -174,8 +173,8 @@ def _user_defined(pieces: Pieces) -> list[str]:
 
 
 def add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken]) -> None:
-    """Special ones and others, in their order. One that is there already stays as it is."""
-    # By runs: the library makes its table anew each time.
+    """Add special tokens and others, in order. An existing one is unchanged."""
+    # In runs: the library rebuilds its table for each call.
     for is_special, run in itertools.groupby(added, lambda token: bool(token.special)):
         add = backend.add_special_tokens if is_special else backend.add_tokens
         add(list(run))
@@ -227,8 +226,8 @@ def merges_from_scores(
 
 
 def checked_ids(source: str, tokens: Sequence[str]) -> dict[str, int]:
-    """The id of each token. Raises BadModelFile where one is named twice, or where they are so long that
-    looking for their parts would take minutes."""
+    """The id of each token. Raises BadModelFile if one is named twice, or if they are so long that a search
+    for their parts would take minutes."""
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         raise BadModelFile(f"{source} names {len(tokens) - len(ids):,} tokens twice")

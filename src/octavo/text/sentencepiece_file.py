@@ -1,6 +1,6 @@
-"""Reads what a `tokenizer.model` of SentencePiece says: its pieces, and how a text is prepared for them.
+"""Reads a `tokenizer.model` of SentencePiece: its pieces, and the normalising of a text.
 
-It is a protocol buffer, of which these fields are read (the others are training's):
+It is a protocol buffer, of which these fields are read (the others are for training):
 
     1  pieces, one each      1 text   2 score   3 type
     2  trainer_spec          3 model_type   24 treat_whitespace_as_suffix
@@ -8,8 +8,8 @@ It is a protocol buffer, of which these fields are read (the others are training
     3  normalizer_spec       2 precompiled_charsmap   3 add_dummy_prefix   4 remove_extra_whitespaces
                              5 escape_whitespaces
 
-Every length is checked against what is left before anything is taken. The sentencepiece library would tell
-the pieces, but not the last message, so it would not save the reader.
+Every length is checked against the rest of the file before anything is read. The sentencepiece library could
+read the pieces, but not the last message, so a parser would be needed anyway.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_sentencepiece(path: Path) -> Pieces:
 
 
 def is_sentencepiece(head: bytes) -> bool:
-    """Whether a file begins as such a model does: with a piece."""
+    """Whether a file begins like such a model, with a piece."""
     return head[:1] == b"\x0a"
 
 
@@ -56,7 +56,7 @@ def pieces_of(data: bytes, source: str) -> Pieces:
     """The same, from the bytes of the file."""
     try:
         return _read(memoryview(data), source)
-    except (IndexError, struct.error, _Unsound) as error:
+    except (IndexError, struct.error, _Malformed) as error:
         raise BadModelFile(f"{source} is not a sound SentencePiece model: {error}") from error
     except UnicodeDecodeError as error:
         raise BadModelFile(f"{source} is not a sound SentencePiece model: {_UTF8}") from error
@@ -75,7 +75,7 @@ def _read(data: memoryview, source: str) -> Pieces:
             scores.append(_float(piece, 2))
             types.append(_integer(piece, 3, NORMAL))
             if len(tokens) > PIECES_MAX:
-                raise _Unsound(f"more than {PIECES_MAX:,} pieces")
+                raise _Malformed(f"more than {PIECES_MAX:,} pieces")
         elif field.number == 2:
             trainer |= _message(field)
         elif field.number == 3:
@@ -86,7 +86,7 @@ def _read(data: memoryview, source: str) -> Pieces:
     if _integer(trainer, 24, 0) or not _integer(normalizer, 5, 1):
         raise UnsupportedModel(f"{source}: spaces behind words, or unmarked; allowed: marked, before words")
     if not tokens or not np.isfinite(scores).all() or not unknown < len(tokens):
-        raise _Unsound("no pieces, a score that is no number, or an unknown piece that is none of them")
+        raise _Malformed("no pieces, a score that is no number, or an unknown piece that is none of them")
     return Pieces(
         source,
         tokens,
@@ -104,18 +104,18 @@ def _read(data: memoryview, source: str) -> Pieces:
 
 
 def _control(types: list[int], piece: int) -> int | None:
-    """The piece, where there is one that is a control token."""
+    """The piece, if it exists and is a control token."""
     return piece if piece < len(types) and types[piece] == CONTROL else None
 
 
-class _Unsound(Exception):
-    """What is wrong, in words."""
+class _Malformed(Exception):
+    """The file is malformed; says why."""
 
 
 def _message(field: _Field) -> dict[int, int | memoryview]:
     """Its fields by number, the last of each."""
     if isinstance(field.value, int):
-        raise _Unsound(f"field {field.number} is a number, not a message")
+        raise _Malformed(f"field {field.number} is a number, not a message")
     return {inner.number: inner.value for inner in _fields(field.value)}
 
 
@@ -133,15 +133,15 @@ def _fields(data: memoryview) -> Iterator[_Field]:
         elif kind in (_FIXED32, _FIXED64):
             length = 4 if kind == _FIXED32 else 8
         else:
-            raise _Unsound(f"a field of wire type {kind}")
+            raise _Malformed(f"a field of wire type {kind}")
         if length > len(data) - place:
-            raise _Unsound(f"a field of {length:,} bytes, where {len(data) - place:,} are left")
+            raise _Malformed(f"a field of {length:,} bytes, where {len(data) - place:,} are left")
         yield _Field(number, data[place : place + length])
         place += length
 
 
 def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The number there, and the place behind it."""
+    """The number there, and the place after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[place]
@@ -149,14 +149,14 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, place
-    raise _Unsound("a number of more than ten bytes")
+    raise _Malformed("a number of more than ten bytes")
 
 
 def _integer(fields: dict[int, int | memoryview], number: int, default: int) -> int:
-    """A number; one below zero, as "none" is spelt, is larger than any that is allowed."""
+    """A number; a negative one, which means "none", reads as larger than any allowed number."""
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise _Unsound(f"field {number} is no number")
+        raise _Malformed(f"field {number} is no number")
     return value
 
 
@@ -165,7 +165,7 @@ def _float(fields: dict[int, int | memoryview], number: int) -> float:
     if value is None:
         return 0.0
     if isinstance(value, int) or len(value) != 4:
-        raise _Unsound(f"field {number} is no 32-bit number")
+        raise _Malformed(f"field {number} is no 32-bit number")
     (unpacked,) = struct.unpack("<f", value)
     return float(unpacked)
 
@@ -173,5 +173,5 @@ def _float(fields: dict[int, int | memoryview], number: int) -> float:
 def _bytes(fields: dict[int, int | memoryview], number: int) -> memoryview:
     value = fields.get(number, memoryview(b""))
     if isinstance(value, int):
-        raise _Unsound(f"field {number} is a number, not text")
+        raise _Malformed(f"field {number} is a number, not text")
     return value

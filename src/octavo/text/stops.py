@@ -1,9 +1,9 @@
-"""Stop strings in a stream of text: nothing that may be the beginning of one is given out too early.
+"""Stop strings in a stream of text: text that may be the beginning of one is not emitted too early.
 
-    given out ............ | held: the longest end of the text that begins some stop string | not yet come
+    emitted ........... | held: the longest end of the text that begins some stop string | not generated yet
 
-Of several matches the one that ends first wins (what comes later does not exist yet when it is found); of
-those that end together, the longest, so that none of it is left in the text.
+Of several matches the one that ends first wins (later text does not exist yet when it is found); of those
+that end together, the longest, so that none of it is left in the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Feeds text through; after a stop was found, everything more is swallowed."""
+    """Filters text; after a stop was found, all further text is discarded."""
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         assert all(stops), "a stop string has at least one character"
@@ -23,7 +23,7 @@ class StopMatcher:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is decided now, and the stop string if one is complete. O((held + text) x stops)."""
+        """The text to emit now, and the stop string if one is complete. O((held + text) x stops)."""
         if self._stopped:
             return "", None
         if not self._stops:
@@ -42,7 +42,7 @@ class StopMatcher:
         return emit, None
 
     def finish(self) -> str:
-        """The text still held, once no more will come."""
+        """The text still held, at the end of the output."""
         held, self._held = self._held, ""
         return held
 

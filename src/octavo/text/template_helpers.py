@@ -1,10 +1,10 @@
-"""The processes that render a chat template (`template_worker`), a few at a time: lent, waited for, ended.
+"""A small pool of processes that render a chat template (`template_worker`).
 
     render -> an idle process, or a new one -> values by its stdin, text by its stdout -> idle again
                                             -> too late, too large, dead: ended; the next rendering starts one
 
-A template is a stranger's program. Whatever it does, a rendering ends within `SECONDS_MAX` of getting a
-process, and takes no more than `MEMORY_MAX` in one that has no secrets and no files.
+A template is an untrusted program. In any case a rendering ends within `SECONDS_MAX` of getting a process,
+and uses at most `MEMORY_MAX` in one that has no secrets and no files.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ class TemplateHelpers:
         self._source = source
         self._chars_max = chars_max
         self._free = threading.Semaphore(HELPERS_MAX)
-        self._idle: list[_Helper] = []  # appending and popping are one step each
+        self._idle: list[_Helper] = []  # appending and popping are atomic
         self._words: tuple[list[str], list[str]] | None = None
         self._kept = True
         weakref.finalize(self, _end_all, self._idle)
 
     def render(self, values: Mapping[str, object]) -> str:
-        """The text. Raises InvalidRequest for whatever the template does wrong, RequestFailed where no
-        process can be started."""
+        """The text. Raises InvalidRequest for any error of the template, RequestFailed if no process can be
+        started."""
         request = json.dumps(values).encode()
         with self._free:
             helper, was_idle = self._taken()
             try:
                 answer = helper.ask(request, SECONDS_MAX)
-            except _Ended:
+            except _HelperExited:
                 if not was_idle:
                     raise
-                # It may have been ended from outside since its last text; if the template did, it will again.
+                # It may have been killed from outside since its last text; if the template did it, it will
+                # again.
                 helper = self._started()
                 answer = helper.ask(request, SECONDS_MAX)
             if answer.get("kind") in ("memory", "length"):
-                helper.end()  # it may still have what it took
+                helper.end()  # it may still hold memory of that rendering
             else:
                 self._idle.append(helper)
             if not self._kept:
@@ -60,16 +61,15 @@ class TemplateHelpers:
         return self._text(answer)
 
     def words(self) -> tuple[list[str], list[str]]:
-        """What the template has in quotes, and its names. Raises RequestFailed where no process can be
-        started."""
+        """The template's quoted strings, and its names. Raises RequestFailed if no process can be started."""
         if self._words is None:
             with self._free:
                 self._idle.append(self._started())
-        assert self._words is not None, "a process that started has told them"
+        assert self._words is not None, "a process that started has sent them"
         return self._words
 
     def close(self) -> None:
-        """End the processes. A later rendering has one of its own."""
+        """End the processes. A later rendering starts one."""
         self._kept = False
         _end_all(self._idle)
 
@@ -87,7 +87,7 @@ class TemplateHelpers:
             "seconds": int(SECONDS_MAX) + 1,
             "chars_max": self._chars_max,
         }
-        # A text may come as six characters for each.
+        # JSON may encode each character as six.
         helper = _Helper(bytes_max=6 * self._chars_max + (64 << 10))
         try:
             ready = helper.ask(json.dumps(settings).encode(), START_SECONDS_MAX)
@@ -110,8 +110,8 @@ class TemplateHelpers:
         raise _wrong(f"refuses these messages: {answer.get('error')}")
 
 
-class _Ended(InvalidRequest):
-    """The process is no more."""
+class _HelperExited(InvalidRequest):
+    """The process has ended."""
 
 
 class _Helper(HelperProcess):
@@ -124,14 +124,14 @@ class _Helper(HelperProcess):
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
 
     def ask(self, request: bytes, seconds: float) -> dict[str, object]:
-        """Its answer. Raises InvalidRequest, after it has ended the process, where that takes too long, says
-        too much, or ends."""
+        """Its answer. Ends the process and raises InvalidRequest if that takes too long, sends too much, or
+        has ended."""
         try:
             answer: dict[str, object] = json.loads(self.exchange(request, seconds))
         except HelperTimeout:
             raise _wrong(f"took more than {seconds:.0f} s for these messages, and was stopped") from None
         except (HelperEnded, ValueError) as error:
-            raise _Ended(
+            raise _HelperExited(
                 f"the model's chat template ended its process ({error}); allowed: up to "
                 f"{MEMORY_MAX >> 20} MiB",
                 param="messages",
@@ -144,8 +144,8 @@ def _end_all(helpers: list[_Helper]) -> None:
         helpers.pop().end()
 
 
-def _texts(told: object) -> list[str]:
-    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
+def _texts(given: object) -> list[str]:
+    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
 
 
 def _wrong(what: str) -> InvalidRequest:

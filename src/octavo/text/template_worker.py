@@ -5,10 +5,10 @@
 
 Each is a frame: its length in four bytes, then JSON.
 
-It is run by its path and imports of Octavo what every helper process does, and no more. What the sandbox
-cannot bound (a string times a billion, one doubled in a loop, loops within loops) the system bounds: address
-space by RLIMIT_AS, time by the server, which ends the process, and by SIGALRM where there is no server any
-more.
+It is run by its path and imports only those modules of Octavo that every helper process imports. The sandbox
+cannot bound everything (a string times a billion, one doubled in a loop, nested loops); the system does:
+RLIMIT_AS bounds address space; the server bounds time by ending the process, and SIGALRM does if the server
+is gone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import jinja2
 
-_PATHS_FROM = 1  # of sys.argv: where Octavo, Jinja2 and what it needs are
+_PATHS_FROM = 1  # of sys.argv: the paths of Octavo, Jinja2 and its dependencies
 _ERROR_CHARS_MAX = 2000
 _WORDS_MAX, _WORD_CHARS_MAX = 1000, 100
 
 
 class TemplateRefused(Exception):
-    """The template says no, in its own words."""
+    """The template refuses, in its own words."""
 
 
 def main() -> None:
-    """Read templates' values, write texts, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
+    """Read values and write rendered texts, until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which finishes its answers
     sys.path += sys.argv[_PATHS_FROM:]
     from octavo.helper_worker import bound_memory, read_frame, write_frame
 
@@ -59,17 +59,17 @@ def main() -> None:
         answer = _answer(render, request)
         answer_with(answer)
         if "error" in answer:
-            gc.collect()  # an error keeps what it met, in a circle
+            gc.collect()  # an error keeps its frames alive in a reference cycle
         signal.alarm(0)
 
 
 def _answer(render: Callable[[dict[str, object]], str], request: bytes) -> dict[str, str]:
-    """What comes of a request's values; whatever goes wrong is an answer too."""
+    """The answer to a request's values; any error is an answer too."""
     try:
         return {"text": render(json.loads(request))}
     except MemoryError:
         return {"kind": "memory", "error": ""}
-    except OverflowError as error:  # of a length, most often
+    except OverflowError as error:  # usually of a length
         return {"kind": "refused", "error": f"a number is too large: {error}"[:_ERROR_CHARS_MAX]}
     except Exception as error:  # noqa: BLE001  a template can raise anything; the server goes on
         kind = "length" if isinstance(error, _TooLong) else "refused"
@@ -77,11 +77,11 @@ def _answer(render: Callable[[dict[str, object]], str], request: bytes) -> dict[
 
 
 class _TooLong(Exception):
-    """More text than is allowed."""
+    """The text is longer than allowed."""
 
 
 def _rendered(template: jinja2.Template, values: dict[str, object], chars_max: int) -> str:
-    """The text, unless it becomes too long."""
+    """The text. Raises _TooLong."""
     parts: list[str] = []
     length = 0
     for piece in template.generate(values):
@@ -93,8 +93,8 @@ def _rendered(template: jinja2.Template, values: dict[str, object], chars_max: i
 
 
 def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]:
-    """What the template's expressions have in quotes, and their names; of one that is no template as far as
-    it can be read."""
+    """The quoted strings and the names in the template's expressions; of a malformed template, those before
+    the error."""
     import jinja2
 
     words, names = set[str](), set[str]()
@@ -103,7 +103,7 @@ def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]
             if len(text) > _WORD_CHARS_MAX:
                 continue
             if kind == "string" and len(words) < _WORDS_MAX:
-                # As Jinja2 reads one.
+                # The way Jinja2 reads it.
                 words.add(text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape"))
             elif kind == "name" and len(names) < _WORDS_MAX:
                 names.add(text)
@@ -111,14 +111,14 @@ def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]
 
 
 def sandbox() -> jinja2.Environment:
-    """The sandbox, with what Hugging Face's templates expect to find in it."""
+    """The sandbox, with the functions that Hugging Face's templates expect."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} marks what an assistant said, for training; here its inside is all that counts."""
+        """{% generation %} marks an assistant's text for training; here only its content counts."""
 
         tags = {"generation"}  # noqa: RUF012  the base class has it so
 
@@ -150,7 +150,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers does it: plain JSON, not the HTML-safe kind that Jinja2 has by default."""
+    """As in transformers: plain JSON, not Jinja2's default HTML-safe kind."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,9 +1,8 @@
 """Text to token ids and back to bytes, over the `tokenizers` library.
 
 Two sources: a folder (`vocabulary_folder`), and the metadata of a GGUF file (`gguf_vocabulary`). Two styles
-of vocabulary decide what bytes a token stands for: byte-level (every letter of a token is one byte) and
-SentencePiece ("▁" is a space, <0xNN> a byte). It knows nothing of models or weights; ids it has never heard
-of stand for no bytes.
+of vocabulary decide the bytes of a token: byte-level (every letter of a token is one byte) and SentencePiece
+("▁" is a space, <0xNN> a byte). It knows nothing of models or weights; unknown ids have no bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from octavo.text.turns import ends_of_turn
 from octavo.text.vocabulary_folder import named_token, optional_fields, read_vocabulary
 
 _IDS_MAX = 1 << 24
-_BYTES_REMEMBERED = 1 << 15  # tokens
+_BYTES_REMEMBERED = 1 << 15  # tokens in the cache
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -48,12 +47,11 @@ class SpecialTokens:
     special_ids: frozenset[int]
     begin_ids: tuple[int, ...]
     pad_id: int | None = None
-    named_ids: frozenset[int] = frozenset()  # that the files name as special, whether they flag them or not
+    named_ids: frozenset[int] = frozenset()  # those that the files name as special, flagged or not
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to use from several threads: once it is made, nothing changes but what it
-    remembers."""
+    """One model's tokenizer. Thread-safe: after its construction, only caches change."""
 
     def __init__(
         self,
@@ -67,13 +65,13 @@ class Tokenizer:
         self._backend = backend
         self._special = special
         self._byte_level = byte_level
-        # Each token of an answer is asked for twice; a few make up most of any text.
+        # Each token of an answer is looked up twice; a few tokens make up most of any text.
         self._remembered_bytes = lru_cache(_BYTES_REMEMBERED)(self._bytes_of)
         added = backend.get_added_tokens_decoder()
         self._added = {id_: token.content for id_, token in added.items()}
         self.strips_leading_space = strips_leading_space
-        # What ends or begins a text or a turn is a control token also where its file does not flag it. Those
-        # that are nothing but space are text, whoever writes them.
+        # A token that begins or ends a text or a turn is a control token even if its file does not flag it. A
+        # token of nothing but space is text, in the template and in a client's message.
         named = {special.bos_id, special.eos_id, special.pad_id, *special.named_ids} - {None}
         control_texts = {i: self._content(i) for i in {*special.special_ids, *special.stop_ids, *named}}
         self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
@@ -81,7 +79,7 @@ class Tokenizer:
         with panics_as(BadModelFile, "the tokenizer"):
             self._aliases = AliasEncoder(backend, self._controls)
         self.chat_template = self._template(templates)
-        self.infill = infill_tokens(backend.token_to_id)  # how it fills in the middle; None: it does not
+        self.infill = infill_tokens(backend.token_to_id)  # None: the model does not fill in the middle
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -95,7 +93,7 @@ class Tokenizer:
         named = named_ids(fields, vocabulary.size)
         stop_ids = set(ends_of_turn(vocabulary.backend, vocabulary.special_ids))
         stop_ids |= {named[name] for name in ("eos", "eot", "eom") if name in named}
-        padding = metadata.get("tokenizer.ggml.padding_token_id")  # only told: a wrong one does no harm
+        padding = metadata.get("tokenizer.ggml.padding_token_id")  # only reported: a wrong one does no harm
         byte_level, strips = _decoder_style(vocabulary.backend, source)
         special = SpecialTokens(
             named.get("bos"),
@@ -117,8 +115,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """From tokenizer.json, or what a folder has instead, with the tokens and the template that the files
-        beside it name.
+        """From tokenizer.json or another vocabulary of the folder, with the tokens and the template that the
+        folder's other files name.
 
         Raises ModelNotFound, BadModelFile, UnsupportedModel.
         """
@@ -148,14 +146,14 @@ class Tokenizer:
         )
 
     def with_template(self, source: str) -> Tokenizer:
-        """The same tokenizer, whose chats are written by another template, a Jinja text."""
+        """The same tokenizer with another chat template, a Jinja text."""
         other = copy.copy(self)
         other.chat_template = self._template(ModelTemplates(source))
         return other
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows; the model may have more rows, never used."""
+        """The number of tokens; the model may have more rows, which are never used."""
         size: int = self._backend.get_vocab_size()
         return size
 
@@ -186,19 +184,19 @@ class Tokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that no text of a client becomes in a chat."""
+        """Tokens that a client's text never becomes in a chat."""
         return frozenset(self._controls)
 
     def to_json(self) -> str:
-        """As a tokenizer.json has it. O(tokens)."""
+        """In the format of tokenizer.json. O(tokens)."""
         text: str = self._backend.to_str()
         return text
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Token ids; special tokens written in the text become themselves, as with Hugging Face.
+        """Token ids; special tokens written in the text are encoded as such, as with Hugging Face.
 
-        `add_bos` puts the begin token in front if the model wants one; not for chats, whose template writes
-        it. Raises InvalidRequest for text that is no Unicode (a lone surrogate), or could become too long.
+        `add_bos` puts the begin token in front if the model needs one; not for chats, whose template writes
+        it. Raises InvalidRequest for text that is not Unicode (a lone surrogate), or could become too long.
         """
         self._growth.check(text)
         ids = encode_text(self._backend, text, add_bos)
@@ -211,16 +209,17 @@ class Tokenizer:
         return self._aliases.encode(parts)
 
     def start_threads(self) -> None:
-        """Have the threads that encode long texts give way to others (`start_library_threads`)."""
+        """Lower the priority of the threads that encode long texts (`start_library_threads`)."""
         start_library_threads(self._backend)
 
     def close(self) -> None:
-        """Let go of the processes that render chats; a later chat has one of its own."""
+        """End the processes that render chats; a later chat starts one."""
         if self.chat_template is not None:
             self.chat_template.close()
 
     def info(self) -> dict[str, object]:
-        """What a client needs to tokenise alike, in the shape of vLLM's /tokenizer_info: JSON values."""
+        """What a client needs to tokenise the same way, in the shape of vLLM's /tokenizer_info: JSON
+        values."""
         special, template = self._special, self.chat_template
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -244,7 +243,7 @@ class Tokenizer:
         return bos is not None and self.encode("")[:1] == [bos]
 
     def _template(self, templates: ModelTemplates) -> ChatTemplate | None:
-        """The template with the tokens that it may write, and with it the one for tools, if there is one."""
+        """The template with the tokens that it may write, and with the one for tools, if there is one."""
         if templates.default is None:
             return None
         bos, eos = self._content(self._special.bos_id), self._content(self._special.eos_id)
@@ -254,7 +253,7 @@ class Tokenizer:
         return ChatTemplate(templates.default, bos, eos, controls, with_tools)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, b"" for an id without a token."""
+        """The bytes of a token, b"" for an id without a token."""
         return self._remembered_bytes(token)
 
     def _bytes_of(self, token: int) -> bytes:
@@ -292,7 +291,7 @@ class Tokenizer:
 
 
 def _named_ids(backend: tokenizers.Tokenizer, *files: Fields) -> frozenset[int]:
-    """Of all tokens that these files name as special."""
+    """The ids of all tokens that these files name as special."""
     named: list[object] = []
     for fields in files:
         for key, value in fields.values.items():

@@ -1,4 +1,4 @@
-"""A tokenizer.json, from a file or from a text, as the `tokenizers` library reads it after a trial."""
+"""Reads a tokenizer.json, from a file or a text, with the `tokenizers` library after a trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENIZER_BYTES_MAX = 256 << 20
 
 
 def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    """Raises BadModelFile, ConfigError where no process can be started."""
+    """Raises BadModelFile, ConfigError if no process can be started."""
     size = path.stat().st_size
     if size > TOKENIZER_BYTES_MAX:
         raise BadModelFile(f"{path} has {size:,} bytes; allowed: up to {TOKENIZER_BYTES_MAX:,}")
@@ -26,7 +26,7 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def backend_of_json(text: str, source: str) -> tokenizers.Tokenizer:
-    """The tokenizer, which neither cuts nor pads. Raises BadModelFile, ConfigError where no process can be
+    """The tokenizer, without truncation and padding. Raises BadModelFile, ConfigError if no process can be
     started."""
     try_tokenizer(text, source)
     with panics_as(BadModelFile, source):

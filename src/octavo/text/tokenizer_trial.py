@@ -1,7 +1,7 @@
 """A trial of a tokenizer.json in a process of its own (`tokenizer_worker`), before the server loads it.
 
-The file is a stranger's, and the library that reads it may panic, take all memory, or end its process. After
-the trial it is known that it loads, encodes texts of many kinds in time, and makes none too long (`growth`).
+The file is untrusted, and the library that reads it may panic, use all memory, or end its process. The trial
+shows that it loads, encodes texts of many kinds in time, and makes none too long (`growth`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WORKER = Path(__file__).with_name("tokenizer_worker.py")
 
 
 def try_tokenizer(text: str, source: str) -> None:
-    """Raises BadModelFile for whatever the tokenizer does wrong, ConfigError where no process can be started.
-    About 0.4 s, and the time of loading it."""
+    """Raises BadModelFile for any error of the tokenizer, ConfigError if no process can be started. About 0.4
+    s, and the time of loading it."""
     data = text.encode()
     memory = MEMORY_MAX + MEMORY_PER_BYTE * len(data)
     settings = {"memory_bytes": memory, "text_seconds": TEXT_SECONDS_MAX}

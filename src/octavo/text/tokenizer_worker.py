@@ -4,7 +4,7 @@
     stdout   {}, or {"error"}
 
 Each is a frame: its length in four bytes, then so many bytes. It is run by its path. The library may panic,
-which is an answer, or end the process; what takes too long of a text is ended by SIGPROF.
+which is an answer, or end the process; SIGPROF ends an encoding that takes too long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _try(text: str, text_seconds: float) -> None:
-    """Raises whatever the library does, GrowthRefused, MemoryError."""
+    """Raises the library's errors, GrowthRefused, MemoryError."""
     import tokenizers
 
     from octavo.text.growth import growth_of
@@ -60,7 +60,7 @@ def _try(text: str, text_seconds: float) -> None:
 
 
 def texts() -> Iterator[str]:
-    """What is tried: every character of Unicode's first plane, and long texts of few, which end otherwise."""
+    """The trial's texts: every character of Unicode's first plane, and long texts of few characters."""
     yield "Hello, world"
     yield "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000)]))
     prose = "The 3 quick foxes, they'll say: x = [1, 2];\n\t"

@@ -1,8 +1,8 @@
-"""How a chat template writes an assistant's turn: found by rendering some and reading them back.
+"""Finds the format of an assistant's turn in a chat template, by rendering turns and parsing them.
 
-A template is a program: what it writes is known when it was run, not from words in its source. A turn is
-what comes behind the prompt that the template writes for the same chat. Where a template drops the calls of
-earlier turns, the texts by which its prompt asks for them decide.
+A template is a program: only running it shows its output, not words in its source. A turn is the text after
+the prompt that the template writes for the same chat. If a template drops the calls of earlier turns, the
+format is found by the instructions in its prompt.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from octavo.errors import OctavoError
 from octavo.grammar import ThinkingState
 from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import tools_of
-from octavo.tools.events import ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import FORMATS, HARMONY, ID, Body, ToolFormat
 from octavo.tools.pythonic import read_call
 from octavo.tools.thinking import THINKING_FORMATS, ThinkingFormat
 from octavo.types import ToolCall
 
 Message = dict[str, object]
-# Messages, tools, whether a turn follows, and what a client may give besides.
+# Messages, tools, whether a turn follows, and the client's other values.
 Render = Callable[[Sequence[Message], Sequence[object], bool, Mapping[str, object]], str]
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")  # that templates read
 
-_CHARS_MAX, _TURN_CHARS_MAX = 1 << 18, 1 << 13  # of what is rendered, and of a turn in it
-_SECONDS_MAX = 5.0  # of all that is tried: then what was found until then counts
+_CHARS_MAX, _TURN_CHARS_MAX = 1 << 18, 1 << 13  # of a rendered text, and of a turn in it
+_SECONDS_MAX = 5.0  # of all trials; after that, the findings so far count
 _ARGUMENTS = {"place": "Rome", "days": 3}
 _NAMES = ("probe_weather", "probe_stations")
 _PARAMETERS = {
@@ -54,9 +54,9 @@ _MARGIN = 200  # characters of a turn's beginning in which it may open the think
 
 
 class ToolsPlace(enum.Enum):
-    """Where a template takes tools from."""
+    """Where a template reads tools."""
 
-    ARGUMENT = enum.auto()  # of its own
+    ARGUMENT = enum.auto()  # an argument of its own
     SYSTEM_TEXT = enum.auto()  # JSON in the system message
     SYSTEM_LIST = enum.auto()  # a list in the system message
     NOWHERE = enum.auto()
@@ -64,19 +64,19 @@ class ToolsPlace(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """`calls` None: no known format fits what the template writes."""
+    """`calls` None: no known format matches the template's output."""
 
     calls: ToolFormat | None = None
     thinking: ThinkingFormat | None = None  # None: the model does not think
     takes_objects: bool = True  # a call's arguments as an object, else as JSON's text
     thinks_in_parts: bool = False  # a turn's thinking is a part of its content
-    refuses_text: bool = False  # beside thinking, in a turn with calls
+    refuses_text: bool = False  # in addition to thinking, in a turn with calls
     tools: ToolsPlace = ToolsPlace.ARGUMENT
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTurn:
-    """What was read from the text of a turn."""
+    """The parsed text of a turn."""
 
     thought: str
     content: str
@@ -84,20 +84,20 @@ class TemplateTurn:
 
 
 def find_turn_format(render: Render) -> TurnFormat:
-    """Try it. `render` raises OctavoError where the template refuses."""
+    """The format, found by trials. `render` raises OctavoError if the template refuses."""
     return _Trial(render).found()
 
 
 def read_turn(text: str, kind: AnswerKind) -> TemplateTurn:
-    """The turn that a text says."""
+    """Parse the text of a turn."""
     thought, content, calls = "", "", list[ToolCall]()
     for event in AnswerReader(kind).push(text, is_last=True):
         match event:
-            case Thought(more):
+            case ThinkingText(more):
                 thought += more
             case Content(more):
                 content += more
-            case CallBegun(_, name):
+            case CallStart(_, name):
                 calls.append(ToolCall(name, ""))
             case ArgumentsText(_, more):
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + more)
@@ -114,7 +114,7 @@ class _Trial:
         self._tools_place = ToolsPlace.ARGUMENT
 
     def found(self) -> TurnFormat:
-        """All that can be found."""
+        """The complete format."""
         self._tried([_USER], has_tools=False)
         self._stop = time.monotonic() + _SECONDS_MAX
         self._tools_place = self._find_tools()
@@ -133,7 +133,7 @@ class _Trial:
         has_tools: bool = True,
         given: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """What the template writes; "" where it refuses, or there is no time for more."""
+        """The template's output; "" if it refuses, or the time is used up."""
         if time.monotonic() > self._stop:
             return ""
         if has_tools and self._tools_place in (ToolsPlace.SYSTEM_LIST, ToolsPlace.SYSTEM_TEXT):
@@ -145,7 +145,7 @@ class _Trial:
         return text if len(text) <= _CHARS_MAX else ""
 
     def _turn(self, message: Message, has_tools: bool = True) -> tuple[str, str]:
-        """The text before a turn's own, as the prompt ends, and the turn's."""
+        """The text before a turn's own, up to the end of the prompt, and the turn's."""
         before = self._tried([_USER], has_tools=has_tools)
         prompt = self._tried([_USER], is_followed=True, has_tools=has_tools)
         whole = self._tried([_USER, message], has_tools=has_tools)
@@ -155,7 +155,7 @@ class _Trial:
     # --- calls ---
 
     def _find_tools(self) -> ToolsPlace:
-        """Where the template takes tools from."""
+        """Where the template reads tools."""
         for place in ToolsPlace:
             self._tools_place = place
             if _NAMES[0] in self._tried([_USER], is_followed=True):
@@ -163,7 +163,7 @@ class _Trial:
         return ToolsPlace.NOWHERE
 
     def _takes_objects(self) -> bool:
-        """Whether it writes arguments as JSON where they are an object, as transformers gives them."""
+        """Whether it writes arguments as JSON if they are given as an object, as in transformers."""
         as_object = self._turn(_calling(1, True))[1]
         if '"place":' in as_object or "place=" in as_object:
             return True
@@ -226,7 +226,7 @@ class _Trial:
         return turn.thought == _THOUGHT and turn.content.startswith(_TEXT)
 
     def _drops(self, form: ThinkingFormat) -> bool:
-        """Whether a turn's thinking is cut from its text."""
+        """Whether a turn's thinking is removed from its text."""
         if form.is_channels:
             return False
         said = f"{form.begin}{_THOUGHT}{form.end}{_TEXT}"
@@ -253,11 +253,11 @@ def thinking_turn(thought: str, text: str, in_parts: bool) -> Message:
 
 
 def own_text(before: str, prompt: str, whole: str) -> tuple[str, str]:
-    """Of a chat that ends with an assistant's turn: what stands before the turn's own text, as `prompt` ends,
-    and that text. `before`: the chat without it, and without what begins a turn."""
+    """Split a chat that ends with an assistant's turn: the text before the turn's own, up to the end of
+    `prompt`, and the turn's own. `before`: the chat without the turn and without the text that begins it."""
     own = len(_common(whole, before))
     shared = _common(whole[own:], prompt[own:])
-    if len(shared) < len(prompt) - own:  # the turn goes on otherwise, perhaps amid a mark
+    if len(shared) < len(prompt) - own:  # the turn differs from the prompt's end, perhaps inside a mark
         shared = _whole_marks(shared)
     return whole[: own + len(shared)], whole[own + len(shared) :]
 
@@ -265,7 +265,7 @@ def own_text(before: str, prompt: str, whole: str) -> tuple[str, str]:
 def with_tools_in_system(
     messages: Sequence[Message], tools: Sequence[object], place: ToolsPlace
 ) -> list[Message]:
-    """The same with the tools in a system message, where the template takes them from there."""
+    """The same with the tools in a system message, if the template reads them there."""
     value: object = (
         json.dumps(list(tools), ensure_ascii=False) if place is ToolsPlace.SYSTEM_TEXT else list(tools)
     )
@@ -275,7 +275,7 @@ def with_tools_in_system(
 
 
 def tuned(form: ToolFormat, text: str, count: int) -> ToolFormat:
-    """The format with the words that this text has around its calls, which are those that were tried."""
+    """The format with the words that this text has around its calls, which are the trial's."""
     places = [] if form.body in (Body.CHANNELS, Body.TAGGED) else _places(form, text, count)
     if not places or form.written(_probed(count)) in text:
         return form
@@ -314,25 +314,25 @@ def tuned(form: ToolFormat, text: str, count: int) -> ToolFormat:
 
 
 def _shows(form: ThinkingFormat, prompt: str, text: str) -> bool:
-    """Whether a prompt asks for thinking so, or opens it, or a turn without any has its marks."""
+    """Whether a prompt requests or opens such thinking, or a turn without thinking has its marks."""
     is_told = all(mark in prompt for mark in form.marks) or (form.begin in text and form.end in text)
     return is_told or prompt.rstrip().endswith(form.begin)
 
 
 def _whole_marks(text: str) -> str:
-    """Without a mark, <...> or [...], that is cut at its end."""
+    """The text without a truncated mark, <...> or [...], at its end."""
     begun = max(text.rfind("<"), text.rfind("["))
     return text[:begun] if begun >= 0 and not re.search(r"[>\]]", text[begun:]) else text
 
 
 def _after_half_mark(text: str) -> int:
-    """Where the text goes on behind a mark that is cut at its beginning."""
+    """The place after a truncated mark at the beginning of the text."""
     found = re.match(r"[^<\[{\n]*[>\]]", text)
     return 0 if found is None else found.end()
 
 
 def _common(one: str, other: str) -> str:
-    """The beginning that both have."""
+    """The common prefix."""
     length = next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -340,7 +340,7 @@ def _common(one: str, other: str) -> str:
 
 
 def _places(form: ToolFormat, text: str, count: int) -> list[tuple[int, int, int, int]]:
-    """Where each call has its name and its arguments: begin and end of both."""
+    """The places of each call's name and arguments: begin and end of both."""
     found, at = list[tuple[int, int, int, int]](), 0
     for name in _NAMES[:count]:
         place = text.find(name, at)
@@ -353,7 +353,7 @@ def _places(form: ToolFormat, text: str, count: int) -> list[tuple[int, int, int
 
 
 def _arguments_at(form: ToolFormat, text: str, name_end: int) -> tuple[int, int] | None:
-    """Begin and end of the arguments behind a name."""
+    """Begin and end of the arguments after a name."""
     if form.body is Body.PYTHON:
         call = read_call(text, text.rfind(_NAMES[0][:5], 0, name_end))
         return (name_end + 1, call.end - 1) if call.call is not None else None
@@ -366,7 +366,7 @@ def _arguments_at(form: ToolFormat, text: str, name_end: int) -> tuple[int, int]
 
 
 def _likeness(form: ToolFormat, text: str, count: int) -> tuple[int, int]:
-    """How much of the text is as the format writes these calls, and how many of its marks are there."""
+    """How much of the text matches the format's spelling of these calls, and how many of its marks it has."""
     written = form.written(_probed(count))
     squeezed, written = "".join(text.split()), "".join(written.split())
     return len(written) if written in squeezed else 0, sum(mark in text for mark in form.markers)
@@ -377,8 +377,8 @@ def _probed(count: int) -> list[ToolCall]:
 
 
 def _asked_for(prompt: str, in_words: bool = False) -> ToolFormat | None:
-    """The format whose marks the prompt has, where a turn shows no calls; `in_words`: of which it has an
-    example, for a turn shows calls that cannot be read."""
+    """The format whose marks are in the prompt, for a turn that shows no calls. `in_words`: the format of an
+    example in the prompt, for a turn whose calls cannot be parsed."""
     found: list[tuple[int, ToolFormat]] = []
     for form in FORMATS.values():
         words = {word for word in (*form.begins, *form.markers, *form.hints) if len(word) > 1}

@@ -1,4 +1,4 @@
-"""Tokens that end a turn, by their names: files often name one end token, and models write another."""
+"""Tokens that end a turn, by name: files often name one end token, and models generate another."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ENDS = (
     "</s>",
 )
 _PHI_END, _HARMONY_END = "<|end|>", "<|return|>"
-# GLM-4 answers until somebody else speaks; others have tokens of these names that begin a turn.
+# GLM-4 ends a turn with the token of the next role; in other models tokens of these names begin a turn.
 _GLM_MARK, _GLM_ENDS = "[gMASK]", ("<|user|>", "<|observation|>")
 
 
 def ends_of_turn(backend: tokenizers.Tokenizer, special_ids: Collection[int]) -> frozenset[int]:
-    """Of the special tokens, those that end a turn in the family whose tokens these are."""
+    """The special tokens that end a turn in the model's family."""
     names = [*_ENDS]
     if backend.token_to_id(_HARMONY_END) is None:
-        names.append(_PHI_END)  # with gpt-oss it ends a message, and the answer goes on
+        names.append(_PHI_END)  # with gpt-oss it ends a message, and the answer continues
     if backend.token_to_id(_GLM_MARK) is not None:
         names += _GLM_ENDS
     ids = map(backend.token_to_id, names)

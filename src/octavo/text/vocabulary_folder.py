@@ -1,13 +1,13 @@
 """The tokenizer of a folder, from the first of these that it has:
 
-    tokenizer.json                       all that there is to know
+    tokenizer.json                       complete
     tokenizer.model                      SentencePiece (Llama 2, Mistral, Gemma), or ranks (Llama 3, GLM-4)
     tiktoken.model, *.tiktoken           ranks (Qwen 1)
     vocab.json with merges.txt           byte-level BPE (OPT, GPT-2)
 
-All but the first say little of special tokens, and the last two nothing of how a text is cut: the files
-beside them tell the first, and the family (tokenizer_class, model_type) the second. A family that is not
-known is refused.
+All but the first have little about special tokens, and the last two nothing about pre-tokenising: the
+folder's other files give the special tokens, and the family (tokenizer_class, model_type) decides the
+pre-tokenizer. An unknown family is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from octavo.text.tokenizer_json import TOKENIZER_BYTES_MAX, read_tokenizer_json
 
 _IDS_MAX = 1 << 24
 _ADDED_MAX = 1 << 16
-# How byte-level vocabularies cut a text, by tokenizer_class, else by model_type.
+# The pre-tokenizers of byte-level vocabularies, by tokenizer_class, else by model_type.
 _CUTS: Mapping[str, str] = MappingProxyType(
     {
         "GPT2Tokenizer": "gpt-2",
@@ -75,8 +75,8 @@ _LLAMA3_NAMED |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"
 
 @dataclass(frozen=True, slots=True)
 class FolderVocabulary:
-    """The library's tokenizer, and what it does not say: the tokens that begin a text beside those of its own
-    post-processor, and the begin and the end token where no setting names them."""
+    """The library's tokenizer, and what it does not hold: the tokens that begin a text in addition to its own
+    post-processor's, and the begin and the end token if no setting names them."""
 
     backend: tokenizers.Tokenizer
     source: str
@@ -86,8 +86,8 @@ class FolderVocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """The files beside a vocabulary, none of which must be there."""
+class _SideFiles:
+    """The other files of the folder, all optional."""
 
     config: Fields  # config.json
     settings: Fields  # tokenizer_config.json
@@ -107,21 +107,21 @@ def read_vocabulary(folder: Path) -> FolderVocabulary:
     if (folder / "tokenizer.json").is_file():
         path = folder / "tokenizer.json"
         return FolderVocabulary(read_tokenizer_json(path), str(path))
-    beside = _read_beside(folder)
+    side = _read_side_files(folder)
     for path in [folder / "tokenizer.model", folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]:
         if not path.is_file():
             continue
         with path.open("rb") as file:
             head = file.read(256)
         if is_sentencepiece(head):
-            return _of_sentencepiece(path, beside)
+            return _of_sentencepiece(path, side)
         if is_ranks(head):
-            return _of_ranks(path, beside)
+            return _of_ranks(path, side)
         raise BadModelFile(
             f"{path} is neither SentencePiece's nor a list of ranks; allowed: one of these, or tokenizer.json"
         )
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _of_merges(folder, beside)
+        return _of_merges(folder, side)
     raise ModelNotFound(
         f"{folder / 'tokenizer.json'} does not exist; allowed instead: tokenizer.model, a .tiktoken file, or "
         "vocab.json with merges.txt" + (" (not tekken.json)" if (folder / "tekken.json").is_file() else "")
@@ -129,15 +129,15 @@ def read_vocabulary(folder: Path) -> FolderVocabulary:
 
 
 def optional_fields(path: Path) -> Fields:
-    """The settings of a file; none where it does not exist. Raises BadModelFile."""
+    """The settings of a file; empty if it does not exist. Raises BadModelFile."""
     return read_json_fields(path) if path.is_file() else Fields(str(path), {})
 
 
 def named_token(
     settings: Fields, key: str, backend: tokenizers.Tokenizer, default: int | None = None
 ) -> int | None:
-    """The id of a token that the settings name, as a text or as an object with its content; `default` where
-    they name none that there is."""
+    """The id of a token that the settings name, as a text or as an object with its content; `default` if they
+    name no existing one."""
     value = settings.values.get(key)
     content = value.get("content") if isinstance(value, dict) else value
     token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
@@ -147,49 +147,49 @@ def named_token(
 # -- SentencePiece ---------------------------------------------------------------------------------------
 
 
-def _of_sentencepiece(path: Path, beside: _Beside) -> FolderVocabulary:
+def _of_sentencepiece(path: Path, side: _SideFiles) -> FolderVocabulary:
     pieces = read_sentencepiece(path)
     tokens, count = list(pieces.tokens), len(pieces.tokens)
     types = np.array(pieces.types)
-    for id_, token in beside.added.items():
+    for id_, token in side.added.items():
         if id_ < count and tokens[id_] != token.content:
-            tokens[id_], types[id_] = token.content, NORMAL  # another name for a piece that was kept free
-    pieces = dataclasses.replace(pieces, tokens=tokens, types=types, prefix=_prefix(beside, pieces.prefix))
+            tokens[id_], types[id_] = token.content, NORMAL  # another name for a reserved piece
+    pieces = dataclasses.replace(pieces, tokens=tokens, types=types, prefix=_prefix(side, pieces.prefix))
     ids = checked_ids(str(path), tokens)
-    backend = sentencepiece_backend(pieces, ids, list(beside.added.values()))
-    _check_added(str(path), backend, beside.added)
-    bos = named_token(beside.settings, "bos_token", backend, pieces.begin)
-    wants = beside.settings.flag("add_bos_token", bos is not None)
-    return FolderVocabulary(backend, str(path), _begin(backend, beside, bos, wants), bos, pieces.end)
+    backend = sentencepiece_backend(pieces, ids, list(side.added.values()))
+    _check_added(str(path), backend, side.added)
+    bos = named_token(side.settings, "bos_token", backend, pieces.begin)
+    wants = side.settings.flag("add_bos_token", bos is not None)
+    return FolderVocabulary(backend, str(path), _begin(backend, side, bos, wants), bos, pieces.end)
 
 
-def _prefix(beside: _Beside, own: Prefix) -> Prefix:
-    """As the files beside it say: Hugging Face puts the space in front of the first text alone, unless the
-    tokenizer is told to be as it was ("legacy")."""
-    settings, has = beside.settings, own is not Prefix.NONE
-    if beside.tokenizer_class.startswith("Gemma"):
+def _prefix(side: _SideFiles, own: Prefix) -> Prefix:
+    """By the folder's other files: Hugging Face puts the space in front of the first text alone, unless the
+    setting "legacy" restores the older behaviour."""
+    settings, has = side.settings, own is not Prefix.NONE
+    if side.tokenizer_class.startswith("Gemma"):
         return Prefix.NONE
     if not settings.flag("add_prefix_space", has):
         return Prefix.NONE
-    is_llama = beside.tokenizer_class.startswith("Llama")
+    is_llama = side.tokenizer_class.startswith("Llama")
     return Prefix.EACH if settings.flag("legacy", not is_llama) else Prefix.FIRST
 
 
 # -- byte-level BPE --------------------------------------------------------------------------------------
 
 
-def _of_ranks(path: Path, beside: _Beside) -> FolderVocabulary:
+def _of_ranks(path: Path, side: _SideFiles) -> FolderVocabulary:
     ranks = read_ranks(path)
     checked_ids(str(path), list(ranks))
-    pre = _cut(path, beside)
-    added = dict(beside.added) or _special_of_family(path, beside.model_type, len(ranks))
+    pre = _cut(path, side)
+    added = dict(side.added) or _special_of_family(path, side.model_type, len(ranks))
     backend = byte_level_backend(
         str(path), ranks, merges_from_ranks(ranks), dataclasses.replace(pre, ignore_merges=True)
     )
-    return _with_added(path, backend, beside, added)
+    return _with_added(path, backend, side, added)
 
 
-def _of_merges(folder: Path, beside: _Beside) -> FolderVocabulary:
+def _of_merges(folder: Path, side: _SideFiles) -> FolderVocabulary:
     path = folder / "merges.txt"
     if path.stat().st_size > TOKENIZER_BYTES_MAX:
         raise BadModelFile(f"{path} has {path.stat().st_size:,} bytes; allowed: {TOKENIZER_BYTES_MAX:,}")
@@ -202,40 +202,40 @@ def _of_merges(folder: Path, beside: _Beside) -> FolderVocabulary:
     except UnicodeDecodeError as error:
         raise BadModelFile(f"{path} is not UTF-8") from error
     spelt = [line for line in lines if line.strip() and not line.startswith("#version")]
-    backend = byte_level_backend(str(path), numbered, merges_from_text(str(path), spelt), _cut(path, beside))
-    added = dict(beside.added)
+    backend = byte_level_backend(str(path), numbered, merges_from_text(str(path), spelt), _cut(path, side))
+    added = dict(side.added)
     known = {token.content for token in added.values()}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        id_ = named_token(beside.settings, name, backend, None)
+        id_ = named_token(side.settings, name, backend, None)
         content = None if id_ is None else backend.id_to_token(id_)
         if id_ is not None and content not in known:
             added[id_] = AddedToken(content, special=True, normalized=False)
-    return _with_added(path, backend, beside, added)
+    return _with_added(path, backend, side, added)
 
 
 def _with_added(
-    path: Path, backend: tokenizers.Tokenizer, beside: _Beside, added: Mapping[int, AddedToken]
+    path: Path, backend: tokenizers.Tokenizer, side: _SideFiles, added: Mapping[int, AddedToken]
 ) -> FolderVocabulary:
     add_tokens(backend, [added[id_] for id_ in sorted(added)])
     _check_added(str(path), backend, added)
     own = backend.token_to_id("<|begin_of_text|>")
-    bos = named_token(beside.settings, "bos_token", backend, own)
-    wants = beside.settings.flag("add_bos_token", own is not None and bos == own)
-    return FolderVocabulary(backend, str(path), _begin(backend, beside, bos, wants), bos)
+    bos = named_token(side.settings, "bos_token", backend, own)
+    wants = side.settings.flag("add_bos_token", own is not None and bos == own)
+    return FolderVocabulary(backend, str(path), _begin(backend, side, bos, wants), bos)
 
 
-def _cut(path: Path, beside: _Beside) -> PreTokenizer:
-    name = _CUTS.get(beside.tokenizer_class) or _CUTS.get(beside.model_type)
+def _cut(path: Path, side: _SideFiles) -> PreTokenizer:
+    name = _CUTS.get(side.tokenizer_class) or _CUTS.get(side.model_type)
     if name is None:
         raise UnsupportedModel(
-            f"{path} does not say how a text is cut, nor does model_type {beside.model_type!r:.40}; allowed: "
+            f"{path} does not say how a text is cut, nor does model_type {side.model_type!r:.40}; allowed: "
             f"{', '.join(key for key in _CUTS if key.islower())}; or a tokenizer.json"
         )
     return PRE_TOKENIZERS[name]
 
 
 def _special_of_family(path: Path, model_type: str, count: int) -> dict[int, AddedToken]:
-    """The special tokens of a family that are written in its program alone."""
+    """The special tokens of a family that are defined only in its code."""
     if model_type in ("llama", "mllama"):
         names = [f"<|{_LLAMA3_NAMED[i]}|>" if i in _LLAMA3_NAMED else "" for i in range(256)]
         free = iter(range(256))
@@ -250,18 +250,18 @@ def _special_of_family(path: Path, model_type: str, count: int) -> dict[int, Add
     return {count + i: AddedToken(name, special=True, normalized=False) for i, name in enumerate(names)}
 
 
-# -- the files beside it ---------------------------------------------------------------------------------
+# -- the other files -----------------------------------------------------------------------------------
 
 
-def _read_beside(folder: Path) -> _Beside:
+def _read_side_files(folder: Path) -> _SideFiles:
     settings = optional_fields(folder / "tokenizer_config.json")
     named = optional_fields(folder / "special_tokens_map.json")
     both = Fields(settings.source, {**named.values, **settings.values})
-    return _Beside(optional_fields(folder / "config.json"), both, _added_tokens(folder, settings))
+    return _SideFiles(optional_fields(folder / "config.json"), both, _added_tokens(folder, settings))
 
 
 def _added_tokens(folder: Path, settings: Fields) -> dict[int, AddedToken]:
-    """Of tokenizer_config.json, and of added_tokens.json, by id."""
+    """The tokens of tokenizer_config.json and added_tokens.json, by id."""
     found: dict[int, AddedToken] = {}
     for content, id_ in optional_fields(folder / "added_tokens.json").values.items():
         if type(id_) is not int or not 0 <= id_ < _IDS_MAX or not content:
@@ -288,7 +288,7 @@ def _added_tokens(folder: Path, settings: Fields) -> dict[int, AddedToken]:
 
 
 def _check_added(source: str, backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken]) -> None:
-    """Raise BadModelFile where a token came to another id than the files give it."""
+    """Raise BadModelFile if a token got another id than the files give it."""
     for id_, token in added.items():
         if backend.token_to_id(token.content) != id_:
             raise BadModelFile(
@@ -298,9 +298,9 @@ def _check_added(source: str, backend: tokenizers.Tokenizer, added: Mapping[int,
 
 
 def _begin(
-    backend: tokenizers.Tokenizer, beside: _Beside, bos: int | None, wants_bos: bool
+    backend: tokenizers.Tokenizer, side: _SideFiles, bos: int | None, wants_bos: bool
 ) -> tuple[int, ...]:
-    names: Sequence[str] = _BEGINNINGS.get(beside.model_type, ())
+    names: Sequence[str] = _BEGINNINGS.get(side.model_type, ())
     ids = tuple(id_ for id_ in map(backend.token_to_id, names) if id_ is not None)
     if ids and len(ids) == len(names):
         return ids

@@ -1,13 +1,13 @@
-"""Tools that a model may call: what they are, how each family of models writes a call, and how it is read
-back from text. Pure text: it knows no tokens, no engine and no HTTP.
+"""Tools that a model may call: their definitions, each family's format of calls, and the parser of calls.
+Pure text: it knows no tokens, no engine and no HTTP.
 
-    messages     a message of a chat in OpenAI's JSON, with the calls that were made in it
-    definitions  what a client offers, and what it wants called
-    formats      how a call is written, by family; thinking: how thinking is marked
-    grammars     the grammar of calls; rules: of one call; schemas: what is followed of a function's schema
-    parser       from text, as it comes, to calls; cursor: words and JSON in pieces; pythonic: Python's calls
+    messages     a message of a chat in OpenAI's JSON, with its calls
+    definitions  a request's tools and tool choice
+    formats      the formats of calls, by family; thinking: the formats of thinking
+    grammars     the grammar of calls; rules: of one call; schemas: the part of a schema that is followed
+    parser       from streamed text to calls; cursor: words and JSON in pieces; pythonic: Python's calls
     channels     the same for gpt-oss, whose answers are messages in channels
-    arguments    values without quotes, as the JSON that a schema says
+    arguments    values without quotes, as JSON by the schema
     answer       from text to thinking, content and calls: events
-    prompt       tools as a message, for a template that knows none
+    prompt       tools as a message, for a template without support of tools
 """

@@ -1,4 +1,4 @@
-"""From the text of an answer, as it comes, to what a client is told: thinking, content, calls.
+"""From the streamed text of an answer to the client's events: thinking, content, calls.
 
 text --ThinkingSplitter--> thinking
                  +-------> answer --CallParser--> content, calls
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from octavo.grammar import ThinkingState
 from octavo.tools.channels import ChannelReader
 from octavo.tools.definitions import Tool
-from octavo.tools.events import AnswerEvent, Content, Thought
+from octavo.tools.events import AnswerEvent, Content, ThinkingText
 from octavo.tools.formats import Body, ToolFormat
 from octavo.tools.parser import CallParser
 from octavo.tools.thinking import THINK, ThinkingFormat, ThinkingSplitter
@@ -21,8 +21,8 @@ from octavo.tools.thinking import THINK, ThinkingFormat, ThinkingSplitter
 
 @dataclass(frozen=True, slots=True)
 class AnswerKind:
-    """How the text of an answer is read. `thinking` None: thinking is not split from it; `form` None: nothing
-    in it is a call, otherwise of one of these tools, as far as they are known."""
+    """How the text of an answer is parsed. `thinking` None: thinking is not split from it. `form` None:
+    nothing in it is a call; otherwise calls are of one of these tools, if the tools are known."""
 
     thinking: ThinkingState | None
     form: ToolFormat | None
@@ -56,14 +56,14 @@ class AnswerReader:
         events = self._channels.push(text, is_last)
         if self._kind.thinking is not None:
             return events
-        return [Content(event.text) if isinstance(event, Thought) else event for event in events]
+        return [Content(event.text) if isinstance(event, ThinkingText) else event for event in events]
 
     def _read(self, text: str, is_last: bool) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
         if self._splitter is not None:
             thought, text = self._splitter.push(text, is_last)
             if thought:
-                events.append(Thought(thought))
+                events.append(ThinkingText(thought))
         if self._parser is None:
             return [*events, Content(text)] if text else events
         events += self._parser.push(text) if text else []

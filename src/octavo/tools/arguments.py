@@ -1,5 +1,5 @@
-"""Arguments that a model writes without JSON's quotes, as JSON: what a function's schema says of each decides
-what a text means."""
+"""Arguments that a model writes without JSON's quotes, converted to JSON: the function's schema decides the
+type of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.tools.pythonic import value_of
 
 _NUMBERS = frozenset(("integer", "number"))
 _ALL = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
-_DEPTH_MAX = 8  # of schemas within each other that are looked at
+_DEPTH_MAX = 8  # of nested schemas that are read
 
 
 class ArgumentTypes:
@@ -25,16 +25,16 @@ class ArgumentTypes:
         return name in self._parameters
 
     def is_text(self, name: str, key: str) -> bool:
-        """Whether the argument is always a string, so that any text is one."""
+        """Whether the argument is always a string, so that any text is valid."""
         return self._types(name, key) == {"string"}
 
     def as_json(self, name: str, key: str, text: str) -> str:
-        """The text as JSON: of a type that the schema allows where it can be read so, else as a string."""
+        """The text as JSON: of a type that the schema allows if it parses as such, else as a string."""
         types = self._types(name, key)
         try:
             value = value_of(text.strip())
             written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            written.encode()  # half of a surrogate pair is no text
+            written.encode()  # half of a surrogate pair is not text
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return json.dumps(text, ensure_ascii=False)
         kind = type_of(value)
@@ -51,7 +51,7 @@ class ArgumentTypes:
 
 
 def types_of(schema: object, root: Mapping[str, object], depth: int = 0) -> frozenset[str] | set[str]:
-    """The types of JSON values that a schema allows, as far as it says."""
+    """The types of JSON values that a schema allows, as far as it specifies them."""
     if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
         return _ALL
     if "enum" in schema or "const" in schema:
@@ -100,7 +100,7 @@ def escaped(text: str) -> str:
 
 
 def _referred(reference: str, root: Mapping[str, object]) -> object:
-    """What "#/$defs/name" names."""
+    """The schema that "#/$defs/name" refers to."""
     found: object = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -1,11 +1,10 @@
-"""Answers of gpt-oss, which are lists of messages, each with a header: which channel it is in, and to whom.
+"""Answers of gpt-oss: lists of messages, each with a header of its channel and recipient.
 
     <|channel|>analysis<|message|>...<|end|>                                            thinking
     <|start|>assistant<|channel|>final<|message|>...<|return|>                            content
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
-A message in commentary that is to nobody is content: what is said before calls. Source: OpenAI's Harmony
-format.
+A message in commentary without a recipient is content: text before calls. Source: OpenAI's Harmony format.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import re
 from collections.abc import Generator
 
 from octavo.grammar import ThinkingState
-from octavo.tools.cursor import Cut, Reading, TextCursor
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.cursor import Reading, TextCursor, TextEnded
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -24,7 +23,7 @@ _LONGEST = max(map(len, _MARKS))
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 _RECIPIENT = re.compile(r"to=([A-Za-z0-9_.\-]{1,128})")
 _HEADER_CHARS_MAX = 512
-_BETWEEN = "\n\n"  # two messages of one channel
+_BETWEEN = "\n\n"  # between two messages of one channel
 
 
 class ChannelReader(TextCursor):
@@ -36,7 +35,7 @@ class ChannelReader(TextCursor):
         self._has_calls = has_calls
         self._events: list[AnswerEvent] = []
         self._num_calls = 0
-        self._kinds: set[type] = set()  # of events that were given
+        self._kinds: set[type] = set()  # of emitted events
         self._reading = self._messages()
 
     def push(self, text: str, is_last: bool) -> list[AnswerEvent]:
@@ -49,21 +48,21 @@ class ChannelReader(TextCursor):
 
     def _messages(self) -> Reading:
         if self._is_inside:
-            yield from self._body(Thought)
+            yield from self._body(ThinkingText)
         while not (self._is_over and not self._text):
             header = yield from self._header()
             if header is None:
                 yield from self._body(Content)
                 continue
             recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-            kind = Thought if channel is not None and channel[1] == "analysis" else Content
+            kind = ThinkingText if channel is not None and channel[1] == "analysis" else Content
             if recipient is not None and self._has_calls:
                 yield from self._call(recipient[1].removeprefix("functions."), kind)
             else:
                 yield from self._body(kind)
 
     def _header(self) -> Generator[None, None, str | None]:
-        """A message's header, read up to its body; None where the text has none: it is all body."""
+        """A message's header, read up to its body; None if the text has none: it is all body."""
         while True:
             rest = self._text.lstrip()
             ends = [end for end in _ENDS if rest.startswith(end)]
@@ -84,12 +83,12 @@ class ChannelReader(TextCursor):
             if self._is_over and not rest and not self._kinds and not self._num_calls:
                 return None
             if self._is_over:
-                self._text = ""  # a header alone says nothing
+                self._text = ""  # a header alone has no content
                 return ""
             yield
 
-    def _body(self, kind: type[Content] | type[Thought]) -> Reading:
-        """A message's text, given on as it comes."""
+    def _body(self, kind: type[Content] | type[ThinkingText]) -> Reading:
+        """Stream a message's text."""
         is_first = True
         while True:
             place = min((at for mark in _MARKS if (at := self._text.find(mark)) >= 0), default=-1)
@@ -110,8 +109,8 @@ class ChannelReader(TextCursor):
                 return
             yield
 
-    def _call(self, name: str, kind: type[Content] | type[Thought]) -> Reading:
-        """A message to a function: its arguments, given on as they come; of one that has none, its text."""
+    def _call(self, name: str, kind: type[Content] | type[ThinkingText]) -> Reading:
+        """Stream the arguments of a message to a function; its text if it has none."""
         while not self._text.lstrip() and not self._is_over:
             yield
         self._text = self._text.lstrip()
@@ -119,7 +118,7 @@ class ChannelReader(TextCursor):
             yield from self._body(kind)
             return
         index, self._num_calls = self._num_calls, self._num_calls + 1
-        self._events.append(CallBegun(index, name))
+        self._events.append(CallStart(index, name))
         if not self._text.startswith("{"):
             self._events.append(ArgumentsText(index, "{}"))
             self._text = self._text[len(next(end for end in _ENDS if self._text.startswith(end))) :]
@@ -129,7 +128,7 @@ class ChannelReader(TextCursor):
     def _arguments(self, index: int) -> Reading:
         try:
             yield from self._stream_object(lambda text: self._events.append(ArgumentsText(index, text)))
-        except Cut:
+        except TextEnded:
             self._text = ""
 
 

@@ -1,5 +1,5 @@
-"""Reads words of a format, and JSON, from text that comes in pieces: written as if all of it were there, as
-generators that pause where they need more."""
+"""Reads words of a format, and JSON, from text that comes in pieces. Parsers are generators, written as if
+all text were present, that pause when they need more."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ Reading = Generator[None, None, None]  # pauses until there is more text
 
 BLANKS = " \t\r\n"
 _BLANKS_MAX = 64  # between two letters of a format's words
-HALF_LETTER = "\ufffd"  # what the bytes of half a character become at the end of an answer
+HALF_LETTER = "\ufffd"  # replaces the bytes of an incomplete character at the end of an answer
 _WORD = re.compile(r"\]|[^\]\s]+")
 
 
 class NoCall(Exception):
-    """It is no call after all."""
+    """The text is no call."""
 
 
-class Cut(Exception):
-    """The answer ended within what may have become a call."""
+class TextEnded(Exception):
+    """The answer ended inside a possible call."""
 
 
 class TextCursor:
-    """Text that comes in pieces, and how far it was read."""
+    """Text that comes in pieces, and the position of reading."""
 
     def __init__(self) -> None:
-        self._text = ""  # not yet decided
-        self._at = 0  # of it, what was read
-        self._is_over = False  # no more will come
+        self._text = ""  # not emitted yet
+        self._at = 0  # position of reading
+        self._is_over = False  # the answer has ended
 
     def _cut_read(self) -> None:
-        """What was read is not needed any more."""
+        """Drop the text that was read."""
         self._text, self._at = self._text[self._at :], 0
 
-    def _stream_object(self, tell: Callable[[str], None]) -> Reading:
-        """A JSON object, given on as it comes."""
+    def _stream_object(self, emit: Callable[[str], None]) -> Reading:
+        """Stream a JSON object."""
         scanner = ObjectScanner()
         yield from self._skip_blanks()
         self._cut_read()
         while True:
             length = scanner.take(self._text)
             if length:
-                tell(self._text[:length])
+                emit(self._text[:length])
             self._text = self._text[length:]
             if scanner.is_whole:
                 return
             if self._is_over:
-                raise Cut
+                raise TextEnded
             yield
 
     def _more(self) -> Reading:
-        """Until there is more text. Raises Cut where there will be none."""
+        """Pause until there is more text. Raises TextEnded at the end of the answer."""
         if self._is_over:
-            raise Cut
+            raise TextEnded
         yield
 
     def _peek_raw(self) -> Generator[None, None, str]:
@@ -63,12 +63,12 @@ class TextCursor:
         return self._text[self._at]
 
     def _pass_blanks(self) -> None:
-        """Read the white space that has come, so that it is not looked at again."""
+        """Skip the present white space, so that it is scanned once."""
         while self._at < len(self._text) and self._text[self._at] in BLANKS:
             self._at += 1
 
     def _is_half(self, place: int) -> bool:
-        """Whether the text ends there with half a character."""
+        """Whether the text ends there with an incomplete character."""
         return place == len(self._text) - 1 and self._text[place] == HALF_LETTER
 
     def _peek(self) -> Generator[None, None, str]:
@@ -81,7 +81,7 @@ class TextCursor:
             self._at += 1
 
     def _take_one(self, literals: Iterable[str]) -> Generator[None, None, str]:
-        """Read the longest of these that is there. Raises NoCall for none."""
+        """Read the longest of these that matches. Raises NoCall for none."""
         each = sorted(literals, key=len, reverse=True)
         while True:
             self._pass_blanks()
@@ -96,7 +96,7 @@ class TextCursor:
             yield from self._more()
 
     def _takes(self, literal: str) -> Generator[None, None, bool]:
-        """Read this, where it is next."""
+        """Read this if it is next."""
         found = yield from self._has_one((literal,))
         if found:
             self._at = _matched(self._text, self._at, literal)[0]
@@ -114,7 +114,7 @@ class TextCursor:
             yield from self._more()
 
     def _take_optional(self, literal: str) -> Reading:
-        """Read as many of its words as are there."""
+        """Read as many of its words as match."""
         for word in _WORD.findall(literal):
             while True:
                 self._pass_blanks()
@@ -129,7 +129,7 @@ class TextCursor:
                 yield
 
     def _match(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
-        """Read what the pattern matches. Raises NoCall where it matches nothing."""
+        """Read the pattern's match. Raises NoCall if it does not match."""
         while True:
             found = pattern.match(self._text, self._at)
             if found is not None and found.end() < len(self._text):
@@ -158,7 +158,7 @@ class TextCursor:
             self._at += 1
 
     def _value(self) -> Generator[None, None, str]:
-        """Any JSON value, as text. Raises NoCall for what is none."""
+        """Any JSON value, as text. Raises NoCall for any other text."""
         yield from self._skip_blanks()
         scanner, begun = ValueScanner(), self._at
         while True:
@@ -171,7 +171,7 @@ class TextCursor:
                     raise NoCall from None
                 return text
             if self._is_over:
-                raise Cut
+                raise TextEnded
             yield
 
 
@@ -225,8 +225,8 @@ class ValueScanner(ObjectScanner):
 
 
 def _matched(text: str, start: int, literal: str) -> tuple[int, bool]:
-    """How far the literal is there, with any white space in it: the end of it in `text`, and whether it is
-    whole. The end is that of the text where more of it may come."""
+    """How far the literal matches, with any white space in it: the end of the match in `text`, and whether it
+    is complete. The end is that of the text if the rest may still come."""
     at, letters = start, [letter for letter in literal if not letter.isspace()]
     for letter in letters:
         last = at + _BLANKS_MAX

@@ -1,5 +1,5 @@
-"""What a client offers to the model and what it wants called: values read from JSON, checked and bounded.
-Source of the shapes: OpenAI's chat completions."""
+"""A request's tools and tool choice: values read from JSON, checked and bounded. Source of the shapes:
+OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, object]  # a JSON schema of an object
-    is_strict: bool  # its arguments must follow all of the schema, or it cannot be served
+    is_strict: bool  # its arguments must follow the whole schema, or the request is refused
     given: Mapping[str, object]
 
 
@@ -40,21 +40,21 @@ class ToolMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one request, and what is wanted of them."""
+    """The tools and the tool choice of one request."""
 
-    tools: tuple[Tool, ...]  # the template tells all of them
+    tools: tuple[Tool, ...]  # the template lists all of them
     mode: ToolMode
-    names: tuple[str, ...]  # of those that may be called
+    names: tuple[str, ...]  # of the callable ones
     is_parallel: bool = True  # more than one call in an answer
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """Those that may be called."""
+        """The callable tools."""
         return tuple(tool for tool in self.tools if tool.name in self.names)
 
 
 def tool_use(tools: object, choice: object, parallel: bool | None) -> ToolUse | None:
-    """From the fields of a request; None where it has no tools. Raises InvalidRequest."""
+    """From the fields of a request; None if it has no tools. Raises InvalidRequest."""
     offered = tools_of(tools)
     if not offered:
         if choice not in (None, "none", "auto"):
@@ -68,7 +68,7 @@ def tool_use(tools: object, choice: object, parallel: bool | None) -> ToolUse | 
 
 
 def tools_of(given: object) -> tuple[Tool, ...]:
-    """The functions that are offered. Raises InvalidRequest."""
+    """The offered functions. Raises InvalidRequest."""
     if given is None:
         return ()
     items = as_items("tools", given, "a list of functions", TOOLS_MAX, of="number of tools")
@@ -104,7 +104,7 @@ def _tool(given: object, where: str) -> Tool:
 
 
 def _choice_of(given: object, offered: tuple[str, ...]) -> tuple[ToolMode, tuple[str, ...], bool]:
-    """The mode, who may be called, and whether it is one call."""
+    """The mode, the callable functions, and whether it is one call."""
     if given is None:
         return ToolMode.AUTO, offered, False
     if isinstance(given, str) and given in list(ToolMode):

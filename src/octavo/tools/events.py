@@ -1,4 +1,4 @@
-"""What the text of an answer says, in the order in which it comes."""
+"""The events of an answer's text, in order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """Text that the model thought before it answered."""
+class ThinkingText:
+    """Text of the model's thinking, before the answer."""
 
     text: str
 
@@ -20,8 +20,8 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    """A call of this function; `index` counts the answer's calls."""
+class CallStart:
+    """A call of this function begins; `index` counts the answer's calls."""
 
     index: int
     name: str
@@ -35,4 +35,4 @@ class ArgumentsText:
     text: str
 
 
-AnswerEvent = Thought | Content | CallBegun | ArgumentsText
+AnswerEvent = ThinkingText | Content | CallStart | ArgumentsText

@@ -1,9 +1,9 @@
-"""How each family of models writes calls: as data, from which prompts, grammars and the parser are made.
+"""The formats of calls, by family of models: data for prompts, grammars and the parser.
 
     open  call_open NAME to_arguments ARGUMENTS call_close  between  call_open ...  close
 
-A format is found by what the model's chat template renders (`octavo.text.turn_format`), or given
-(`--tool-parser`, which takes vLLM's names too). Sources: the published formats of these families.
+A format is found by rendering the model's chat template (`octavo.text.turn_format`), or given
+(`--tool-parser`, which accepts vLLM's names too). Sources: the published formats of these families.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from octavo.types import ToolCall
 
-ID: Final = "\x00"  # in a format's words: an id of the call
+ID: Final = "\x00"  # placeholder of the call's id in a format's words
 
 
 class Body(enum.Enum):
@@ -31,8 +31,8 @@ class Body(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands around one argument: param_open KEY to_value VALUE param_close. `to_json`: in place of
-    `to_value` where VALUE is JSON; else the function's schema says what VALUE is."""
+    """The texts around one argument: param_open KEY to_value VALUE param_close. `to_json` replaces `to_value`
+    if VALUE is JSON; otherwise the function's schema decides the type of VALUE."""
 
     param_open: str
     to_value: str
@@ -42,9 +42,9 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """What stands around names and arguments. `begins`: one of these texts begins calls; `at_start`: only
-    where the answer does. `next_begins`: begins another call; `begins` where empty. `markers` are texts that
-    are special tokens in some vocabularies."""
+    """The texts around names and arguments. `begins`: one of these texts begins calls; `at_start`: only at
+    the start of the answer. `next_begins`: begins another call; if empty, `begins` does. `markers` are texts
+    that are special tokens in some vocabularies."""
 
     name: str
     body: Body
@@ -60,12 +60,12 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     tags: Tags | None = None
     id_open: str = ""  # begins a call's id, between its name and its arguments
-    id_chars: int = 0  # of a call's id, where the template wants so many; 0: any
+    id_chars: int = 0  # of a call's id, if the template needs a fixed number; 0: any
     aliases: tuple[str, ...] = ()  # vLLM's other names of it
-    id_form: str = ""  # of a call's id, where the template writes that in place of its name
-    hints: tuple[str, ...] = ()  # by which a template asks for it
-    is_spaced: bool = False  # arguments have line breaks, or other white space than most
-    is_quoted: bool = False  # strings stand in Python's single quotes
+    id_form: str = ""  # of a call's id, if the template writes that instead of the name
+    hints: tuple[str, ...] = ()  # phrases by which a template requests it
+    is_spaced: bool = False  # arguments have line breaks, or other unusual white space
+    is_quoted: bool = False  # strings are in Python's single quotes
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """These calls, as a model of this family writes them."""
@@ -118,7 +118,7 @@ def _objects(
 
 
 def _functions(name: str, before: str, after: str, is_broken: bool, **more: object) -> ToolFormat:
-    """<function=NAME> with <parameter=KEY> in it; `is_broken`: values stand in lines of their own."""
+    """<function=NAME> with <parameter=KEY> in it; `is_broken`: values are on separate lines."""
     line = "\n" if is_broken else ""
     return ToolFormat(
         name,

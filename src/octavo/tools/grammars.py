@@ -3,7 +3,7 @@
     start: OPEN call (BETWEEN call){0,15} CLOSE          call: call_0 | call_1 | ...
     call_0: CALL_OPEN "get_weather" TO_ARGUMENTS args_0 CALL_CLOSE          args_0: %json {...}
 
-What of a schema is followed is told by `octavo.tools.schemas`. Source: llguidance's Lark.
+`octavo.tools.schemas` decides which part of a schema is followed. Source: llguidance's Lark.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import replace
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import JSON_OPTIONS, Grammar, GrammarKind
-from octavo.schemas import told
+from octavo.schemas import limit_keys
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
 from octavo.tools.formats import ID, Body, ToolFormat
 from octavo.tools.rules import CallWriter, SpecialId
-from octavo.tools.schemas import Check, Trials, arguments_schema
+from octavo.tools.schemas import Check, SchemaTrials, arguments_schema
 from octavo.tools.thinking import FINAL
 
-CALLS_MAX = 16  # in one answer
+CALLS_MAX = 16  # per answer
 _OBJECT: Mapping[str, object] = {"type": "object"}
 
 
 def calls_grammar(
     use: ToolUse, form: ToolFormat, output: Grammar | None, special_id: SpecialId, check: Check
 ) -> Grammar | None:
-    """What an answer with tools follows: where calls are required, from its first token on; otherwise from
-    where a call has begun on, or, where content must follow `output`, either from the first token on.
-    Compiles; may take long. Raises InvalidRequest for a strict function whose schema cannot be followed."""
+    """The grammar of an answer with tools. It applies from the first token on if calls are required or
+    content must follow `output`; otherwise from the beginning of a call. Compiles; may take long. Raises
+    InvalidRequest for a strict function whose schema cannot be followed."""
     if use.mode is ToolMode.NONE:
         return output
     tools = use.callable_tools
@@ -39,11 +39,11 @@ def calls_grammar(
     try:
         check(whole)
     except InvalidRequest:  # of one tool, or of all together
-        trials = Trials(check)
+        trials = SchemaTrials(check)
         found = [trials.followed(tool, one) for tool, one in zip(tools, found, strict=True)]
         whole = _calls_grammar(use, form, output, special_id, [one.schema for one in found])
     let_go = [f"{tool.name}: {key}" for tool, one in zip(tools, found, strict=True) for key in one.let_go]
-    return replace(whole, let_go=(*(() if output is None else output.let_go), *told(let_go)))
+    return replace(whole, let_go=(*(() if output is None else output.let_go), *limit_keys(let_go)))
 
 
 def _calls_grammar(
@@ -93,7 +93,7 @@ def _content_schema(output: Grammar) -> Mapping[str, object]:
 
 
 def _beginning(form: ToolFormat, tool: Tool) -> str:
-    """What an answer begins with that calls this function."""
+    """The beginning of an answer that calls this function."""
     return (form.open + form.call_open + tool.name + form.to_arguments[:1]).partition(ID)[0]
 
 

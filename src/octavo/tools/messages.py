@@ -1,7 +1,7 @@
-"""One message of a chat as clients write it, in OpenAI's JSON, and the `ChatMessage` that it means. The
-server's routes and `octavo.api` read it alike.
+"""Reads one message of a chat from OpenAI's JSON to a `ChatMessage`, for the server's routes and
+`octavo.api`.
 
-It knows no request: the caller says where a message stands in one, for its errors.
+It knows no request: for errors, the caller passes the place of the message in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-# The text of a part of content; thinking is told apart from the rest.
+# The text of a part of content; thinking is kept separate.
 _TEXT_OF = {
     "text": "text",
     "input_text": "text",
@@ -44,9 +44,9 @@ def read_message(raw: object, where: str) -> ChatMessage:
         raise InvalidRequest(f"{where}.tool_call_id must be a string", param="messages")
     if thought is not None and not isinstance(thought, str):
         raise InvalidRequest(f"{where}.reasoning_content must be a string", param="messages")
-    is_silent = content in (None, []) and role == "assistant"  # it called, or only thought
-    text, told = ("", "") if is_silent else _content(content, f"{where}.content", role == "assistant")
-    thought = thought or (told if role == "assistant" else "")
+    is_silent = content in (None, []) and role == "assistant"  # only calls, or only thinking
+    text, thinking = ("", "") if is_silent else _content(content, f"{where}.content", role == "assistant")
+    thought = thought or (thinking if role == "assistant" else "")
     return ChatMessage(ROLES[role], text, name, calls, (answered or "") if role == "tool" else "", thought)
 
 
@@ -95,5 +95,5 @@ def _content(raw: object, where: str, may_think: bool) -> tuple[str, str]:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: no more than a few words of it, and nothing nested."""
+    """A value for an error message: at most a few words of it, and nothing nested."""
     return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"

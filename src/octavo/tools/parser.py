@@ -1,13 +1,13 @@
-"""From text, as it comes, to calls: the same whether it comes at once or letter by letter.
+"""Parses calls from streamed text: the result is the same for any split of the text.
 
     content --a text that begins calls--> NAME --> arguments --> what closes the call --> another NAME
        ^                                   |                                                    |
        +---------- no call after all ------+---------------- anything else ---------------------+
 
-It is written as if all text were there: a generator that pauses where it needs more. A call is an event from
-where its arguments begin, so that what is no call after all is content, to the letter. Arguments that are
-JSON are given on as they were written, letter by letter; others as JSON. White space between the words of a
-format may be other than the format's.
+It is a generator, written as if all text were present, that pauses when it needs more. A call becomes an
+event once its arguments begin, so text that turns out to be no call is content, unchanged. Arguments in JSON
+are streamed as written; others are converted to JSON. White space between the words of a format may differ
+from the format's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import re
 from collections.abc import Generator, Sequence
 
 from octavo.tools.arguments import ArgumentTypes, escaped
-from octavo.tools.cursor import BLANKS, HALF_LETTER, Cut, NoCall, Reading, TextCursor
+from octavo.tools.cursor import BLANKS, HALF_LETTER, NoCall, Reading, TextCursor, TextEnded
 from octavo.tools.definitions import Tool
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content
 from octavo.tools.formats import Body, Tags, ToolFormat
 from octavo.tools.pythonic import CallReader, refuse_constant
 
@@ -39,11 +39,11 @@ class CallParser(TextCursor):
         super().__init__()
         self._form = form
         self._types = ArgumentTypes(tools)
-        self._num_calls = 0  # begun
+        self._num_calls = 0  # started so far
         self._has_content = False
         self._events: list[AnswerEvent] = []
-        self._has_said_more = False  # behind the last call
-        self._blanks = ""  # before what begins as a call would
+        self._has_said_more = False  # there is content after the last call
+        self._blanks = ""  # white space before a possible call
         self._first_heads, self._next_heads = _heads(form)
         self._tail = _tail(form)
         self._reading = self._answer()
@@ -54,7 +54,7 @@ class CallParser(TextCursor):
         return self._resume()
 
     def finish(self) -> list[AnswerEvent]:
-        """There is no more: what was held back."""
+        """The end of the answer: emit the held text."""
         self._is_over = True
         return self._resume()
 
@@ -70,7 +70,7 @@ class CallParser(TextCursor):
             yield from self._calls()
 
     def _find_calls(self) -> Generator[None, None, bool]:
-        """Give on content up to where calls may begin; False at the end of the answer."""
+        """Emit content up to where calls may begin; False at the end of the answer."""
         while True:
             if self._form.at_start:
                 begins = self._begins_at_start()
@@ -95,22 +95,22 @@ class CallParser(TextCursor):
 
     def _begins_anywhere(self) -> bool:
         if self._num_calls and not self._has_said_more:
-            self._text = self._text.lstrip()  # white space behind calls is no content
+            self._text = self._text.lstrip()  # white space after calls is no content
         begins = self._form.begins
         place = min((at for one in begins if (at := self._text.find(one)) >= 0), default=-1)
         if place >= 0:
             kept = len(self._text[:place].rstrip())
-            self._blanks = self._text[kept:place]  # they are content where it is no call after all
+            self._blanks = self._text[kept:place]  # content if this turns out to be no call
             self._say(kept)
             self._text = self._text[place - kept :]
             return True
-        # Held back: what may begin calls, and the white space before it.
+        # Hold text that may begin calls, and the white space before it.
         held = max((_overlap(self._text, one) for one in begins), default=0)
         self._say(len(self._text[: len(self._text) - held].rstrip()))
         return False
 
     def _say(self, length: int) -> None:
-        """The first characters are content."""
+        """Emit the first characters as content."""
         if length:
             self._has_content = self._has_said_more = True
             self._events.append(Content(self._text[:length]))
@@ -119,7 +119,7 @@ class CallParser(TextCursor):
     # --- calls ---
 
     def _calls(self) -> Reading:
-        """One call after another, from the text that begins them on."""
+        """Read one call after another, from the text that begins them."""
         heads, num_before = self._first_heads, self._num_calls
         try:
             while True:
@@ -132,14 +132,14 @@ class CallParser(TextCursor):
         except NoCall:
             self._give_up(num_before)
             return
-        except Cut:  # whatever else begins in it would be cut too
+        except TextEnded:  # whatever else begins in it would be cut too
             self._text = "" if self._num_calls else self._blanks + self._text
             self._say(len(self._text))
             return
         self._has_content, self._has_said_more = True, False
 
     def _give_up(self, num_before: int) -> None:
-        """What looked like a call is none."""
+        """The text was no call: emit it as content."""
         if self._form.at_start:
             self._has_content = True
             self._text = (self._blanks if self._num_calls == 0 else "") + self._text
@@ -163,7 +163,7 @@ class CallParser(TextCursor):
         yield from self._take_optional(self._tail)
 
     def _finds_next_call(self) -> Generator[None, None, bool]:
-        """Skip what stands between calls, and what closes the last; whether another begins."""
+        """Skip the text between calls, or the closing text of the last; whether another begins."""
         is_list = False
         while True:
             rest = self._text.lstrip(BLANKS + ",;")
@@ -183,8 +183,8 @@ class CallParser(TextCursor):
             yield
 
     def _may_be_next_call(self, rest: str, is_list: bool) -> tuple[bool, bool]:
-        """Whether this may become the beginning of another call, and whether it is one; `is_list`: there was
-        a comma."""
+        """Whether this may be the beginning of another call, and whether it is one; `is_list`: there was a
+        comma."""
         form = self._form
         if form.body is Body.PYTHON:
             return _HALF_CALL.fullmatch(rest) is not None, _PYTHON_CALL.match(rest) is not None
@@ -196,7 +196,7 @@ class CallParser(TextCursor):
     # --- bodies ---
 
     def _object_call(self) -> Reading:
-        """An object with the call's name and arguments, in any order, at any depth of "function"."""
+        """An object with the call's name and arguments, in any order, nested in "function" or not."""
         begun = self._num_calls
         try:
             yield from self._members()
@@ -207,7 +207,7 @@ class CallParser(TextCursor):
             raise NoCall
 
     def _members(self) -> Reading:
-        """The members of a call's object; the call begins with its name and the first of its arguments."""
+        """The members of a call's object; the call starts once its name and its first argument are known."""
         yield from self._take_one(("{",))
         name, held, depth, is_begun = "", "", 1, False
         while depth:
@@ -225,7 +225,7 @@ class CallParser(TextCursor):
                 if name and (yield from self._peek()) == "{":
                     is_begun = True
                     self._begin(name)
-                    yield from self._stream_object(self._tell_arguments)
+                    yield from self._stream_object(self._emit_arguments)
                 else:
                     held = _as_object((yield from self._value()))
             else:
@@ -233,11 +233,11 @@ class CallParser(TextCursor):
             if name and held and not is_begun:
                 is_begun = True
                 self._begin(name)
-                self._tell_arguments(held)
+                self._emit_arguments(held)
             yield from self._separator()
 
     def _named_call(self) -> Reading:
-        """NAME, what leads to its arguments, a JSON object."""
+        """NAME, the text before its arguments, a JSON object."""
         name = (yield from self._match(_NAME)).removeprefix("functions.")
         if self._form.id_open and (yield from self._takes(self._form.id_open)):
             yield from self._match(_ID)
@@ -247,7 +247,7 @@ class CallParser(TextCursor):
         if (yield from self._peek()) != "{":
             raise NoCall
         self._begin(name)
-        yield from self._stream_object(self._tell_arguments)
+        yield from self._stream_object(self._emit_arguments)
 
     def _tagged_call(self) -> Reading:
         """NAME, then arguments in tags of their own."""
@@ -262,16 +262,16 @@ class CallParser(TextCursor):
         opening = "{"
         while (yield from self._takes(tags.param_open)):
             key, is_json = yield from self._tag_key(tags)
-            self._tell_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+            self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
             opening = ", "
             yield from self._tag_value(tags, name, key, is_json)
             self._cut_read()
             if not (yield from self._has_one((tags.param_open, last))):
                 break
-        self._tell_arguments("{}" if opening == "{" else "}")
+        self._emit_arguments("{}" if opening == "{" else "}")
 
     def _tag_key(self, tags: Tags) -> Generator[None, None, tuple[str, bool]]:
-        """An argument's name, and whether its value is JSON whatever the schema says."""
+        """An argument's name, and whether its value is JSON regardless of the schema."""
         ends = [one for one in (tags.to_value, tags.to_json) if one]
         stop = ends[0].strip()[0]
         while (place := self._text.find(stop, self._at, self._at + _KEY_CHARS_MAX)) < 0:
@@ -285,28 +285,28 @@ class CallParser(TextCursor):
         return key, taken == tags.to_json
 
     def _tag_value(self, tags: Tags, name: str, key: str, is_json: bool) -> Reading:
-        """An argument's value, up to what closes it: a text letter by letter, anything else whole."""
+        """An argument's value, up to its closing text: strings are streamed, other values emitted whole."""
         self._cut_read()
         end = tags.param_close.strip()
         held = max(len(end), 1) + 1
         is_text = bool(tags.to_json and not is_json) or (not is_json and self._types.is_text(name, key))
         if is_text:
-            self._tell_arguments('"')
+            self._emit_arguments('"')
         while (place := self._text.find(end)) < 0:
             if is_text and len(self._text) > held:
-                self._tell_arguments(escaped(self._text[:-held]))
+                self._emit_arguments(escaped(self._text[:-held]))
                 self._text = self._text[-held:]
             if self._is_over:
-                raise Cut
+                raise TextEnded
             yield
         value = self._text[:place]
         if tags.param_close.startswith("\n"):
             value = value.removesuffix("\n")
         self._at = place + len(end)
         if is_text:
-            self._tell_arguments(escaped(value) + '"')
+            self._emit_arguments(escaped(value) + '"')
         else:
-            self._tell_arguments(self._types.as_json(name, key, value))
+            self._emit_arguments(self._types.as_json(name, key, value))
 
     def _python_call(self) -> Reading:
         """NAME(key=value, ...)."""
@@ -316,28 +316,28 @@ class CallParser(TextCursor):
             if found.is_wrong:
                 raise NoCall
             if self._is_over:
-                raise Cut
+                raise TextEnded
             yield
         self._at = found.end
         self._begin(found.call.name)
-        self._tell_arguments(found.call.arguments)
+        self._emit_arguments(found.call.arguments)
 
     def _begin(self, name: str) -> None:
-        self._events.append(CallBegun(self._num_calls, name))
+        self._events.append(CallStart(self._num_calls, name))
         self._num_calls += 1
         self._cut_read()
 
-    def _tell_arguments(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         if text:
             self._events.append(ArgumentsText(self._num_calls - 1, text))
 
 
 def _heads(form: ToolFormat) -> tuple[list[str], list[str]]:
-    """What may stand before the first call's body, and before that of another."""
+    """The texts that may precede the first call's body, and the body of another."""
     is_list = form.body in (Body.OBJECT, Body.PYTHON)
     prefix = form.call_open.partition("{")[0] if form.body is Body.OBJECT else form.call_open
     prefixes = [prefix, prefix.removesuffix("functions.")]
-    if form.body is Body.TAGGED:  # without its first word, where calls may begin with the second
+    if form.body is Body.TAGGED:  # without its first word, if calls may begin with the second
         prefixes += [word for word in prefix.split(maxsplit=1)[1:] if word in form.begins]
     opens = {"", form.open, form.open.rstrip().removesuffix("["), *form.begins} - {"{"}
     opens |= {one + "[" for one in opens if is_list and not one.endswith("[")}
@@ -349,7 +349,7 @@ def _heads(form: ToolFormat) -> tuple[list[str], list[str]]:
 
 
 def _tail(form: ToolFormat) -> str:
-    """What closes a call behind its body, word by word."""
+    """The closing text after a call's body, word by word."""
     match form.body:
         case Body.PYTHON:
             return ""
@@ -367,7 +367,7 @@ def _as_name(text: str) -> str:
 
 
 def _as_object(text: str) -> str:
-    """Arguments as the text of an object: of one that is null, or within a string."""
+    """Arguments as the text of an object, also if they are null, or an object inside a string."""
     value = json.loads(text)
     if isinstance(value, str):
         try:

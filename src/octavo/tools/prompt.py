@@ -1,5 +1,5 @@
-"""Tools as messages, for a chat template that knows none: a part of the system message tells what may be
-called and how; calls and results of earlier turns become text."""
+"""Tools as messages, for a chat template that does not support them: a part of the system message describes
+the functions and the format of calls; calls and results of earlier turns become text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from octavo.tools.formats import ToolFormat
 from octavo.types import ChatMessage, ToolCall
 
-_TOLD = """You can call functions. Each line between <tools> and </tools> describes one:
+_TOOLS_TEXT = """You can call functions. Each line between <tools> and </tools> describes one:
 <tools>
 {tools}
 </tools>
@@ -23,15 +23,15 @@ def as_messages(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]], form: ToolFormat
 ) -> list[ChatMessage]:
     """The same chat, in messages of text alone."""
-    told = [_without_calls(message, form) for message in _joined_results(messages)]
+    text_only = [_without_calls(message, form) for message in _joined_results(messages)]
     if not tools:
-        return told
+        return text_only
     described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = form.written([ToolCall("function-name", '{"argument": "value"}')])
-    text = _TOLD.replace("{tools}", described).replace("{example}", example)
-    if told and told[0].role == "system":
-        return [replace(told[0], content=f"{told[0].content}\n\n{text}"), *told[1:]]
-    return [ChatMessage("system", text), *told]
+    text = _TOOLS_TEXT.replace("{tools}", described).replace("{example}", example)
+    if text_only and text_only[0].role == "system":
+        return [replace(text_only[0], content=f"{text_only[0].content}\n\n{text}"), *text_only[1:]]
+    return [ChatMessage("system", text), *text_only]
 
 
 def _without_calls(message: ChatMessage, form: ToolFormat) -> ChatMessage:
@@ -43,7 +43,7 @@ def _without_calls(message: ChatMessage, form: ToolFormat) -> ChatMessage:
 
 
 def _joined_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """What tools returned, as the user's words; what comes together is one message."""
+    """Results of tools as user messages; consecutive results are joined to one message."""
     joined: list[ChatMessage] = []
     was_result = False
     for message in messages:

@@ -1,4 +1,4 @@
-"""A call as Python writes it, f(a=1, b="x"), as Llama 4, OLMo 3 and others do: read, and given on as JSON.
+"""Parses a call in Python's syntax, f(a=1, b="x"), as Llama 4, OLMo 3 and others write it, to JSON.
 
 Values are Python's or JSON's: True and true, None and null.
 """
@@ -23,8 +23,8 @@ _CALL_CHARS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """What a text has at some place: a whole call, which ends at `end`; with `call` None and nothing wrong,
-    what may become one."""
+    """What a text has at some place: a whole call, which ends at `end`; or, with `call` None and nothing
+    wrong, the beginning of one."""
 
     call: ToolCall | None = None
     end: int = 0
@@ -32,12 +32,12 @@ class FoundCall:
 
 
 class CallReader:
-    """Reads the call that begins at a place of a text that grows. Each letter is looked at once."""
+    """Reads the call that begins at a place of a growing text. Each letter is scanned once."""
 
     def __init__(self, place: int) -> None:
         self._begin = self._place = place
         self._name = ""
-        self._arguments = 0  # where they begin; 0: the name has not ended
+        self._arguments = 0  # where they begin; 0: still in the name
         self._depth, self._quote, self._is_escaped = 0, "", False
 
     def read(self, text: str) -> FoundCall:
@@ -57,7 +57,7 @@ class CallReader:
         return FoundCall(ToolCall(self._name, arguments), close + 1)
 
     def _closing(self, text: str) -> int | None:
-        """Where the parenthesis of the arguments closes."""
+        """The place of the closing parenthesis."""
         for place in range(self._place, len(text)):
             letter = text[place]
             if self._is_escaped:
@@ -76,22 +76,22 @@ class CallReader:
 
 
 def read_call(text: str, place: int) -> FoundCall:
-    """The call that begins there, in a text that is whole."""
+    """The call that begins there, in a complete text."""
     return CallReader(place).read(text)
 
 
 def value_of(text: str) -> object:
-    """JSON's or Python's. Raises what `json` and `ast` raise."""
+    """A value in JSON or Python. Raises what `json` and `ast` raise."""
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except ValueError:
-        if text[:1] in ("'", '"'):  # models write line breaks into strings as they are
+        if text[:1] in ("'", '"'):  # models write raw line breaks into strings
             text = text.replace("\r", "\\r").replace("\n", "\\n")
         return _literal(ast.parse(text, mode="eval").body)
 
 
 def refuse_constant(word: str) -> object:
-    """What `json.loads` is told of NaN and infinities."""
+    """Refuse NaN and infinities: the `parse_constant` of `json.loads`."""
     raise ValueError(f"{word} is no JSON")
 
 
@@ -101,13 +101,13 @@ def _past(text: str, place: int, pattern: re.Pattern[str]) -> int:
 
 
 def _value_end(text: str, start: int) -> int:
-    """Where a value ends: at the next comma that is in no bracket, or at the end."""
+    """The end of a value: the next comma outside brackets, or the end of the text."""
     commas = (place for place, letter, depth in _outside_quotes(text, start) if letter == "," and depth == 0)
     return next(commas, len(text))
 
 
 def _outside_quotes(text: str, start: int) -> Iterator[tuple[int, str, int]]:
-    """Each letter that is in no string: its place, itself, and how many brackets are open behind it."""
+    """Each letter outside strings: its place, itself, and how many brackets are open after it."""
     depth, quote, is_escaped = 0, "", False
     for place in range(start, len(text)):
         letter = text[place]
@@ -124,7 +124,7 @@ def _outside_quotes(text: str, start: int) -> Iterator[tuple[int, str, int]]:
 
 
 def _as_json(arguments: str) -> str | None:
-    """`a=1, b="x"` as a JSON object; None where it is something else."""
+    """`a=1, b="x"` as a JSON object; None if it is something else."""
     values: dict[str, object] = {}
     place = _past(arguments, 0, _BLANKS)
     try:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from octavo.tools.arguments import types_of
 from octavo.tools.formats import ID, Body, Tags, ToolFormat
 
-SpecialId = Callable[[str], int | None]  # of a text that is one special token of the vocabulary
+SpecialId = Callable[[str], int | None]  # the id of a text that is one special token
 _ANY_TEXT = "/(?s:.*)/"
-_BOUND_MAX = 1000  # characters; longer bounds of a string are not led
+_BOUND_MAX = 1000  # characters; longer bounds of a string are not enforced
 _ID = "/[A-Za-z0-9_.:\\-]{1,64}/"
 _QUOTED = r"/'(\\.|[^'\\])*'/"
 _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
@@ -33,7 +33,7 @@ class CallWriter:
 
     @property
     def begins_special(self) -> bool:
-        """Whether calls begin with a special token, so that no text is in the same one."""
+        """Whether calls begin with a special token, which never merges with preceding text."""
         return self._form.begins[0].startswith(tuple(self._ids)) and not self._form.at_start
 
     def text(self, literal: str) -> str:
@@ -45,7 +45,7 @@ class CallWriter:
         return json.dumps(literal, ensure_ascii=False) if literal else ""
 
     def loose(self, literal: str) -> str:
-        """The same, with any of its line breaks left out, in formats that write tags."""
+        """The same with optional line breaks, in formats that write tags."""
         if self._form.body is not Body.TAGGED:
             return self.text(literal)
         return r" /\n{0,2}/ ".join(map(self.text, literal.split("\n"))).strip()
@@ -70,8 +70,8 @@ class CallWriter:
                 return [rule, f"{args}: %json {json.dumps(schema)}"]
 
     def _opening(self, name: str) -> str:
-        """What stands before a call's arguments; its first word may be left out where calls may begin with
-        the second."""
+        """The text before a call's arguments; its first word is optional if calls may begin with the
+        second."""
         form = self._form
         first, _, second = form.call_open.partition("\n")
         if form.body is Body.TAGGED and second and second in form.begins:
@@ -92,8 +92,8 @@ class CallWriter:
         return f"call_{index}: ({header}) {constrain} {message} args_{index} {self.text('<|call|>')}"
 
     def _one_by_one(self, index: int, schema: Mapping[str, object], tags: Tags | None) -> list[str]:
-        """Arguments by name, in the schema's order, those that are required and perhaps others: rules for
-        what may follow where none was written yet (n), and where some were (s)."""
+        """Arguments by name, in the schema's order; only required ones must be present. Rules for what may
+        follow before the first argument (n), and after some (s)."""
         given, required = schema.get("properties"), schema.get("required")
         properties = given if isinstance(given, Mapping) else {}
         names = required if isinstance(required, list) else []
@@ -131,8 +131,8 @@ class CallWriter:
     def _tagged_value(
         self, own: str, value: object, root: Mapping[str, object], tags: Tags
     ) -> tuple[list[str], str]:
-        """The rules of a value with what closes it, and what stands between its name and it. Line breaks
-        beside a value are as the format has them."""
+        """The rules of a value with its closing text, and the text between name and value. Line breaks around
+        a value are those of the format."""
         types = types_of(value, root)
         is_text = "string" in types
         to_value = tags.to_json if tags.to_json and not is_text else tags.to_value
@@ -142,7 +142,7 @@ class CallWriter:
         after = self.loose(tags.param_close[len(end) :])
         choices = value.get("enum") if isinstance(value, Mapping) else None
         if is_text and isinstance(choices, list):
-            if tags.to_json:  # which says that a value is text
+            if tags.to_json:  # this format marks whether a value is text
                 choices = [one for one in choices if isinstance(one, str)]
             texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
             quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
@@ -156,7 +156,7 @@ class CallWriter:
 
 
 def _text_of_length(value: object) -> str:
-    """Any text, as long as a schema's bounds of a string allow."""
+    """Any text of a length within the schema's bounds of a string."""
     bounds = value if isinstance(value, Mapping) and value.get("type") == "string" else {}
     least, most = bounds.get("minLength", 0), bounds.get("maxLength", "")
     if not (isinstance(least, int) and least <= _BOUND_MAX):
@@ -167,7 +167,7 @@ def _text_of_length(value: object) -> str:
 
 
 def _has_other_references(schema: object) -> bool:
-    """Whether it refers to a part of its root that does not go with it."""
+    """Whether it refers to a part of its root outside of itself."""
     if isinstance(schema, Mapping):
         pointer = schema.get("$ref")
         if isinstance(pointer, str) and not pointer.startswith(("#/$defs/", "#/definitions/")):
@@ -177,7 +177,7 @@ def _has_other_references(schema: object) -> bool:
 
 
 def _spaced(options: object) -> dict[str, object]:
-    """The same, with any white space between the parts of JSON."""
+    """The options, with any white space between the parts of JSON."""
     given = options if isinstance(options, Mapping) else {}
     kept = {key: value for key, value in given.items() if not key.endswith("_separator")}
     return {**kept, "whitespace_flexible": True}

@@ -1,11 +1,11 @@
 """The schema of a function's arguments, as far as it can be followed.
 
-    parameters --read, without a trial--> what is no schema, or not known, is gone, key by key
-               --a trial refuses the rest--> halves of the keys are tried, until each that fails is found
+    parameters --read, without a trial--> invalid and unknown keys are dropped, one by one
+               --a trial refuses the rest--> bisection over the keys, until each failing one is found
 
-A strict function's arguments follow all of its schema, or the request is refused. Of others' what cannot be
-followed is let go alone, and told; what is left is what the schema says of everything else. Keys are tried
-from the outside in, a few that others need first; of two that contradict each other the later one goes.
+A strict function's arguments follow its whole schema, or the request is refused. For other functions only the
+keys that cannot be followed are dropped, and reported; the rest of the schema applies. Keys are tried from
+the outside in, a few that others need first; of two contradictory keys the later one is dropped.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import replace
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, GrammarKind
-from octavo.schemas import Loosened, Schema, named, readable, rebuilt, without_effect
+from octavo.schemas import LooseSchema, Schema, named, readable, rebuilt, without_effect
 from octavo.tools.definitions import Tool
 
-TRIALS_MAX = 300  # of one request, to find what cannot be followed
-TRIALS_CHARS_MAX = 8 * 1024 * 1024  # of the schemas that they try
-Check = Callable[[Grammar], object]  # raises InvalidRequest for one that cannot be followed
+TRIALS_MAX = 300  # of one request, to find keys that cannot be followed
+TRIALS_CHARS_MAX = 8 * 1024 * 1024  # of the schemas in these trials
+Check = Callable[[Grammar], object]  # raises InvalidRequest for a grammar that cannot be followed
 _OBJECT: Schema = {"type": "object"}
-# With one of these beside them, `properties` may not be all names.
+# Together with one of these, `properties` may not list all names.
 _NAMES_ELSEWHERE = ("anyOf", "allOf", "oneOf", "$ref", "patternProperties")
 _MAY_NAME = ("if", "then", "else", "dependentSchemas", "dependencies", "unevaluatedProperties", "$dynamicRef")
-# Keys that others need, before those; and those that need others, behind them.
+# Keys that others need come first; those that need others come last.
 _FIRST = ("$schema", "$id", "$defs", "definitions", "type", "properties")
 _LAST = ("required", "additionalProperties")
 _DECLARING = ("properties", "patternProperties")
 _DEFINED = ("#/$defs/", "#/definitions/")
 
 
-def arguments_schema(tool: Tool) -> Loosened:
-    """What the grammar says of a function's arguments, as far as that can be told without a trial."""
+def arguments_schema(tool: Tool) -> LooseSchema:
+    """The schema of a function's arguments for the grammar, as far as it is known without a trial."""
     if tool.is_strict:
         found = without_effect(tool.parameters)
         return replace(found, schema=_written(found.schema))
@@ -47,16 +47,16 @@ def arguments_schema(tool: Tool) -> Loosened:
     return replace(found, schema=_written(schema))
 
 
-class Trials:
-    """Finds out what of schemas can be followed; one request has so many trials."""
+class SchemaTrials:
+    """Finds the parts of schemas that can be followed; the number of trials is bounded per request."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
         self._num_left, self._chars_left = TRIALS_MAX, TRIALS_CHARS_MAX
 
-    def followed(self, tool: Tool, found: Loosened) -> Loosened:
-        """As much of a function's schema as can be followed. Raises InvalidRequest for a strict function, and
-        for what takes too long to try."""
+    def followed(self, tool: Tool, found: LooseSchema) -> LooseSchema:
+        """The part of a function's schema that can be followed. Raises InvalidRequest for a strict function,
+        and if the trials take too long."""
         if tool.is_strict:
             text = json.dumps(found.schema)
             self._check(Grammar(GrammarKind.JSON_SCHEMA, text, f"parameters of the function {tool.name}"))
@@ -65,11 +65,11 @@ class Trials:
             return found
         try:
             return self._loosened(tool, found)
-        except _Unfound:
-            return Loosened(_written(_OBJECT), (*found.let_go, named("all of it", "#")))
+        except _SearchFailed:
+            return LooseSchema(_written(_OBJECT), (*found.let_go, named("all of it", "#")))
 
-    def _loosened(self, tool: Tool, found: Loosened) -> Loosened:
-        # Where parts of oneOf do not exclude each other, a value may follow several of them.
+    def _loosened(self, tool: Tool, found: LooseSchema) -> LooseSchema:
+        # If parts of oneOf do not exclude each other, a value may follow several of them.
         whole = {**found.schema, "x-guidance": {**JSON_OPTIONS, "coerce_one_of": True}}
 
         def follows(without: Iterable[str]) -> bool:
@@ -77,20 +77,20 @@ class Trials:
             self._num_left -= 1
             self._chars_left -= len(json.dumps(schema))
             if min(self._num_left, self._chars_left) < 0:
-                raise _Unfound
+                raise _SearchFailed
             return self._can_follow(tool, schema)
 
         gone = _culprits(_keys(whole), follows)
         schema = _without(whole, frozenset(gone))
         also = [key for key in map(_closing, gone) if key not in gone and key in _keys(whole)]
-        told = [named(key, place) for place, _, key in (one.rpartition("/") for one in [*gone, *also])]
+        dropped = [named(key, place) for place, _, key in (one.rpartition("/") for one in [*gone, *also])]
         if "type" not in schema and "$ref" not in schema:
             schema = {**_OBJECT, **schema}
         exact = _written(schema)
         if not self._can_follow(tool, exact):
-            told += [named("oneOf, taken as anyOf", place) for place in _places_of("oneOf", schema)]
-            return Loosened(schema, (*found.let_go, *told))
-        return Loosened(exact, (*found.let_go, *told))
+            dropped += [named("oneOf, taken as anyOf", place) for place in _places_of("oneOf", schema)]
+            return LooseSchema(schema, (*found.let_go, *dropped))
+        return LooseSchema(exact, (*found.let_go, *dropped))
 
     def _can_follow(self, tool: Tool, schema: Schema) -> bool:
         text = f"start: %json {json.dumps(schema)}"
@@ -103,8 +103,8 @@ class Trials:
         return True
 
 
-class _Unfound(Exception):
-    """Trials did not find what cannot be followed."""
+class _SearchFailed(Exception):
+    """The trials did not find the failing keys."""
 
 
 def _written(schema: Schema) -> Schema:
@@ -112,7 +112,7 @@ def _written(schema: Schema) -> Schema:
 
 
 def _with_its_names(schema: Schema, *, is_open: bool) -> dict[str, object]:
-    """A function has its parameters, and no others: those that it declares, and those that it requires."""
+    """Allow only the function's parameters: those that it declares, and those that it requires."""
     properties, required = schema["properties"], schema.get("required")
     assert isinstance(properties, Mapping)
     if "additionalProperties" in schema or is_open:
@@ -123,14 +123,14 @@ def _with_its_names(schema: Schema, *, is_open: bool) -> dict[str, object]:
 
 
 def _culprits(keys: Sequence[str], follows: Callable[[Iterable[str]], bool]) -> list[str]:
-    """The keys that cannot be followed; `follows` says whether the schema can without these. Each is found in
-    log2(keys) trials: the first key with which those before it cannot be followed any more."""
+    """The keys that cannot be followed; `follows` returns whether the schema can without these. Each is found
+    in log2(keys) trials: the first key whose prefix of keys fails."""
     gone: list[str] = []
-    good = 0  # so many of the first keys can be followed, without those that are gone
+    good = 0  # so many of the first keys can be followed, without the dropped ones
     while not follows(gone):
         bad = len(keys)  # so many cannot
         if good >= bad or not follows([*gone, *keys[good:]]):
-            raise _Unfound
+            raise _SearchFailed
         while bad - good > 1:
             middle = (good + bad) // 2
             if follows([*gone, *keys[middle:]]):
@@ -143,8 +143,8 @@ def _culprits(keys: Sequence[str], follows: Callable[[Iterable[str]], bool]) -> 
 
 
 def _keys(schema: Schema) -> list[str]:
-    """The place of every key of every schema in it. A key comes behind those that it is inside of, what a
-    reference names before the reference, and what is defined behind it."""
+    """The place of every key of every schema in it. A key comes after its enclosing keys; a reference's
+    target comes before it, and its siblings after it."""
     found: list[str] = []
 
     def note(one: object, at: str) -> object:
@@ -161,7 +161,7 @@ def _rank(key: str) -> int:
 
 
 def _without(schema: Schema, gone: frozenset[str]) -> dict[str, object]:
-    """The schema without these keys, and open for other names where those that name its own are gone."""
+    """The schema without these keys; it allows other names if the keys that declare names were dropped."""
     gone |= frozenset(map(_closing, gone))
 
     def change(one: object, at: str) -> object:
@@ -173,7 +173,7 @@ def _without(schema: Schema, gone: frozenset[str]) -> dict[str, object]:
 
 
 def _closing(key: str) -> str:
-    """The place of what closes a schema for names that this key declares; else the same."""
+    """The place of the key that forbids other names, for a key that declares names; else the same."""
     place, _, last = key.rpartition("/")
     return f"{place}/additionalProperties" if last in _DECLARING else key
 

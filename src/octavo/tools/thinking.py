@@ -1,9 +1,9 @@
-"""How models of each family mark what they think before they answer, and how it is cut from the answer.
+"""The formats of thinking, by family of models, and how thinking is split from the answer.
 
-    begin  what it thinks  end   answer[0]  the answer  answer[1]
+    begin  thinking  end   answer[0]  the answer  answer[1]
 
-A format is found by what the model's chat template renders, or given (`--reasoning-parser`, which takes
-vLLM's names too).
+A format is found by rendering the model's chat template, or given (`--reasoning-parser`, which accepts vLLM's
+names too).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 from octavo.grammar import Thinking, ThinkingState
 
-FINAL: Final = "<|channel|>final<|message|>"  # leads the answer of a model with channels
+FINAL: Final = "<|channel|>final<|message|>"  # precedes the answer of a model with channels
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFormat:
-    """The texts around thinking; `answer`: those that some models write around the answer. `is_channels`:
-    an answer is a list of messages in channels (`octavo.tools.channels`)."""
+    """The texts around thinking; `answer`: those that some models write around the answer. `is_channels`: an
+    answer is a list of messages in channels (`octavo.tools.channels`)."""
 
     name: str
     begin: str
@@ -36,11 +36,11 @@ class ThinkingFormat:
         return tuple(mark for mark in (self.begin, self.end, *self.answer, *more) if mark)
 
     def state_after(self, tail: bytes) -> ThinkingState:
-        """Where an answer begins; `tail`: the last bytes of its prompt."""
+        """The state at the beginning of an answer; `tail`: the last bytes of its prompt."""
         return self.leading().state_after(tail)
 
     def leading(self, max_tokens: int | None = None, *, has_calls: bool = False) -> Thinking:
-        """What leads an output of such a model. `has_calls`: its grammar begins before its channel."""
+        """The text before an output of such a model. `has_calls`: its grammar begins before its channel."""
         if not self.is_channels:
             return Thinking(None, max_tokens, self.begin, self.end)
         behind = "<|start|>assistant" if has_calls else "<|start|>assistant" + FINAL
@@ -95,18 +95,18 @@ THINKING_NAMES: Final[Mapping[str, ThinkingFormat]] = {
 
 
 class ThinkingSplitter:
-    """Cuts what was thought from what is answered. White space around the marks belongs to neither."""
+    """Splits thinking from the answer. White space around the marks belongs to neither."""
 
     def __init__(self, form: ThinkingFormat, state: ThinkingState) -> None:
         self._form = form
-        self._text = ""  # not yet decided
-        self._is_opened = state is ThinkingState.NONE  # what opens it has come, or will not
+        self._text = ""  # not emitted yet
+        self._is_opened = state is ThinkingState.NONE  # the opening mark was read, or is not expected
         self._has_thought = self._has_answered = False
         self._thinks = state is ThinkingState.INSIDE
-        self._answer = _Unwrapped(*form.answer)
+        self._answer = _AnswerWrapper(*form.answer)
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
-        """More text: what was thought, and what is answered."""
+        """More text: the thinking in it, and the answer in it."""
         self._text += text
         if not self._is_opened:
             self._open(is_last)
@@ -123,7 +123,7 @@ class ThinkingSplitter:
         return thought, self._answer.push(answer, is_last)
 
     def _open(self, is_last: bool) -> None:
-        """Whether it begins with what opens thinking; a model may write it though the prompt has."""
+        """Whether it begins with the opening mark; a model may repeat the prompt's."""
         rest, begin = self._text.lstrip(), self._form.begin
         if rest.startswith(begin):
             self._text, self._thinks, self._is_opened = rest[len(begin) :], True, True
@@ -131,7 +131,7 @@ class ThinkingSplitter:
             self._is_opened = True
 
     def _thought(self, is_last: bool) -> str:
-        """What can be told of the thinking; ends it where it ends."""
+        """The thinking that can be emitted now; detects its end."""
         end = self._form.end
         before, found, after = self._text.partition(end)
         if found or is_last:
@@ -151,18 +151,18 @@ class ThinkingSplitter:
         return kept
 
 
-class _Unwrapped:
-    """An answer without the texts that stand around it, where it begins with the first of them."""
+class _AnswerWrapper:
+    """Removes the texts around an answer, if it begins with the first of them."""
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin, end
         self._text = ""
         self._is_wrapped: bool | None = None if begin else False
-        self._is_new = False  # line breaks behind `begin` are no answer
-        self._is_behind = False  # nor is white space behind `end`
+        self._is_new = False  # skip line breaks after `begin`
+        self._is_behind = False  # skip white space after `end`
 
     def push(self, text: str, is_last: bool) -> str:
-        """More of it: what can be given on."""
+        """More text: the part of the answer that can be emitted."""
         self._text += text
         if self._is_wrapped is None:
             rest = self._text.lstrip()

@@ -1,6 +1,6 @@
 """Anthropic's answer: a message of blocks, whole or as the events of a stream.
 
-Thought -> thinking block     Content -> text block     CallBegun, ArgumentsText -> tool_use block
+ThinkingText -> thinking block     Content -> text block     CallStart, ArgumentsText -> tool_use block
 
 message_start, ping, {content_block_start, content_block_delta..., content_block_stop}...,
 message_delta (why it ended, what it cost), message_stop; or an error at any place
@@ -22,7 +22,7 @@ from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.dialects.error_shapes import anthropic_error
 from octavo.server.errors import JsonObject
 from octavo.server.sse import named_event
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import ToolFormat
 from octavo.types import FinishReason
 
@@ -78,11 +78,11 @@ class MessageWriter:
     def push(self, event: AnswerEvent) -> Iterator[JsonObject]:
         """More of the answer, as events of a stream; it counts when they have been read."""
         match event:
-            case Thought(text):
+            case ThinkingText(text):
                 yield from self._say("thinking", text)
             case Content(text):
                 yield from self._say("text", text)
-            case CallBegun(index, name):
+            case CallStart(index, name):
                 yield from self.close()
                 call = {"id": new_call_id(self._form, name, index, "toolu_"), "name": name, "input": {}}
                 yield self._open("tool_use", {"type": "tool_use", **call})

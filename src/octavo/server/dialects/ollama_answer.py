@@ -27,7 +27,7 @@ from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.metrics import RequestWatch
 from octavo.server.sse import encode_json
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import ToolFormat
 
 MEDIA_TYPE: Final = "application/x-ndjson"
@@ -92,9 +92,9 @@ class PartReader:
                 case Content(text):
                     calls += self._ended()
                     content += text
-                case Thought(text):
+                case ThinkingText(text):
                     thought += text
-                case CallBegun(_, name):
+                case CallStart(_, name):
                     calls += self._ended()
                     self._name = name
                 case ArgumentsText(_, text):

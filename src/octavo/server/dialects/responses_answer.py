@@ -1,9 +1,9 @@
 """The output of a response as it comes: its items, and the events of a stream that tell of them.
 
-    Thought      reasoning item      output_item.added, content_part.added, reasoning_text.delta ..., .done,
+    ThinkingText reasoning item      output_item.added, content_part.added, reasoning_text.delta ..., .done,
                                      content_part.done, output_item.done
     Content      message             the same, with output_text
-    CallBegun    function_call       output_item.added, function_call_arguments.delta ..., .done,
+    CallStart    function_call       output_item.added, function_call_arguments.delta ..., .done,
                                      output_item.done
                  custom_tool_call    the same, with custom_tool_call_input
 
@@ -23,7 +23,7 @@ from octavo.server.dialects.responses_items import item_id
 from octavo.server.dialects.responses_tools import OfferedTools, custom_input
 from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
-from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, ThinkingText
 from octavo.tools.formats import ToolFormat
 
 
@@ -67,14 +67,14 @@ class OutputWriter:
 
     def _tell(self, event: AnswerEvent) -> Iterator[JsonObject]:
         match event:
-            case Thought(text):
+            case ThinkingText(text):
                 self.num_reasoning_tokens += len(self._take_waiting())
                 yield from self._write(_REASONING, "reasoning", text, [])
             case Content(text):
                 tokens = self._take_waiting()
                 told = chat_logprobs(tokens)["content"] if self._tells_logprobs else []
                 yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", told))
-            case CallBegun(index, name):
+            case CallStart(index, name):
                 self._take_waiting()
                 yield from self._begin(self._call(name, new_call_id(self._form, name, index)))
             case ArgumentsText(_, text):
