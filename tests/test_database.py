@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import octavo
-from octavo.database import begin_anew, connect, connect_unchanged, is_trouble, open_database, transaction
+from octavo.database import connect, connect_unchanged, is_trouble, open_database, reset_database, transaction
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_nothing_of_a_file_that_is_begun_anew_is_left(path: Path) -> None:
         removed.append(one)
         one.unlink(missing_ok=True)
 
-    with contextlib.closing(begin_anew(connect, remove, path)) as database:
+    with contextlib.closing(reset_database(connect, remove, path)) as database:
         database.execute("CREATE TABLE t (a)")
     assert removed[-1] == path, "a log without its database is never replayed"
     assert rows(path) == []

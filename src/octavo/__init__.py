@@ -1,4 +1,4 @@
-"""Octavo: a language-model serving engine whose heart is paged KV memory.
+"""Octavo: a language-model serving engine, centred on paged KV memory.
 
 Names are loaded on first use, so that `import octavo` costs milliseconds:
 

@@ -6,13 +6,13 @@ import math
 
 
 def smoothed(average: float | None, measured: float, weight: float) -> float:
-    """The average once `measured` counts in it with `weight`, between 0 and 1. The first is the average."""
+    """The average after adding `measured` with `weight`, between 0 and 1. The first value is the average."""
     return measured if average is None else average + weight * (measured - average)
 
 
 class FadingAverage:
-    """An average whose value halves in each `half_life_s` without a measurement, so that what was slow once
-    is tried again."""
+    """An average whose value halves in each `half_life_s` without a measurement, so that a choice that was
+    slow once is tried again."""
 
     def __init__(self, weight: float, half_life_s: float) -> None:
         self._weight = weight
@@ -21,7 +21,7 @@ class FadingAverage:
         self._measured_at = 0.0
 
     def add(self, measured: float, now: float) -> None:
-        """One more measurement, made at `now` seconds."""
+        """Add a measurement, made at `now` seconds."""
         self._average = smoothed(self._average, measured, self._weight)
         self._measured_at = now
 

@@ -1,7 +1,7 @@
-"""Every setting of an engine, each with its default, its bounds and its words, in one place.
+"""Every setting of an engine, each with its default, its bounds and its help, in one place.
 
-A setting that can be computed is None by default, and `serving/start.py` computes it from the machine and
-the model. `octavo/setting.py` says what a line here becomes.
+A setting that can be computed is None by default, and `serving/start.py` computes it from the machine and the
+model. `octavo/setting.py` documents what a definition here creates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SESSION_TTL_S = 86_400
 
 
 def backend_of(name: str, source: str) -> str:
-    """The same name. Raises ConfigError for one that is called otherwise now."""
+    """The same name. Raises ConfigError for one that was renamed."""
     if name == "cpu":
         raise ConfigError(f"{source} is 'cpu', which is called native now; allowed: {', '.join(BACKENDS)}")
     return name
@@ -77,7 +77,7 @@ class StartOptions:
     )
     pooling: str = setting(
         "last",
-        "What embeddings are made of where a client does not say: the hidden row of the last token, or the "
+        "The pooling of embeddings if a request does not name one: the hidden row of the last token, or the "
         "mean of all.",
         more=" ([embeddings](embeddings.md))",
         choices=("last", "mean"),
@@ -119,18 +119,18 @@ class StartOptions:
 
     host_cache_bytes: int = setting(
         0,
-        "Host memory for blocks that a GPU's KV memory has no room for; 0: none.",
+        "Host memory for blocks that do not fit into a GPU's KV memory; 0: none.",
         more=". It comes before the disk, if there is one. On a CPU the same memory serves better as "
         "`--kv-memory`",
-        group="Below the KV memory",
+        group="Offload tiers",
     )
     disk_cache: str | None = setting(
         None,
-        "Folder for blocks that memory has no room for; they survive a restart.",
+        "Folder for blocks that do not fit into memory; they survive a restart.",
         metavar="FOLDER",
         allowed="a folder",
     )
-    disk_size_bytes: int = setting(20 * 2**30, "Size of its one file, taken at start.", bounds=(2**20, 2**50))
+    disk_size_bytes: int = setting(20 * 2**30, "Size of its file, allocated at start.", bounds=(2**20, 2**50))
     disk_max_age_days: int = setting(
         30,
         "Days without use after which blocks on disk, and what other models left in the folder, are removed; "
@@ -179,7 +179,7 @@ class StartOptions:
     max_seqs: int = setting(64, "Sequences that run at once.", bounds=(1, 4096))
     step_tokens: int = setting(512, "Tokens computed in one step at most.", bounds=(1, 65_536))
     max_queue: int = setting(1024, "Requests that may wait; more are refused (429).", bounds=(0, 1_000_000))
-    prefix_caching: bool = setting(True, "Compute what prompts begin with in common once.")
+    prefix_caching: bool = setting(True, "Compute common prefixes of prompts once.")
     speculate: str = setting(
         "auto",
         "Guess tokens and compute several in a step; answers are the same, sooner. auto: where it pays; "
@@ -204,8 +204,7 @@ class StartOptions:
     )
     target_ttft_s: float | None = setting(
         None,
-        "Predict each request's time to the first token, and count those that are later than this, such as "
-        "2s.",
+        "Predict each request's time to the first token, and count those later than this, such as 2s.",
         more=" ([operating.md](operating.md#a-target-for-first-tokens)). It ends nothing: a request's "
         "`ttft_timeout` does",
         bounds=(0.001, 3600.0),
@@ -218,7 +217,7 @@ class StartOptions:
     )
     record: Path | None = setting(
         None,
-        "Record what the scheduler is given, and each plan, in this file, which `octavo replay` runs again. "
+        "Record the scheduler's inputs, and each plan, in this file, which `octavo replay` runs again. "
         "It holds prompts and answers.",
         more=" as token ids ([operating.md](operating.md#record-and-replay)). A file that is there becomes "
         "`FILE.1`",
@@ -226,7 +225,7 @@ class StartOptions:
     record_tenants: bool = setting(False, "Let a recording hold the prompts and answers of all tenants.")
     kv_events: str | None = setting(
         None,
-        "Publish which blocks come and go, for routers, at this ZeroMQ endpoint, such as "
+        "Publish added and removed blocks, for routers, at this ZeroMQ endpoint, such as "
         "tcp://127.0.0.1:5557. Events carry prompts and answers as token ids, in clear.",
         more=" ([operating](operating.md#routers-and-kv-events)); wants `octavo[events]`",
         metavar="ENDPOINT",
@@ -236,14 +235,14 @@ class StartOptions:
     )
     kv_events_replay: str | None = setting(
         None,
-        "Answer routers that ask for events again at this endpoint, such as tcp://127.0.0.1:5558.",
+        "Answer routers that request past events at this endpoint, such as tcp://127.0.0.1:5558.",
         metavar="ENDPOINT",
         unset="none",
         allowed="tcp://ADDRESS:PORT or ipc://PATH",
     )
     kv_events_form: str = setting(
         "map",
-        "How events are written: map, as vLLM 0.33 does; array, for AIBrix.",
+        "The encoding of events: map, as in vLLM 0.33; array, for AIBrix.",
         more="; with array a removal is published when no tier has the block any more",
         choices=("map", "array"),
     )
@@ -260,7 +259,7 @@ class StartOptions:
         (), "Publish blocks of these tenants alone; may be repeated.", metavar="NAME", unset="of all"
     )
 
-    # Bytes of the KV memory that are taken from the system at start, before a prompt has to wait for them.
+    # Bytes of the KV memory that are allocated at start, so that no prompt waits for them.
     kv_ready_bytes: int = setting(
         0, gone="a server takes the first GiB of its KV memory at start, the rest when first used"
     )
@@ -297,7 +296,7 @@ class StartOptions:
             folder_of("disk_cache", self.disk_cache)
 
     def _check_ranks(self) -> None:
-        """Raise ConfigError for what several ranks do not know."""
+        """Raise ConfigError for settings that several ranks do not support."""
         if self.tensor_parallel_size == 1:
             return
         given = f"tensor_parallel_size is {self.tensor_parallel_size}"
@@ -313,5 +312,5 @@ class StartOptions:
 
     @property
     def disk_folder(self) -> Path | None:
-        """Of the disk cache, without ~."""
+        """The folder of the disk cache, without ~."""
         return None if self.disk_cache is None else folder_of("disk_cache", self.disk_cache)

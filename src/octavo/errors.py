@@ -1,4 +1,4 @@
-"""Every error a person can meet, as one tree. A message says what was given, what is allowed, what to change.
+"""Every error that users see, as one tree. A message says what was given, what is allowed, what to change.
 
     OctavoError
     ├── InvalidRequest        the client's request is wrong                     HTTP 400
@@ -16,12 +16,12 @@
     ├── TimedOut              a deadline passed before anything was made        HTTP 408
     ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
     ├── EngineStopped         the engine drains or has stopped                  HTTP 503
-    ├── DeviceLost            the GPU answers no more                           exit status 1
+    ├── DeviceLost            the GPU no longer responds                        exit status 1
     ├── ConfigError           a setting or a flag is wrong                      exit status 2
     └── ModelError            a model cannot be served                          exit status 1
         ├── ModelNotFound     no such file, folder, alias or repository, or the network is away
         ├── BadModelFile      the file is damaged, truncated, or lies about its sizes
-        └── UnsupportedModel  a sound file of a family or type that Octavo does not know
+        └── UnsupportedModel  a sound file of a family or type that Octavo does not support
 
 Expected shortage (no free block, no free row) is a value, not an exception. A bug of ours is an
 `AssertionError`.
@@ -39,11 +39,11 @@ _SHOWN_CHARS_MAX = 80
 
 
 class OctavoError(Exception):
-    """The root of all; its text is what a person reads."""
+    """The root of the tree; its text is for users."""
 
 
 class InvalidRequest(OctavoError):
-    """A parameter is wrong, or asks for what this server does not do; `param` names the field."""
+    """A parameter is wrong, or requests an unsupported feature; `param` names the field."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -69,16 +69,16 @@ class UnknownSession(InvalidRequest):
 
 
 class UnknownTenant(OctavoError):
-    """The tenant was taken off the tenants file after its key was looked at; nothing was queued."""
+    """The tenant was removed from the tenants file after its key was checked; nothing was queued."""
 
 
 class SessionBusy(OctavoError):
-    """A turn of the session runs already, or its blocks are on their way to or from disk."""
+    """A turn of the session runs already, or its blocks are being moved to or from disk."""
 
 
 class SessionRefused(OctavoError):
-    """A session cannot be made, forked, suspended or resumed: too many of the tenant's, no disk cache, no
-    room in the part of it that may be kept, or blocks that are nowhere any more; the message says which."""
+    """A session cannot be made, forked, suspended or resumed: the tenant has too many, there is no disk
+    cache, no room in its part for pinned blocks, or blocks were lost; the message says which."""
 
 
 class PinRefused(OctavoError):
@@ -91,7 +91,7 @@ class ResizeRefused(OctavoError):
 
 
 class TenantsRefused(OctavoError):
-    """Guarantees and bounds of tenants do not fit the pool beside what was let in; nothing changed."""
+    """Guarantees and bounds of tenants do not fit the pool with the admitted requests; nothing changed."""
 
 
 class TimedOut(OctavoError):
@@ -116,7 +116,7 @@ class EngineStopped(OctavoError):
 
 
 class DeviceLost(OctavoError):
-    """The GPU answers no more (an illegal access, a driver's fault): only a new process helps."""
+    """The GPU no longer responds (an illegal access, a driver's fault): only a new process helps."""
 
 
 class ConfigError(OctavoError):
@@ -124,7 +124,7 @@ class ConfigError(OctavoError):
 
 
 class ModelError(OctavoError):
-    """A model cannot be served; one of the three below."""
+    """A model cannot be served; raised as one of its three subclasses."""
 
 
 class ModelNotFound(ModelError):
@@ -136,17 +136,17 @@ class BadModelFile(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """A sound file of a family, quantisation or rope kind that Octavo does not know."""
+    """A sound file of a family, quantisation or rope kind that Octavo does not support."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what libraries add behind it; its kind where it says nothing."""
+    """The first line of an error's text, without additions of libraries; its class name if it has no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def shown(given: object) -> str:
-    """What was given, for a message: short, whatever it is, also an integer that Python will not print.
-    O(what is shown), but for texts."""
+    """A given value for a message: always short, also an integer that Python refuses to print. O(shown part),
+    except for texts."""
     try:
         text = repr(_beginning(given, [_SHOWN_CHARS_MAX]))
     except ValueError:
@@ -162,12 +162,12 @@ def wrong_value(what: str, given: object, allowed: str, *, param: str | None = N
 
 
 def unsupported(message: str, param: str | None = None) -> InvalidRequest:
-    """The refusal of what would change the answer and is not built; `message` says what to use instead."""
+    """The refusal of a missing feature that would change the answer; `message` names an alternative."""
     return InvalidRequest(message, param=param, code="unsupported_parameter")
 
 
 def _beginning(given: object, left: list[int]) -> object:
-    """The first values of lists and dictionaries, of each of which a text has one character at least."""
+    """The first values of lists and dictionaries, each of which takes at least one character of text."""
     left[0] -= 1
     if type(given) is list:
         return [_beginning(item, left) for item in given[:_SHOWN_CHARS_MAX] if left[0] > 0]
@@ -188,7 +188,7 @@ def require_range(
     param: str | None = None,
 ) -> None:
     """Raise `error` unless `given` is a number, `whole` or any, and low <= given <= high (NaN never passes);
-    the message says what is allowed. `param`: the field, where `name` is more than it."""
+    the message says what is allowed. `param`: the field, if `name` is not just the field."""
     if not (is_number(given, whole=whole) and low <= given <= high):
         if whole and is_number(given) and not is_number(given, whole=True):
             hint = "a whole number"
@@ -197,15 +197,15 @@ def require_range(
 
 
 def is_number(given: object, *, whole: bool = False) -> bool:
-    """True and False are none, whatever Python says."""
+    """Whether it is a number; True and False are none, unlike in Python."""
     return isinstance(given, Integral if whole else Real) and not isinstance(given, bool)
 
 
 def as_items(
     name: str, given: object, allowed: str, most: int, *, of: str, least: int = 0
 ) -> tuple[object, ...]:
-    """The items of a list, tuple, set or array. Raises InvalidRequest, that says what is `allowed`, for what
-    is none of these, text and mappings among them, and for less than `least` or more than `most` items."""
+    """The items of a list, tuple, set or array. Raises InvalidRequest, which says what is `allowed`, for
+    other types (also text and mappings), and for less than `least` or more than `most` items."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
         raise wrong_value(name, given, allowed, param=name)
     require_range(of, len(given), least, most, param=name)
@@ -213,7 +213,7 @@ def as_items(
 
 
 def as_tokens(name: str, given: object, most: int, *, of: str, least: int = 0) -> tuple[int, ...]:
-    """The same where the items are token ids; which there are only the model knows."""
+    """The same for token ids; only the model knows the valid ones."""
     allowed = "a list of token ids"
     items = as_items(name, given, allowed, most, of=of, least=least)
     for item in items:

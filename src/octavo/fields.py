@@ -17,13 +17,13 @@ JSON_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """`values` of `source` (a path, for messages). Null counts as absent, as it does for Hugging Face."""
+    """`values` of `source` (a path, for messages). Null counts as absent, as in Hugging Face."""
 
     source: str
     values: Mapping[str, object]
 
     def bad(self, key: str, allowed: str) -> BadModelFile:
-        """The error for a key whose value is not what is allowed."""
+        """The error for a key whose value is not allowed."""
         given = shown(self.values.get(key))
         return BadModelFile(f"{self.source}: {key} is {given}; allowed: {allowed}")
 
@@ -86,11 +86,11 @@ class Fields:
         return tuple(float(item) for item in items)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """The same, where an absent key means what `defaults` say; null stays null."""
+        """The same, with `defaults` for absent keys; null stays null."""
         return Fields(self.source, {**defaults, **self.values})
 
     def inner(self, key: str) -> Fields:
-        """The settings nested under a key; none when it is absent."""
+        """The settings nested under a key; empty when it is absent."""
         value = self.values.get(key)
         if value is None:
             return Fields(f"{self.source}: {key}", {})
@@ -130,7 +130,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> float:
-    """JSON has no such word, but Python's reader and writer do; infinity is found in real configurations."""
+    """JSON has no such constants, but Python's reader and writer do; real configurations contain infinity."""
     if name == "NaN":
         raise ValueError("NaN is no number")
     return math.copysign(math.inf, -1.0 if name.startswith("-") else 1.0)

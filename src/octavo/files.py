@@ -1,8 +1,7 @@
-"""Files: the few calls by which a lower tier reaches the disk.
+"""Files: the few calls by which an offload tier uses the disk.
 
-A tier goes through `Files` and through nothing else, so that something else may stand there
-(the tests have one that fails on purpose). Every call may raise OSError, and every statement to a
-database may raise sqlite3.Error; nothing here retries or hides one.
+A tier uses only `Files`, so that tests can replace it (by one that fails on purpose). Every call may raise
+OSError, and every statement to a database may raise sqlite3.Error; nothing here retries or hides one.
 
 `folder_of`, `read_named_file` and `new_file` are for the folders and files that an operator names.
 """
@@ -19,19 +18,19 @@ from pathlib import Path
 from octavo.database import connect
 from octavo.errors import ConfigError
 
-KEPT = 3  # older files beside one that `new_file` makes
+KEPT = 3  # older files that `new_file` keeps
 
 
 class Files:
-    """What a tier asks of the operating system."""
+    """A tier's calls of the operating system."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents, for this user only; one that exists is left as it is."""
+        """Make a folder and its parents, for this user only; an existing one is not changed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
 
     def open(self, path: Path) -> int:
-        """Open a file to read and write, made empty if it is not there; returns its descriptor."""
+        """Open a file to read and write, created if it does not exist; returns its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def close(self, fd: int) -> None:
@@ -43,23 +42,23 @@ class Files:
         return os.fstat(fd).st_size
 
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
-        """Read into a buffer; returns how many bytes came, which may be fewer, and is 0 at the end."""
+        """Read into a buffer; returns the number of bytes, which may be fewer, and is 0 at the end."""
         return os.preadv(fd, [into], offset)
 
     def read_ahead(self, fd: int, offset: int, length: int) -> None:
-        """Let the system begin to read a range that will be read soon. It waits for nothing."""
+        """Start reading a range ahead, without waiting."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write a buffer; returns how many bytes went, which may be fewer."""
+        """Write a buffer; returns the number of bytes written, which may be fewer."""
         return os.pwrite(fd, data, offset)
 
     def fdatasync(self, fd: int) -> None:
-        """Wait until what was written is on the medium."""
+        """Wait until the written data are on the medium."""
         os.fdatasync(fd)
 
     def fallocate(self, fd: int, length: int) -> None:
-        """Make the file at least `length` bytes long and own the space for all of them."""
+        """Make the file at least `length` bytes long, and allocate all of them."""
         os.posix_fallocate(fd, 0, length)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -67,7 +66,7 @@ class Files:
         os.ftruncate(fd, length)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, path: Path) -> None:
@@ -79,7 +78,7 @@ class Files:
             os.close(fd)
 
     def identity(self, path: Path) -> tuple[int, int] | None:
-        """Device and inode of the file that the path names now; None: there is none."""
+        """Device and inode of the path's current file; None: there is none."""
         try:
             found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -87,21 +86,21 @@ class Files:
         return found.st_dev, found.st_ino
 
     def connect(self, path: Path) -> sqlite3.Connection:
-        """Open an SQLite database, made empty if it is not there. It never waits for another's lock."""
+        """Open an SQLite database, created if it does not exist. Never waits for another's lock."""
         return connect(path)
 
 
-class Whereabouts:
-    """Where files are that a process has open. What is written to one whose name was taken away succeeds, is
-    synced, and is never found again."""
+class OpenPaths:
+    """The paths of open files. Writes to a file whose name was removed succeed and are synced, but are never
+    found again."""
 
     def __init__(self, files: Files, paths: Sequence[Path]) -> None:
-        """They are there now, or are no part of it. Raises OSError."""
+        """Track the files that exist now. Raises OSError."""
         self._files = files
         self._known = {path: found for path in paths if (found := files.identity(path)) is not None}
 
     def find_vanished(self) -> Path | None:
-        """One whose path does not name it any more: it was removed, moved or replaced."""
+        """A file that its path no longer names: it was removed, moved or replaced."""
         for path, known in self._known.items():
             try:
                 if self._files.identity(path) != known:
@@ -111,8 +110,8 @@ class Whereabouts:
         return None
 
 
-def vanished_in_words(path: Path) -> str:
-    """What to tell of one."""
+def vanished_message(path: Path) -> str:
+    """The error text for a vanished file."""
     return (
         f"{path} has vanished: it was removed, moved or replaced under the running server, and what is "
         "written to it would not be found after a restart; put it back, or start the server again"
@@ -120,7 +119,7 @@ def vanished_in_words(path: Path) -> str:
 
 
 def folder_of(name: str, given: str) -> Path:
-    """A folder that a setting names, without ~. Raises ConfigError for the home of nobody here."""
+    """A folder that a setting names, without ~. Raises ConfigError for an unknown user's home."""
     try:
         return Path(given).expanduser()
     except RuntimeError:
@@ -130,10 +129,10 @@ def folder_of(name: str, given: str) -> Path:
 
 
 def new_file(path: Path, setting: str) -> int:
-    """The descriptor of a new file of mode 0600, to write. One that is there becomes `FILE.1`, that one
-    `FILE.2`, and so on up to `KEPT`: what was written before may tell why a server had to be started again.
+    """The descriptor of a new file of mode 0600, for writing. An existing one becomes `FILE.1`, that one
+    `FILE.2`, and so on up to `KEPT`: an older file may show why a server had to be restarted.
 
-    Raises ConfigError, which calls the path by its setting.
+    Raises ConfigError, which names the setting.
     """
     try:
         for number in range(KEPT, 0, -1):
@@ -150,9 +149,9 @@ def new_file(path: Path, setting: str) -> int:
 
 
 def read_named_file(path: Path, bytes_max: int, otherwise: str) -> bytes:
-    """A file that a setting names, of at most so many bytes. `otherwise`: what names another one.
+    """A file that a setting names, of at most `bytes_max` bytes. `otherwise`: how to name another file.
 
-    Raises ConfigError for one that is larger, or that cannot be read.
+    Raises ConfigError for a larger or unreadable one.
     """
     try:
         data = _read_regular_file(path, bytes_max + 1)
@@ -164,14 +163,14 @@ def read_named_file(path: Path, bytes_max: int, otherwise: str) -> bytes:
 
 
 def _read_regular_file(path: Path, bytes_max: int) -> bytes:
-    """The first so many bytes of a file, which may have been put there by others: never waits for a writer.
+    """The first `bytes_max` bytes of a file, which other users may have placed: never waits for a writer.
 
-    Raises OSError, also for a folder, a device, a pipe or a socket: to open a pipe would wait for its writer.
+    Raises OSError, also for a folder, a device, a pipe or a socket: opening a pipe would wait for its writer.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # how a socket says it
+        if error.errno == errno.ENXIO:  # of a socket
             raise _not_regular(path) from None
         raise
     try:

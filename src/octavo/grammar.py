@@ -1,5 +1,5 @@
-"""What an output must follow: a JSON schema, a regular expression, one of some texts, a grammar; and how long
-it may think before. Values, not yet understood: `octavo.sampling.grammars` compiles them."""
+"""The constraint of an output: a JSON schema, a regular expression, a choice of texts, a grammar; and the
+budget of thinking before it. Unparsed values: `octavo.sampling.grammars` compiles them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import cast
 from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.schemas import limit_keys, without_effect
 
-GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
-MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
+GRAMMAR_CHARS_MAX = 256 * 1024  # of a client's grammar
+MADE_CHARS_MAX = 4 * 1024 * 1024  # of a grammar made from tools
 CHOICES_MAX = 1024
-TOO_SLOW = "grammar_too_slow"  # the code of the error of one that takes too long to try
+TOO_SLOW = "grammar_too_slow"  # the error code of a grammar whose trial takes too long
 DEPTH_MAX = 128  # levels of a schema
-VALUES_MAX = 1 << 19  # within each other
-# How JSON is written, in the library's words: a space behind commas and colons and no other white space; any
-# escape of RFC 8259 in strings that have no pattern and no format.
+VALUES_MAX = 1 << 19  # nested values
+# The library's options of JSON: a space after commas and colons and no other white space; any escape of RFC
+# 8259 in strings without a pattern and a format.
 JSON_OPTIONS: Mapping[str, object] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -30,7 +30,7 @@ JSON_OPTIONS: Mapping[str, object] = {
 
 
 class GrammarKind(enum.StrEnum):
-    """How its text is written."""
+    """The language of a grammar's text."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"  # Rust's syntax, the whole output
@@ -40,21 +40,20 @@ class GrammarKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must follow. Equal values are compiled once.
+    """The grammar that an output must follow. Equal values are compiled once.
 
-    Without `triggers` the whole output follows it, or what comes behind the thinking. With them anything may
-    be written until the output has one of these texts (`at_start`: begins with it); from the token that holds
-    the first character of it the rest must follow the grammar, whose rule for what that token has before is
-    its own.
+    Without `triggers` it applies to the whole output, or to the output after the thinking. With them the
+    output is free until it contains one of these texts (`at_start`: begins with it); the grammar applies from
+    the token with the first character of that text, and must itself allow the token's characters before it.
     """
 
     kind: GrammarKind
-    text: str  # JSON of a schema has sorted keys but for `properties`, whose order is the output's
+    text: str  # JSON of a schema has sorted keys, except in `properties`, whose order is the output's
     param: str = "grammar"  # the client's name for it, for errors
     triggers: tuple[str, ...] = ()
     at_start: bool = False
-    tenant: str = ""  # whose requests share what is compiled of it
-    # What of the schemas that it was made of is not followed: for people, and no part of what it is.
+    tenant: str = ""  # whose requests share the compiled grammar
+    # The parts of its schemas that are not followed: for users; not part of its identity.
     let_go: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +62,7 @@ class Grammar:
 
     @property
     def is_json(self) -> bool:
-        """Whether its texts are JSON, or calls, whose arguments are."""
+        """Whether its texts are JSON, or calls with arguments in JSON."""
         return self.kind is GrammarKind.JSON_SCHEMA or self.param.startswith("tools")
 
     def of_tenant(self, tenant: str) -> Grammar:
@@ -72,7 +71,7 @@ class Grammar:
 
 
 class ThinkingState(enum.StrEnum):
-    """Where an output begins."""
+    """The state at the beginning of an output."""
 
     INSIDE = "inside"  # the prompt has opened the thinking
     MAYBE = "maybe"  # the model may open it
@@ -81,11 +80,11 @@ class ThinkingState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How an output that may think before it answers begins. `max_tokens`: what it thinks ends there, as if
-    the model had written `end`. `behind`: what stands between `end` and an answer that follows a grammar.
-    `always`: before such an answer it thinks, so `begin` is written for it."""
+    """Thinking before an answer. `max_tokens`: thinking ends there, as if the model had written `end`.
+    `behind`: the text between `end` and an answer that follows a grammar. `always`: there is always thinking
+    before such an answer, so `begin` is forced."""
 
-    state: ThinkingState | None = None  # None: as the end of the prompt tells
+    state: ThinkingState | None = None  # None: the end of the prompt decides
     max_tokens: int | None = None
     begin: str = "<think>"
     end: str = "</think>"
@@ -97,7 +96,7 @@ class Thinking:
             require_range("max_thinking_tokens", self.max_tokens, 0, 2**31 - 1, whole=True)
 
     def state_after(self, tail: bytes) -> ThinkingState:
-        """Where an output begins; `tail`: the last bytes of its prompt."""
+        """The state at the beginning of an output; `tail`: the last bytes of its prompt."""
         end = tail.rstrip()
         if end.endswith(self.begin.encode()):
             return ThinkingState.INSIDE
@@ -108,7 +107,7 @@ ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
 
 def of_schema(schema: object, param: str = "json_schema") -> Grammar:
-    """JSON that a schema describes; `schema` is one, or its JSON text. Raises InvalidRequest."""
+    """JSON that follows a schema; `schema` is an object or its JSON text. Raises InvalidRequest."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -134,8 +133,8 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
 
 
 def check_depth(value: object, param: str) -> None:
-    """Raise InvalidRequest for JSON that is nested deeper than any schema needs to be, or has more values.
-    O(value), up to so many."""
+    """Raise InvalidRequest for JSON that is nested too deeply, or has too many values. O(value), up to these
+    limits."""
     level, left = [value], VALUES_MAX
     for _ in range(DEPTH_MAX):
         level = list(islice((inner for one in level for inner in _inside(one)), left + 1))

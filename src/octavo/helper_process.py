@@ -1,11 +1,10 @@
-"""A process of ours that does what may crash, hang or grow: one request at a time through a pipe.
+"""A helper process for work that may crash, hang or grow: one request at a time through a pipe.
 
     server: exchange(request, seconds) --frame by stdin--> worker --frame by stdout--> server
 
 A frame is its length in four bytes, then so many bytes. The worker is a Python file that is run by its path,
-without site packages, environment or current folder; it imports from the folders that its command names.
-Whatever it does costs one request: a worker that dies, or takes too long, has been ended when `exchange`
-raises.
+without site packages, environment or current folder; it imports from the folders that its command names. A
+failure costs only one request: a worker that dies, or takes too long, has been ended when `exchange` raises.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _KEPT_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class HelperEnded(Exception):
-    """The process has ended, or sent what is no frame; the text says how it ended."""
+    """The process has ended, or sent a malformed frame; the text says how it ended."""
 
 
 class HelperTimeout(Exception):
-    """There was no answer in time; the process has been ended."""
+    """The answer did not come in time; the process has been ended."""
 
 
 class HelperProcess:
     """One worker. One thread at a time calls `exchange`; after an exception it has been ended. Raises OSError
-    where no process can be started."""
+    if no process can be started."""
 
     def __init__(self, worker: Path, import_from: Sequence[str], answer_bytes_max: int) -> None:
         self._answer_bytes_max = answer_bytes_max
@@ -57,7 +56,7 @@ class HelperProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The pid of the process."""
         return self._process.pid
 
     def exchange(self, request: bytes | Sequence[bytes], seconds: float) -> bytes:
@@ -72,7 +71,7 @@ class HelperProcess:
         except (OSError, ValueError):  # a closed pipe, or half a frame
             status = self.end()
             raise HelperEnded(f"signal {-status}" if status < 0 else f"exit status {status}") from None
-        except BaseException:  # ctrl-c: the answer must not be read as the next one's
+        except BaseException:  # ctrl-c: the next exchange must not read this answer
             self.end()
             raise
 
@@ -106,8 +105,8 @@ class HelperProcess:
         return bytes(received[_HEADER_BYTES:])
 
     def send(self, request: bytes, seconds: float) -> None:
-        """For a worker that answers out of turn: one thread at a time sends, and another one receives. Raises
-        HelperEnded, also where the worker does not read it within `seconds`."""
+        """For a worker that answers out of order: one thread at a time sends, and another one receives.
+        Raises HelperEnded, also if the worker does not read it within `seconds`."""
         unsent = memoryview(len(request).to_bytes(_HEADER_BYTES, "big") + request)
         poll = select.poll()
         poll.register(self._in, select.POLLOUT)
@@ -120,7 +119,7 @@ class HelperProcess:
             raise HelperEnded(str(error)) from None
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """The next answer, whenever it comes, or within that time. Raises HelperEnded."""
+        """Wait for the next answer, without a limit or within that time. Raises HelperEnded."""
         received, expected = bytearray(), _HEADER_BYTES
         poll = select.poll()
         poll.register(self._out, select.POLLIN)
@@ -136,11 +135,11 @@ class HelperProcess:
         return bytes(received[_HEADER_BYTES:])
 
     def kill(self) -> None:
-        """Any thread: what waits for an answer raises HelperEnded."""
+        """Kill the process, from any thread: a waiting `receive` raises HelperEnded."""
         self._process.kill()
 
     def end(self) -> int:
-        """Stop the process, whatever it does; its exit status. Again: the same."""
+        """Kill the process; returns its exit status. Idempotent."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

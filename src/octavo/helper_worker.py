@@ -1,4 +1,4 @@
-"""What the programs of helper processes share: frames by file descriptor, and bounds of the system.
+"""Common functions of helper processes: frames by file descriptor, and limits of the system.
 
 A frame is its length in four bytes, then so many bytes (`helper_process`).
 """
@@ -16,7 +16,7 @@ def read_frame(descriptor: int) -> bytes:
 
 
 def write_frame(descriptor: int, data: bytes) -> None:
-    """All of it; waits for the reader. Raises OSError."""
+    """Write the whole frame; waits for the reader. Raises OSError."""
     for part in (len(data).to_bytes(4, "big"), data):
         unsent = memoryview(part)
         while unsent:
@@ -24,8 +24,8 @@ def write_frame(descriptor: int, data: bytes) -> None:
 
 
 def bound_memory(num_bytes: int) -> None:
-    """So many bytes of address space more than it has now (where the system does not report it, in all), and
-    no files."""
+    """Limit this process to so many more bytes of address space (if the system does not report the current
+    size, in all), and to no file writes."""
     size = 0
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
@@ -37,13 +37,13 @@ def bound_memory(num_bytes: int) -> None:
 
 
 def end_before_the_server() -> None:
-    """Where memory is short, the system ends this process first."""
+    """Have the system's OOM killer choose this process before the server."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    """So many bytes; none at the end."""
+    """Exactly `size` bytes; none at the end."""
     data = bytearray()
     while len(data) < size and (piece := os.read(descriptor, size - len(data))):
         data += piece

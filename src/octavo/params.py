@@ -1,4 +1,4 @@
-"""What a client asks of the sampler, and how long it wants to wait: values that validate themselves."""
+"""A request's sampling parameters and timeouts: values that validate themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, cast
 from octavo.errors import InvalidRequest, as_items, as_tokens, is_number, require_range, shown
 from octavo.grammar import Grammar, Thinking
 
-# Bounds on what a client may ask for, checked before anything is allocated.
+# Bounds of a request's values, checked before anything is allocated.
 CHOICES_MAX = 64
 LOGPROBS_MAX = 20
 STOP_STRINGS_MAX = 16
@@ -31,9 +31,9 @@ TEMPLATE_KWARGS_CHARS_MAX = 64 << 10  # of chat_template_kwargs as JSON
 
 
 class Pooling(enum.StrEnum):
-    """Which of a prompt's hidden rows, as the last norm left them, its embedding is made of."""
+    """How an embedding is pooled from a prompt's hidden rows (after the last norm)."""
 
-    LAST = "last"  # that of the last token, which has seen all others
+    LAST = "last"  # that of the last token, which attends to all others
     MEAN = "mean"  # the mean of all
 
 
@@ -62,13 +62,13 @@ class BeamParams:
             )
 
     def num_candidates(self, num_ends: int) -> int:
-        """Continuations to look at in each step: so many that `width` go on whichever of `num_ends` tokens
-        end a beam."""
+        """Continuations to rank in each step: enough that `width` go on if any of `num_ends` tokens end
+        beams."""
         return max(2, 1 + num_ends) * self.width
 
 
-# What a search for the likeliest has no use for, with the values under which it means nothing. A seed is
-# taken: the answer is the same with any.
+# Parameters that beam search does not support, with their neutral values. A seed is accepted: it does not
+# change the answer.
 _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "temperature": (0.0,),
     "top_k": (0,),
@@ -87,13 +87,13 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "grammar": (None,),
     "thinking": (None,),
 }
-# What an output cannot have that follows a grammar from its first token to its last, and why: the two may
-# contradict each other at a token that nothing foresees.
+# Parameters that an output with a grammar from first to last token cannot have, and why: the two may
+# contradict each other at an unpredictable token.
 _NOT_WITH_WHOLE_GRAMMAR: Mapping[str, tuple[tuple[object, ...], str]] = {
     "min_tokens": ((0,), "the answer ends where what it follows ends"),
     "allowed_token_ids": ((None,), "what it follows says which tokens may come"),
 }
-# A request that wants its prompt's embedding samples nothing.
+# A request for its prompt's embedding samples nothing.
 _NOT_WITH_POOLING: Mapping[str, tuple[object, ...]] = {
     **_NOT_WITH_BEAMS,
     "max_tokens": (None, 1),
@@ -109,17 +109,16 @@ _NOT_WITH_POOLING: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplerParams:
-    """What the client asked of the sampler. Validates itself; what depends on the model is checked at
-    submission. Lists, sets and arrays are taken for tuples, and one stop string for a list of it.
+    """The client's sampling parameters. Validates itself; values that depend on the model are checked at
+    submission. Lists, sets and arrays become tuples, and one stop string a list of it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all. `max_tokens` None means up to the end of the
-    context. `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled
-    one alone).
+    context. `logprobs` k requests the sampled token's logprob and the k likeliest (0: the sampled one alone).
 
-    `allowed_token_ids`: no other token is sampled, an end token neither. `banned_sequences`: the last token
-    of one is not sampled where the output ends with the tokens before it. Beside a grammar, or a budget for
-    thinking, `min_tokens` and both of these hold for the tokens that it leaves; where they would leave none
-    of them, it has the last word.
+    `allowed_token_ids`: no other token is sampled, not even an end token. `banned_sequences`: the last token
+    of one is not sampled if the output ends with the tokens before it. With a grammar, or a budget for
+    thinking, `min_tokens` and both of these apply to the tokens that it allows; if they forbid all of these,
+    the grammar takes precedence.
     """
 
     max_tokens: int | None = None
@@ -141,12 +140,12 @@ class SamplerParams:
     prompt_logprobs: int | None = None
     seed: int | None = None
     include_stop: bool = False  # keep the stop string, or the text of the token that ended it, in the text
-    skip_special_tokens: bool = True  # False: special tokens are text, as the vocabulary writes them
+    skip_special_tokens: bool = True  # False: special tokens are text, in the vocabulary's spelling
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
-    grammar: Grammar | None = None  # what the output must follow
-    thinking: Thinking | None = None  # None: the output is taken as one piece
-    speculate: bool = True  # tokens may be guessed where the engine does so: the answer is the same, sooner
-    pooling: Pooling | None = None  # wanted is the prompt's embedding, and no token
+    grammar: Grammar | None = None  # the constraint of the output
+    thinking: Thinking | None = None  # None: thinking is not split from the output
+    speculate: bool = True  # tokens may be guessed if the engine does so: the answer is the same, sooner
+    pooling: Pooling | None = None  # return the prompt's embedding, and no token
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -193,8 +192,8 @@ class SamplerParams:
             )
 
     def _take_lists(self) -> None:
-        """Tuples of what was given as lists; one stop string may stand for a list of it, and a dict for the
-        pairs of `logit_bias`."""
+        """Convert lists to tuples, one stop string to a tuple of it, and a dict to the pairs of
+        `logit_bias`."""
         words, given = "a string, or a list of strings", cast(object, self.stop)
         given = (given,) if isinstance(given, str) else given
         stops = as_items("stop", given, words, STOP_STRINGS_MAX, of="number of stop strings")
@@ -240,7 +239,7 @@ class SamplerParams:
                 param="ignore_eos",
             )
         if grammar.triggers:
-            return  # what is written before follows nothing
+            return  # the output before a trigger is free
         for name, (allowed, why) in _NOT_WITH_WHOLE_GRAMMAR.items():
             given = getattr(self, name)
             if given not in allowed:
@@ -251,7 +250,7 @@ class SamplerParams:
                 )
 
     def _refuse_beside(self, feature: str, meaningless: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise InvalidRequest for a field that would have to mean something."""
+        """Raise InvalidRequest for a field without its neutral value."""
         for name, allowed in meaningless.items():
             if getattr(self, name) not in allowed:
                 words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)
@@ -265,12 +264,12 @@ class SamplerParams:
 
     @property
     def greedy(self) -> bool:
-        """True when the likeliest token is taken and no noise is drawn."""
+        """True if the likeliest token is taken, without noise."""
         return self.temperature == 0.0
 
 
 def _as_biases(given: object) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token id and what is added to its logit."""
+    """Pairs of a token id and the bias of its logit."""
     allowed = "a dict of token ids to numbers, or a list of such pairs"
     pairs = tuple(given.items()) if isinstance(given, Mapping) else given
     biases: list[tuple[int, float]] = []
@@ -284,8 +283,7 @@ def _as_biases(given: object) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a client wants to wait, in seconds from submission; None: as long as it takes. Validates
-    itself."""
+    """A client's timeouts, in seconds from submission; None: no limit. Validates itself."""
 
     total: float | None = None  # until its last token
     queue: float | None = None  # until it is admitted for the first time

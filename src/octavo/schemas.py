@@ -1,8 +1,8 @@
-"""What of a JSON schema can be let go: keywords that change nothing, and, for a reader that may be lenient,
-those that cannot be followed. It compiles nothing: `octavo.tools.schemas` finds by trials what is left.
+"""Drops keywords of a JSON schema: those without effect, and, if leniency is allowed, those that cannot be
+followed. It compiles nothing: `octavo.tools.schemas` finds the rest by trials.
 
-    without_effect   every value that follows what is left follows the schema: for `response_format`
-    readable         besides, what the library does not know, or is no schema, is let go key by key: for tools
+    without_effect   every value that follows the result follows the schema: for `response_format`
+    readable         also drops keys that the library does not know, or that are no schema: for tools
 
 Dropped keys that might matter are reported as the keyword and its place: "format (at #/items)".
 Source: JSON Schema, draft 2020-12; which keywords and formats are followed is llguidance's choice.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from octavo.errors import is_number, shown
 
-_KEYS_MAX = 64  # keys that were let go of one request
+_KEYS_MAX = 64  # reported keys of one request
 _KEY_CHARS_MAX = 200  # of each of them
 
 Schema = Mapping[str, object]
-Change = Callable[[object, str], object]  # of one schema, or what stands for one, and its place
+Change = Callable[[object, str], object]  # of one schema, or a value in place of one, and its place
 
 OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
@@ -28,21 +28,21 @@ _WITH_SCHEMAS = frozenset((*OF_NAMES, *OF_ONE, *OF_MANY))
 FOLLOWED_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-# JSON Schema's own that are not followed. Any other one is an annotation.
+# JSON Schema's own formats that are not followed. Any other one is an annotation.
 _OWN_FORMATS = frozenset(
     (
         *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"),
         *("json-pointer", "relative-json-pointer", "regex"),
     )
 )
-# That the library knows. Any other one is read as the first.
+# The dialects that the library supports. Any other one is read as the first.
 _DIALECTS = (
     *(f"https://json-schema.org/draft/{date}/schema" for date in ("2020-12", "2019-09")),
     *(f"http://json-schema.org/draft-0{number}/schema" for number in (7, 6, 4)),
 )
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "$comment", "deprecated"))
-# Keywords that are not followed, and the only type that each is about.
+# Keywords that are not followed, and the only type that each applies to.
 _UNFOLLOWED: Mapping[str, str] = {
     **dict.fromkeys(("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"), "object"),
     **dict.fromkeys(("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"), "array"),
@@ -57,14 +57,14 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class LooseSchema:
-    """A schema, and what was let go of the one that was given."""
+    """A schema, and the dropped keys of the original."""
 
     schema: Schema
     let_go: tuple[str, ...] = ()  # each: a keyword and its place
 
 
 def without_effect(schema: Schema) -> LooseSchema:
-    """The schema without keywords that no value can break, and formats that only annotate. O(schema)."""
+    """The schema without keywords that no value can violate, and formats that only annotate. O(schema)."""
     let_go: list[str] = []
 
     def change(one: object, at: str) -> object:
@@ -80,7 +80,7 @@ def without_effect(schema: Schema) -> LooseSchema:
 
 
 def readable(schema: Schema) -> LooseSchema:
-    """The schema as far as it can be read, key by key; what is let go makes nothing impossible. O(schema)."""
+    """The readable part of the schema, key by key; dropping a key only allows more values. O(schema)."""
     let_go: list[str] = []
 
     def change(one: object, at: str) -> object:
@@ -117,7 +117,7 @@ def limit_keys(let_go: Sequence[str]) -> tuple[str, ...]:
 
 
 def rebuilt(schema: Schema, change: Change) -> dict[str, object]:
-    """A copy with everything changed that stands for a schema in it, from the outside in. O(schema)."""
+    """A copy with every subschema changed, from the outside in. O(schema)."""
     changed = _rebuilt(schema, change, "#")
     assert isinstance(changed, dict)
     return changed
@@ -154,7 +154,7 @@ def _rebuilt_value(key: str, value: object, change: Change, at: str) -> object:
 
 
 def _escaped(name: str) -> str:
-    """As a part of a JSON pointer."""
+    """The name as a part of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
@@ -167,13 +167,13 @@ def _may_be(one: Schema, kind: str) -> bool:
 
 
 def _annotates(one: Schema) -> bool:
-    """Whether its format is none of JSON Schema's: then it asserts nothing."""
+    """Whether its format is not one of JSON Schema's: then it asserts nothing."""
     given = one.get("format")
     return isinstance(given, str) and _may_be(one, "string") and given not in FOLLOWED_FORMATS | _OWN_FORMATS
 
 
 def _changes_nothing(key: str, one: Schema) -> bool:
-    """Whether the schema without this key is followed by the same values."""
+    """Whether the same values follow the schema without this key."""
     value = one[key]
     if key == "$schema":
         return not isinstance(value, str) or value.rstrip("#") not in _DIALECTS
@@ -200,7 +200,7 @@ def _changes_nothing(key: str, one: Schema) -> bool:
         case "unevaluatedItems" | "unevaluatedProperties":
             return _is_any(value)
         case "$dynamicAnchor" | "$recursiveAnchor":
-            return True  # what refers to it is looked at
+            return True  # its references are checked where they are used
     return key == "not" and value is False
 
 
@@ -217,7 +217,7 @@ def _is_any(schema: object) -> bool:
 
 
 def _read(key: str, value: object) -> object:
-    """The keyword's value, or what of it can be read, perhaps `_NOTHING`."""
+    """The keyword's value, or its readable part, possibly `_NOTHING`."""
     match key:
         case "type":
             types = value if isinstance(value, list) else [value]
@@ -244,7 +244,7 @@ def _read(key: str, value: object) -> object:
 
 
 def _with_possible_names(one: dict[str, object], at: str, let_go: list[str]) -> Schema:
-    """The schema without required names that nothing may have."""
+    """The schema without required names that are not allowed."""
     required, properties = one.get("required"), one.get("properties", {})
     if one.get("additionalProperties") is not False or "patternProperties" in one:
         return one

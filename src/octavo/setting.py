@@ -1,4 +1,4 @@
-"""One definition of a setting: a field of a dataclass, with its bounds and its words.
+"""One definition of a setting: a field of a dataclass, with its bounds and its help.
 
     max_seqs: int = setting(64, "Sequences that run at once.", bounds=(1, 4096))
 
@@ -9,13 +9,13 @@
          |-- check         "max_seqs is 0; allowed: 1 to 4,096"               `check`
          `-- documentation a row of docs/settings.md                          `docs/reference.py`
 
-The dataclasses are `config.StartOptions` (the engine) and `server.settings.ServerSettings`; `read` makes
-values of other types. The unit stands at the end of a field (`kv_memory_bytes`, `session_ttl_s`) and is left
-out of the other spellings, since their values are in words or in seconds: `--kv-memory 2GiB`. Nothing here
-knows where a value comes from.
+The dataclasses are `config.StartOptions` (the engine) and `server.settings.ServerSettings`; `read` parses
+values of other types. A field ends with its unit (`kv_memory_bytes`, `session_ttl_s`); the other spellings
+omit it, since their values have units or are in seconds: `--kv-memory 2GiB`. Nothing here knows the source of
+a value.
 
-CONTRIBUTING.md says how to add one. To remove one, write `gone="what happens now"` in place of its words: the
-field stays, for code and tests; flag, variable, key and Python's keyword are refused with these words.
+CONTRIBUTING.md says how to add one. To remove one, write `gone="what happens now"` in place of its help: the
+field stays, for code and tests; flag, variable, key and Python's keyword are refused with that text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 _DIGITS_MAX = 4_000  # Python refuses to read more than 4,300
 _SWITCH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
-# The types of one value, and how messages call what is allowed.
+# The types of one value, and their names in messages.
 _IN_WORDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -52,27 +52,27 @@ _KINDS = {kind.__name__: kind for kind in _IN_WORDS}  # by their names in annota
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting: its words and bounds, as its definition has them, and what its field says."""
+    """A setting: help and bounds from its definition, and attributes from its field."""
 
     help: str = ""  # a sentence for --help and the documentation
     _: KW_ONLY
-    group: str = ""  # the title that it stands under there; where not given, that of the setting before it
-    more: str = ""  # what the documentation adds to the sentence
+    group: str = ""  # its title there; by default that of the setting before it
+    more: str = ""  # an addition to the sentence in the documentation
     choices: tuple[object, ...] = ()
-    bounds: tuple[float, float] | None = None  # of bytes, where not given: 0 and 1 PiB
-    allowed: str = ""  # in the documentation, where choices and bounds do not say it
-    unset: str = ""  # what None comes to
+    bounds: tuple[float, float] | None = None  # the default for bytes: 0 and 1 PiB
+    allowed: str = ""  # in the documentation, if choices and bounds do not say it
+    unset: str = ""  # the meaning of None
     name: str = ""  # of variable and key, and with dashes of the flag: the field without its unit
-    metavar: str = ""  # what stands behind the flag, where it is not the type
+    metavar: str = ""  # the text after the flag, if it is not the type
     short: str = ""  # another spelling of the flag
     secret: bool = False  # no message shows the value
-    read: Callable[[str, str], object] | None = None  # the value, of a text and where it came from
-    gone: str = ""  # of what was a setting: what happens now
+    read: Callable[[str, str], object] | None = None  # parses a text and its source to a value
+    gone: str = ""  # of a removed setting: what happens now
 
-    # What `_all_of` fills in, from the field.
+    # `_all_of` fills these in from the field.
     field: str = ""
     unit: str = ""  # "bytes", "s", "days"
-    kind: type = str  # of one value; text where `read` makes it of text
+    kind: type = str  # of one value; text if `read` parses it
     is_many: bool = False  # a tuple of such values
     is_optional: bool = False
     default: object = None
@@ -84,7 +84,7 @@ class Setting:
 
     @property
     def off(self) -> str:
-        """ "--no-pace", of one that is on or off."""
+        """ "--no-pace", of a boolean."""
         return f"--no-{self.flag[2:]}"
 
     @property
@@ -93,7 +93,7 @@ class Setting:
         return f"OCTAVO_{self.name.upper()}"
 
     def parse(self, given: object, source: str) -> object:
-        """The value of a text, of a flag or a variable, or of each of several; what is none stays as it is.
+        """Parse the text of a flag or a variable, or each of several; other values are returned unchanged.
 
         Raises ConfigError that names the `source`.
         """
@@ -113,10 +113,10 @@ class Setting:
         return self.take(given, source)
 
     def take(self, given: object, source: str, on_or_off: str = "true or false") -> object:
-        """A value of a config file or of a program, in the field's own type; its bounds are for `check`.
+        """A value of a config file or of a program, in the field's own type; `check` checks its bounds.
 
-        Raises ConfigError that names the `source`. What `read` reads is text still. `on_or_off` is how these
-        are written there.
+        Raises ConfigError that names the `source`. Values for `read` are still text. `on_or_off` is the
+        spelling of booleans there.
         """
         if self.is_many and isinstance(given, list | tuple):
             return tuple(self.take(each, f"{source} number {place}") for place, each in enumerate(given, 1))
@@ -149,18 +149,18 @@ class Setting:
             raise ConfigError(f"{name} is {shown(value)}; allowed: {low:,} to {high:,}")
 
     def refusal(self, given_as: str) -> ConfigError:
-        """The error for a caller who gives what is gone."""
+        """The error for a caller who gives a removed setting."""
         return ConfigError(f"{given_as} is no setting any more: {self.gone}; leave it out")
 
     @property
     def is_size(self) -> bool:
-        """Whether it counts bytes, which are also given in words."""
+        """Whether it counts bytes, which may be given with units."""
         return self.unit == "bytes"
 
     def in_words(self, value: object) -> str:
         """A value for people: "16", "20 GiB", "off"; for None "a quarter of what is available"."""
         if self.secret and value:
-            return "not told"
+            return "not shown"
         if value is None or value == ():
             return self.unset or "none"
         if isinstance(value, bool):
@@ -177,7 +177,7 @@ def _as_field(make: Callable[P, Setting]) -> Callable[Concatenate[T, P], T]:
     return field
 
 
-setting = _as_field(Setting)  # a field of that default; what else it takes are the attributes of `Setting`
+setting = _as_field(Setting)  # a field with that default; other arguments are the attributes of `Setting`
 
 
 def settings_of(cls: type[DataclassInstance]) -> tuple[Setting, ...]:
@@ -186,19 +186,19 @@ def settings_of(cls: type[DataclassInstance]) -> tuple[Setting, ...]:
 
 
 def gone_of(cls: type[DataclassInstance]) -> dict[str, Setting]:
-    """What were settings among its fields, by name."""
+    """The removed settings among its fields, by name."""
     return {each.name: each for each in _all_of(cls) if each.gone}
 
 
 def check(options: DataclassInstance) -> None:
-    """Raise ConfigError for the first setting that is out of its bounds, called by its name."""
+    """Raise ConfigError, with its name, for the first setting out of its bounds."""
     for each in _all_of(type(options)):
         each.check(getattr(options, each.field), each.name)
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by a name, for the end of a message; "" where nothing is near it."""
-    import difflib  # which takes a millisecond, and is for mistakes
+    """Suggestions for a misspelt name, for the end of a message; "" if there are none."""
+    import difflib  # takes a millisecond, and is needed only for mistakes
 
     found = difflib.get_close_matches(name, list(known), 3)
     return f"; near it: {', '.join(found)}" if found else ""

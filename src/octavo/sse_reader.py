@@ -1,8 +1,7 @@
 """Server-sent events, as a client reads them: bytes in, the data of each event out.
 
-It knows no socket: whoever has one feeds it, in an event loop or not. What is no data (comments that keep a
-connection alive, names of events) is skipped; an event has one line of data, as the servers of this field
-write them.
+It knows no socket: the caller feeds it bytes, in an event loop or not. Lines other than data (comments that
+keep a connection alive, names of events) are skipped; an event has one line of data, as LLM servers write it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 
 class SseReader:
-    """The bytes of one stream, however they were cut."""
+    """Reads the bytes of one stream, split in any way."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # of a line whose end has not come
+        self._rest = bytearray()  # of an incomplete line
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that these bytes complete."""

@@ -1,19 +1,18 @@
-"""Who may use a server, and how much of it: `tenants.toml`, read and checked into values.
+"""The tenants of a server and their bounds: reads and checks `tenants.toml`.
 
     [[tenant]]
     name = "alice"                      # 1 to 64 letters, digits, dots, dashes and underscores
     key_sha256 = "9f86d081..."          # `octavo tenants new-key` prints one; several, while keys rotate
-    guaranteed = "512MiB"               # blocks are numbers, or bytes in words
+    guaranteed = "512MiB"               # blocks are numbers; bytes have units
     maximum = 4096
     [tenant.defaults]
     timeout = 60.0
 
-A key is a random token of 256 bits, never a word that a person chose. So one SHA-256 of it is enough to keep:
-salts and slow hashes make it dear to *guess* what was hashed, and nobody guesses 256 bits. It lets a key be
-found by its digest, and comparing digests in constant time tells nothing about keys.
+A key is a random token of 256 bits, never a chosen password. So storing its SHA-256 suffices: salts and slow
+hashes make *guessing* expensive, and 256 random bits cannot be guessed. A key is found by its digest, and
+comparing digests in constant time reveals nothing about keys.
 
-This module knows no server and no engine. `priority` is meant here as in a request's body: lower runs
-earlier.
+This module knows no server and no engine. `priority` has the meaning of a request's body: lower runs earlier.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ KEYS_MAX = 8  # of one tenant
 BLOCKS_MAX = 2**40
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_PAGE = 4096  # a slot of the tier below is a block in whole pages
+_PAGE = 4096  # a slot of an offload tier is a block in whole pages
 _GIVEN_CHARS_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Memory as the file has it: blocks, or bytes that become whole blocks once their size is known."""
+    """An amount of memory in the file: blocks, or bytes that become whole blocks once their size is known."""
 
     number: int
     in_bytes: bool = False
 
     def blocks(self, bytes_per_block: int) -> int:
-        """Whole blocks, rounded down. Raises ConfigError where a block's size is not known."""
+        """Whole blocks, rounded down. Raises ConfigError if a block's size is not known."""
         if not self.in_bytes:
             return self.number
         if bytes_per_block < 1:
@@ -68,7 +67,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a tenant may have, before blocks have a size. None: no bound of its own."""
+    """The bounds of a tenant, before the size of blocks is known. None: no bound of its own."""
 
     guaranteed: Amount = Amount(0)
     maximum: Amount | None = None
@@ -82,18 +81,18 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One entry of the file. `priority_min` is the earliest that its requests may ask for."""
+    """One entry of the file. `priority_min` is the lowest (earliest) priority that its requests may have."""
 
     name: str
     digests: tuple[bytes, ...] = ()  # SHA-256 of its keys
     operator: bool = False
     bounds: Bounds = Bounds()
-    timeouts: Timeouts = NO_TIMEOUTS  # for a request that names none
+    timeouts: Timeouts = NO_TIMEOUTS  # defaults of its requests
     priority: int = 0
     priority_min: int = 0
 
     def policy(self, bytes_per_block: int) -> TenantPolicy:
-        """Its bounds in blocks. Raises ConfigError where they contradict each other, or come to no block."""
+        """Its bounds in blocks. Raises ConfigError if they contradict each other, or are below a block."""
         bounds = self.bounds
         found: dict[str, int | None] = {}
         for key, amount, size in (
@@ -125,12 +124,12 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """All of them, as one file had them; another file makes another value."""
+    """All tenants of one version of the file. Immutable."""
 
     all: tuple[Tenant, ...]
 
     def of_key(self, key: str) -> Tenant | None:
-        """Whose key it is. Every known digest is compared, each in constant time. O(keys)."""
+        """The tenant with that key. Compares every known digest, each in constant time. O(keys)."""
         given, found = digest_of(key), None
         for tenant in self.all:
             for known in tenant.digests:
@@ -142,22 +141,22 @@ class Tenants:
         return name == SHARED or any(tenant.name == name for tenant in self.all)
 
     def policies(self, bytes_per_block: int) -> tuple[TenantPolicy, ...]:
-        """Everybody's bounds in blocks of that size. Raises ConfigError."""
+        """All tenants' bounds in blocks of that size. Raises ConfigError."""
         return tuple(tenant.policy(bytes_per_block) for tenant in self.all)
 
 
 def new_key() -> str:
-    """A key that nobody has: 256 random bits, in letters that need no quoting."""
+    """A new random key: 256 bits, in letters that need no quoting."""
     return f"octavo-{secrets.token_urlsafe(32)}"
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """The stored digest of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def read_tenants(path: Path) -> Tenants:
-    """The tenants of a file. Raises ConfigError, which says whose entry is wrong, what it has and what is
+    """The tenants of a file. Raises ConfigError, which names the wrong entry, its value and what is
     allowed."""
     data = read_named_file(path, FILE_BYTES_MAX, "--tenants names another file")
     try:
@@ -174,7 +173,7 @@ def parse_tenants(text: str) -> Tenants:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"not sound TOML: {error}") from None
-    except ValueError:  # how Python refuses a number of thousands of digits
+    except ValueError:  # Python refuses a number of thousands of digits
         digits = sys.get_int_max_str_digits()
         raise ConfigError(f"not sound TOML: a number has more than {digits:,} digits") from None
     unknown = sorted(values.keys() - {"tenant"})
@@ -283,7 +282,7 @@ def _check_order(tenant: str, key: str, low: int | None, maximum: int | None, un
 
 @dataclass(frozen=True, slots=True)
 class _TenantEntry:
-    """A tenant's table, or one inside it; every error says whose it is."""
+    """A tenant's table, or one inside it; every error names the tenant."""
 
     tenant: str
     values: Mapping[str, object]
@@ -360,7 +359,7 @@ class _TenantEntry:
         return found
 
     def digests(self) -> tuple[bytes, ...]:
-        """Never echoed: somebody may have put the key itself here."""
+        """Never echoed: the file may have the key itself here by mistake."""
         value = self.values.get("key_sha256")
         listed = value if isinstance(value, list) else [value]
         if not 1 <= len(listed) <= KEYS_MAX:

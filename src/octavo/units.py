@@ -1,4 +1,4 @@
-"""Sizes in words, and the one division that everybody needs."""
+"""Sizes in words, and the division of positions by the block size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def blocks_for(num_positions: int, block_size: int) -> int:
 
 
 def padded_positions(count: int) -> int:
-    """The positions that a device computes for a step of so many: 1, 2, 4, 8, 16, 24, ... 256, 320, ..."""
+    """The padded number of positions that a device computes: 1, 2, 4, 8, 16, 24, ... 256, 320, ..."""
     if count <= 8:
         return 1 << (count - 1).bit_length()
     unit = 8 if count <= 256 else 64
@@ -42,7 +42,7 @@ def parse_seconds(text: str, setting: str) -> float:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """2.9 GiB, 512 MiB, 80 KiB: at most three digits that matter."""
+    """2.9 GiB, 512 MiB, 80 KiB: at most three significant digits."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             value = num_bytes / size

@@ -27,9 +27,9 @@ from octavo.conversations.record import (
     from_row,
     to_row,
 )
-from octavo.database import begin_anew, is_trouble, open_database, transaction
+from octavo.database import is_trouble, open_database, reset_database, transaction
 from octavo.errors import SessionRefused
-from octavo.files import Files, Whereabouts, vanished_in_words
+from octavo.files import Files, OpenPaths, vanished_message
 
 log = logging.getLogger("octavo.sessions")
 
@@ -43,7 +43,7 @@ _TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
 class RecordFile:
     """An open file. Any thread may call; what it submits runs on the writer's thread."""
 
-    def __init__(self, database: sqlite3.Connection, where: Whereabouts, reset_reason: str = "") -> None:
+    def __init__(self, database: sqlite3.Connection, where: OpenPaths, reset_reason: str = "") -> None:
         self.reset_reason = reset_reason  # why what was in it was given up
         self.errors = 0  # writes that failed
         self._database = database
@@ -109,8 +109,8 @@ class RecordFile:
         before, self._vanished = self._vanished, self._where.find_vanished()
         if self._vanished is not None:
             if before is None:
-                log.error("%s", vanished_in_words(self._vanished))
-            raise SessionRefused(vanished_in_words(self._vanished))
+                log.error("%s", vanished_message(self._vanished))
+            raise SessionRefused(vanished_message(self._vanished))
         return True
 
     def _write(self, record: Record, *, durable: bool) -> bool:
@@ -155,9 +155,9 @@ def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
                 raise
             database, reset_reason = None, f"its file was damaged ({error})"
     if database is None:
-        database = begin_anew(files.connect, files.remove, path)
+        database = reset_database(files.connect, files.remove, path)
         database.execute(_SCHEMAS[-1])
-    where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
+    where = OpenPaths(files, [path, path.with_name(path.name + "-wal")])
     return RecordFile(database, where, reset_reason), records
 
 

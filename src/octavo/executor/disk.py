@@ -49,7 +49,7 @@ from octavo.errors import ConfigError
 from octavo.executor.disk_folder import check_room, refusal
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, ContentRow, DiskIndex, IndexRow
 from octavo.executor.disk_layout import Extents, choose_lanes
-from octavo.files import Files, Whereabouts
+from octavo.files import Files, OpenPaths
 
 _PAGE = 4096
 _PARTS, _CORES_EACH = 4, 4  # parts of a block for its digest; cores for each further digest thread
@@ -117,7 +117,7 @@ class DiskStore:
                 files.sync_folder(namespace)
                 files.sync_folder(folder)
                 parts = ("blocks", "index.sqlite", "index.sqlite-wal", "lock")
-                store._where = Whereabouts(files, [namespace / part for part in parts])
+                store._where = OpenPaths(files, [namespace / part for part in parts])
             except (OSError, sqlite3.Error) as error:
                 raise ConfigError(refusal(folder, num_bytes, error)) from None
             store._resources = resources.pop_all()
@@ -160,7 +160,7 @@ class DiskStore:
         self._resources = contextlib.ExitStack()
         self._content_of: Callable[[int, bytes], ContentRow | None] = lambda slot, name: None
         self._is_open = True
-        self._where = Whereabouts(files, [])
+        self._where = OpenPaths(files, [])
 
     def entries(self) -> list[tuple[bytes, int]]:
         """(name, slot) of every block that can be read, the longest unused first. O(n log n)."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.database import begin_anew, is_trouble, open_database, transaction
+from octavo.database import is_trouble, open_database, reset_database, transaction
 from octavo.executor.disk_layout import are_lanes
 from octavo.files import Files
 
@@ -93,7 +93,7 @@ class DiskIndex:
             if isinstance(found, DiskIndex):
                 return found
             why = found
-        with _kept_unless_raised(begin_anew(files.connect, files.remove, path)) as database:
+        with _kept_unless_raised(reset_database(files.connect, files.remove, path)) as database:
             index = cls(database, why, binding.lanes)
             with transaction(database, durable=True):
                 for table in _SCHEMA:

@@ -28,7 +28,7 @@ from octavo.errors import SessionRefused
 from octavo.executor.disk_layout import Extents
 from octavo.executor.forward import BlockMover
 from octavo.executor.host import HostStore
-from octavo.files import vanished_in_words
+from octavo.files import vanished_message
 from octavo.kernels.contract import SlotMemory
 from octavo.types import Move, Transfer, TransferDone
 
@@ -272,8 +272,8 @@ class TransferWorker:
         before, self._vanished = self._vanished, self._store.find_vanished()
         if self._vanished is not None:
             if before is None:
-                log.error("%s", vanished_in_words(self._vanished))
-            raise SessionRefused(vanished_in_words(self._vanished))
+                log.error("%s", vanished_message(self._vanished))
+            raise SessionRefused(vanished_message(self._vanished))
         return [name for slot, name in wanted if not self._store.is_listed(slot, name)]
 
     def _commit(self) -> None:

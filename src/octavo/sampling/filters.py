@@ -1,6 +1,6 @@
 """The filters that cut the tail of a distribution: top-k, top-p, min-p.
 
-Each takes scores (log-probabilities up to a constant, the greatest of them 0) of tokens whose ids ascend,
+Each takes scores (log-probabilities up to a constant, the greatest of them 0) of tokens with ascending ids,
 and returns the indices to keep, ascending. Probabilities are float64 and summed in one fixed order, so that
 the same row keeps the same tokens in any batch.
 """
@@ -18,7 +18,7 @@ _NUCLEUS_GUESS = 512
 
 
 def keep_ids(scores: Floats, params: SamplerParams) -> Ids | None:
-    """The ids that top-k, then top-p, then min-p leave of `scores` (V,), ascending; None for all of them."""
+    """The ids that top-k, then top-p, then min-p keep of `scores` (V,), ascending; None: all."""
     kept: Ids | None = None
     if 0 < params.top_k < scores.shape[0]:
         kept = top_ids(scores, params.top_k)
@@ -30,14 +30,14 @@ def keep_ids(scores: Floats, params: SamplerParams) -> Ids | None:
 
 
 def filters(params: SamplerParams) -> bool:
-    """Whether any of them is on."""
+    """Whether any filter is on."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def nucleus(scores: Floats, top_p: float) -> Ids:
-    """The fewest likeliest tokens whose probabilities add up to `top_p`: the token that crosses is kept.
+    """The fewest likeliest tokens whose probabilities add up to `top_p`, including the one that crosses it.
 
-    Source: Holtzman et al. 2020. O(V), and O(V log V) only where the nucleus is wide.
+    Source: Holtzman et al. 2020. O(V), and O(V log V) only if the nucleus is wide.
     """
     target = top_p * float(np.exp(scores, dtype=np.float64).sum())
     # The likeliest few are a prefix of the whole order, and a running sum of a prefix is a prefix of the
@@ -60,7 +60,7 @@ def likely_enough(scores: Floats, min_p: float) -> Ids:
 
 
 def _at(scores: Floats, kept: Ids | None) -> Floats:
-    """The scores that are left; None stands for all."""
+    """The kept scores; None: all."""
     return scores if kept is None else scores[kept]
 
 

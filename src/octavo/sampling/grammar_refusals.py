@@ -1,4 +1,4 @@
-"""Reasons to refuse a grammar: what is not supported, or not safe to compile, and its place."""
+"""Reasons to refuse a grammar: a part that is not supported, or not safe to compile, and its place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind
 from octavo.schemas import subschemas
 
-INTEGER_MAX = 2**62  # in size: the library's arithmetic overflows beyond
+INTEGER_MAX = 2**62  # in magnitude: the library's arithmetic overflows beyond
 REFS_DEEP_MAX = 100  # of a chain of $refs; the library follows it by recursion
 RULES_DEEP_MAX = 250  # of a chain of rules
 
-# Of JSON Schema, that the library may refuse.
+# Keywords of JSON Schema that the library may refuse.
 _KEYWORDS = frozenset(
     (
         *("oneOf", "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
@@ -40,8 +40,8 @@ _ERRORS_OF = {
     "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
 }
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-# What of a grammar holds no names of rules. Each alternative takes what it has looked at, closed or not, and
-# gives nothing back: so a text is looked at once.
+# The parts of a grammar without names of rules. Each alternative is possessive, closed or not, so a text is
+# scanned once.
 _QUOTED = {
     GrammarKind.LARK: re.compile(r'//.*|#.*|"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\])*+/?|<[^<>\s]*+>?'),
     GrammarKind.GBNF: re.compile(r'#[^\r\n]*|"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?'),
@@ -59,7 +59,7 @@ def unknown_keywords(message: str) -> list[str]:
 
 
 def counted(keywords: list[str]) -> list[str]:
-    """The keywords as metrics name them: "other" is one that is not in `_KEYWORDS`."""
+    """The keywords as labels of metrics: "other" for one that is not in `_KEYWORDS`."""
     return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
 
 
@@ -84,9 +84,9 @@ def refusal(grammar: Grammar, why: str) -> InvalidRequest:
 
 
 def refuse_unsafe(grammar: Grammar) -> None:
-    """Raise InvalidRequest for what can be seen without compiling: numbers and chains that are not safe to
-    compile, and a number of properties that repeated names could make up (no grammar knows which names were
-    written). O(text)."""
+    """Raise InvalidRequest for problems that are visible without compiling: numbers and chains that are not
+    safe to compile, and a `minProperties` that repeated names could satisfy (no grammar knows which names
+    were written). O(text)."""
     if grammar.kind is GrammarKind.REGEX:
         return
     if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -136,7 +136,7 @@ def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
 
 
 def _references(schema: object) -> dict[str, list[str]]:
-    """What refers to what: the $refs below each definition, and below the schema itself, ""."""
+    """The references of a schema: the $refs inside each definition, and inside the schema itself, ""."""
     found: dict[str, list[str]] = {}
     left: list[tuple[object, str]] = [(schema, "")]
     while left:
@@ -156,8 +156,8 @@ def _references(schema: object) -> dict[str, list[str]]:
 
 
 def _rules(grammar: Grammar) -> dict[str, list[str]]:
-    """What refers to what in a grammar of rules, Lark's or GBNF's: names behind each rule's colon, but for
-    those in texts, expressions, classes of characters, special tokens and comments. O(text)."""
+    """The references in a grammar of rules, Lark's or GBNF's: names after each rule's colon, except in texts,
+    expressions, character classes, special tokens and comments. O(text)."""
     found: dict[str, list[str]] = {}
     owner = ""
     for line in _QUOTED[grammar.kind].sub(" ", grammar.text).splitlines():
@@ -188,8 +188,8 @@ def _too_deep(graph: Mapping[str, list[str]], deep_max: int) -> str | None:
 
 
 def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
-    """Where a schema first uses this keyword, as a JSON pointer; names of properties and values do not count.
-    O(schema)."""
+    """The first use of this keyword in a schema, as a JSON pointer; names of properties and values do not
+    count. O(schema)."""
     return place_where(schema, lambda one: keyword in one, at)
 
 
@@ -199,7 +199,7 @@ def place_where(schema: object, matches: Callable[[Mapping[str, object]], bool],
     if not isinstance(schema, dict):
         return None
     levels: list[Iterator[tuple[dict[str, object], tuple[str, ...]]]] = [iter([(schema, ())])]
-    path: list[tuple[str, ...]] = []  # one less than levels
+    path: list[tuple[str, ...]] = []  # one shorter than `levels`
     while levels:
         schema, steps = next(levels[-1], (None, ()))
         if schema is None:

@@ -1,9 +1,9 @@
-"""Trials of grammars in processes that a crash may take (`grammar_worker`), before the server compiles them.
+"""Trials of grammars in expendable processes (`grammar_worker`), before the server compiles them.
 
     try_grammar --frame--> parent --fork--> child: compile, first mask, 64 tokens --frame--> _read, a thread
 
-A grammar that cannot be followed, takes too much, or ends its child is refused with the reason. The process
-starts with the first grammar, and again after it was ended from outside, at most `STARTS_MAX` times a minute.
+A grammar that cannot be followed, exceeds a limit, or ends its child is refused with the reason. The process
+starts with the first grammar, and again if it was killed from outside, at most `STARTS_MAX` times a minute.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from octavo.errors import EngineStopped, QueueFull, RequestFailed
 from octavo.helper_process import HelperEnded, HelperProcess, import_folders
 
 CPU_SECONDS_MAX = 2.0
-MASK_SECONDS_MAX = 0.25  # for telling which tokens may come next
-WALL_SECONDS_MAX = 60.0  # for those seconds, where the processors are busy
+MASK_SECONDS_MAX = 0.25  # for one mask
+WALL_SECONDS_MAX = 60.0  # wall time for those seconds on busy processors
 START_SECONDS_MAX = 60.0
-SEND_SECONDS_MAX = 10.0  # for the process to read a grammar: it reads at once, whatever its children do
+SEND_SECONDS_MAX = 10.0  # for the process to read a grammar: its children do not delay it
 ADDRESS_SPACE_MAX = 1 << 30
 GROWTH_MAX = 128 << 20  # bytes of memory that one compiled grammar may take
 STACK_BYTES = 1 << 20
@@ -42,9 +42,9 @@ _ANSWER_BYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a trial. `num_bytes`: of memory that the compiled grammar takes; `lark`: a GBNF grammar in
-    the form that is compiled; `why_not`: empty where it can be followed. `is_final`: it would be the same
-    again."""
+    """The result of a trial. `num_bytes`: memory of the compiled grammar; `lark`: a GBNF grammar in the form
+    that is compiled; `why_not`: empty if it can be followed. `is_final`: a second trial would give the same.
+    """
 
     num_bytes: int = 0
     lark: str = ""
@@ -57,7 +57,7 @@ class TrialStopped(Exception):
 
 
 class GrammarTrials:
-    """For one vocabulary. Any thread may call it; each waits for its own verdict."""
+    """Runs trials for one vocabulary. Thread-safe; each caller waits for its own verdict."""
 
     def __init__(
         self, token_bytes: Sequence[bytes], special_ids: Sequence[int], end_ids: Sequence[int]
@@ -84,7 +84,7 @@ class GrammarTrials:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, where there is one."""
+        """The pid of the process, if there is one."""
         process = self._process
         return None if process is None else process.pid
 
@@ -97,8 +97,8 @@ class GrammarTrials:
         stop: threading.Event | None = None,
     ) -> Verdict:
         """Whether a grammar, in the library's form or GBNF, can be followed. Raises TrialStopped soon after
-        `stop` was set, QueueFull where the machine is too busy, RequestFailed where no process can be started
-        or it is ended, EngineStopped after `close`."""
+        `stop` was set, QueueFull if the machine is too busy, RequestFailed if no process can be started or it
+        was killed, EngineStopped after `close`."""
         request = json.dumps({"grammar": grammar, "is_gbnf": is_gbnf, "parser_limits": limits}).encode()
         number, future = next(self._numbers), Future[Mapping[str, object]]()
         with self._send_lock:
@@ -127,11 +127,11 @@ class GrammarTrials:
             raise TrialStopped
 
     def close(self) -> None:
-        """End the process; there will be no other."""
+        """End the process for good."""
         self._is_closed = True
         with self._send_lock:
             if self._process is not None:
-                self._process.kill()  # the thread that reads does the rest
+                self._process.kill()  # the reading thread does the rest
 
     def _start(self) -> HelperProcess:
         if self._is_closed:
@@ -167,8 +167,8 @@ class GrammarTrials:
             future.set_result(answer)
 
     def _take_end(self, process: HelperProcess) -> None:
-        """The process has ended: nothing that it was to answer will be."""
-        with self._send_lock:  # nothing is written to its pipe, which may be another's by then
+        """The process has ended: fail all requests that wait for it."""
+        with self._send_lock:  # so that no thread writes to its pipe, whose number may be reused
             if self._process is process:
                 self._process = None
                 assert self._finalizer is not None
@@ -183,7 +183,7 @@ class GrammarTrials:
 
 
 def _send(process: HelperProcess, kind: bytes, number: int, body: bytes = b"") -> None:
-    """To a process that may have ended, which the thread that reads learns."""
+    """Send to a process that may have ended; the reading thread detects that."""
     try:
         process.send(kind + number.to_bytes(_NUMBER_BYTES, "big") + body, SEND_SECONDS_MAX)
     except HelperEnded:
@@ -191,7 +191,7 @@ def _send(process: HelperProcess, kind: bytes, number: int, body: bytes = b"") -
 
 
 def _read(trials: weakref.ref[GrammarTrials], process: HelperProcess) -> None:
-    """Hand answers to those that wait, until the process ends."""
+    """Deliver answers to the waiting callers, until the process ends."""
     try:
         while True:
             frame = process.receive()

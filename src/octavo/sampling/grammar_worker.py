@@ -1,17 +1,17 @@
-"""A process that tries grammars: each in a child of its own, forked from a parent that knows the vocabulary.
+"""A process that tries grammars: each in a child of its own, forked from a parent that holds the vocabulary.
 
     stdin   the vocabulary, then requests     parent --fork--> a spare child --a request--> answers, and exits
     stdout  answers, as they come               +-- forks the next spare
 
 Frames are a length in four bytes, then so many bytes. The vocabulary is JSON: {"tokens" (hexadecimal),
-"special_ids", "end_ids"} and what bounds a trial. A request is one byte of what to do (`TRY`, `STOP`), eight
+"special_ids", "end_ids"} and the bounds of a trial. A request is one byte of a command (`TRY`, `STOP`), eight
 bytes of its number, and for `TRY` JSON: {"grammar", "is_gbnf", "parser_limits"}. An answer is the number, and
 JSON: {"bytes", "lark"?} for a grammar that can be followed, {"error", "kind"} for one that cannot, {"status"}
 of a child that died.
 
-It is run by its path and imports of Octavo what every helper process does, and no more. The parent never
-runs a grammar, so a request costs a child: its time is bounded by a timer that counts processor time, its
-memory by RLIMIT_AS, its stack by a thread of its own, which is smaller than any of the server's.
+It is run by its path and imports only those modules of Octavo that every helper process imports. The parent
+never runs a grammar, so a bad one costs only a child: a timer of processor time bounds its time, RLIMIT_AS
+its memory, and a thread of its own, smaller than any of the server's, its stack.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TRY, STOP = b"t", b"s"
 _HEAD_BYTES = 9
 _LOWER_PRIORITY_AFTER_S = 0.1
 _LOW_PRIORITY = 10
-_REAP_S = 0.1  # between two looks for children that have ended
-_SPARE_S = 0.02  # until there is a spare again: one forked at once would slow down the trial that begins
+_REAP_S = 0.1  # interval of reaping children
+_SPARE_S = 0.02  # delay of the next spare: forked at once, it would slow down the current trial
 _ERROR_CHARS_MAX = 2000
 _PICKS_MAX = 4
 _WARM_UP = {
@@ -53,8 +53,8 @@ _WARM_UP = {
 
 
 def main() -> None:
-    """Until stdin is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
+    """Serve until stdin is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which finishes its answers
     settings = json.loads(read_frame(0))
     vocabulary = _Vocabulary(settings)
     write_frame(1, b'{"ready": true}')
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 class _Vocabulary:
-    """The library's tokenizer. It does not encode as the model would: a trial needs no canonical tokens."""
+    """The library's tokenizer. Its encoding differs from the model's: a trial needs no canonical tokens."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import llguidance
@@ -84,7 +84,7 @@ class _Vocabulary:
 
 
 class _Child:
-    """A process that waits for a request, and what it has answered so far."""
+    """A process that waits for a request, and its answer so far."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
@@ -94,19 +94,19 @@ class _Child:
 
 
 class _Parent:
-    """Hands requests to spare children, and passes on their answers. Knows no grammar."""
+    """Passes requests to spare children, and their answers back. Knows no grammar."""
 
     def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:
         self._vocabulary = vocabulary
         self._settings = settings
         self._busy: dict[bytes, _Child] = {}  # by number
-        self._exiting: list[int] = []  # pids of those that have answered
+        self._exiting: list[int] = []  # pids of children that have answered
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._spare: _Child | None = self._fork_child()
 
     def run(self) -> None:
-        """Until stdin is closed; then no child is left."""
+        """Serve until stdin is closed; then no child is left."""
         while True:
             self._reap()
             waits = None if self._spare else _SPARE_S
@@ -122,7 +122,7 @@ class _Parent:
                 self._spare = self._spare or self._fork_child()
 
     def _take(self) -> bool:
-        """One request; False at the end."""
+        """Handle one request; False at the end."""
         frame = read_frame(0)
         if not frame:
             return False
@@ -134,7 +134,7 @@ class _Parent:
         child, self._spare = self._spare or self._fork_child(), None
         child.number = number
         self._busy[number] = child
-        with contextlib.suppress(OSError):  # it was killed from outside, which `_receive_from` learns
+        with contextlib.suppress(OSError):  # it was killed from outside, which `_receive_from` detects
             write_frame(child.link.fileno(), frame[_HEAD_BYTES:])
         return True
 
@@ -179,19 +179,19 @@ def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str,
     try:
         end_before_the_server()
         bound_memory(settings["memory_bytes"])
-        with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
+        with open(os.devnull, "rb+") as nothing:  # the child must not use the server's pipes
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
         trial = _GrammarTrial(vocabulary, settings)
         request = read_frame(link.fileno())
-        if request:  # else the parent has ended
+        if request:  # otherwise the parent has ended
             write_frame(link.fileno(), json.dumps(trial.run(json.loads(request))).encode())
     finally:
         os._exit(0)
 
 
 class _GrammarTrial:
-    """A thread with a small stack, which has touched the memory that a trial needs before there is one."""
+    """A thread with a small stack, which touches the memory that a trial needs in advance."""
 
     def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:
         self._vocabulary = vocabulary
@@ -203,8 +203,8 @@ class _GrammarTrial:
         self._thread.start()
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What came of it. What takes long goes on at a low priority, and is ended by a signal."""
-        # Nothing handles it: the process ends.
+        """The result. A long trial continues at a low priority, and a signal ends it."""
+        # There is no handler, so the signal ends the process.
         signal.setitimer(signal.ITIMER_PROF, self._settings["cpu_seconds"])
         self._requests.put(request)
         self._thread.join(_LOWER_PRIORITY_AFTER_S)
@@ -223,7 +223,7 @@ class _GrammarTrial:
 def _try_grammar(
     request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Compile it, take its first mask, walk some tokens."""
+    """Compile it, compute its first mask, walk some tokens."""
     import llguidance
 
     try:
@@ -247,17 +247,17 @@ def _try_grammar(
         if longest > settings["mask_seconds"]:
             return _refusal("slow", "")
         answer["bytes"] = (_faults() - faults) * resource.getpagesize()
-        del matcher  # on this stack, too
+        del matcher  # its destructor must run on this stack, too
     except MemoryError:
         return _refusal("memory", "")
-    except Exception as error:  # noqa: BLE001  the library's, or ours: the server tells which
+    except Exception as error:  # noqa: BLE001  the library's, or ours: the server decides which
         return _refusal("failed", f"{type(error).__name__}: {error}")
     return answer
 
 
 def _walk(matcher: llguidance.LLMatcher, vocabulary: _Vocabulary, num_tokens: int) -> float:
-    """Take so many tokens that are allowed, the same each time; to the end, or an error. Returns the longest
-    time of a mask, in seconds of the processor."""
+    """Take that many allowed tokens, deterministically, up to the end or an error. Returns the longest time
+    of a mask, in seconds of the processor."""
     state, longest = 1, 0.0
     for _ in range(num_tokens):
         begun = time.thread_time()
@@ -277,7 +277,7 @@ def _walk(matcher: llguidance.LLMatcher, vocabulary: _Vocabulary, num_tokens: in
 
 
 def _first_set(mask: bytes, start: int) -> int:
-    """The first bit that is set from a byte on, or from the beginning on."""
+    """The first set bit from a byte on, or else from the beginning."""
     rest = mask[start:].lstrip(b"\0")
     place = len(mask) - len(rest)
     if not rest:

@@ -1,12 +1,12 @@
-"""Grammars over a model's tokens: compiled once, then a matcher for each row says which tokens may come next.
+"""Grammars over a model's tokens: compiled once; then each row's matcher computes the allowed next tokens.
 
     Grammar --tried in a process, compiled--> CompiledGrammar --copy--> Matcher of a row --copy--> of a fork
 
-Where the grammar forces text, its canonical tokens are the only ones that may come: so tokens that are taken
-without a step (fast-forward) are those that sampling would have had to take, whatever the logits say. A
-matcher that has come to its end allows the model's end token alone. It knows tokens and their bytes, no
-logits. Source: llguidance (Earley parser over a lexer of regular expression derivatives), whose limits are
-deterministic: they count work, not time.
+Where the grammar forces text, only its canonical tokens are allowed. So tokens that are taken without a step
+(fast-forward) are those that sampling would have taken for any logits. A matcher at the end of its grammar
+allows only the model's end token. It knows tokens and their bytes, no logits. Source: llguidance (Earley
+parser over a lexer of regular expression derivatives), whose limits are deterministic: they count work, not
+time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 from octavo.sampling.json_slashes import NO_SLASHES, Slashes, SlashMatcher
 
 COMPILED_BYTES_MAX = 256 << 20  # of all compiled grammars, kept or in use
-TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of those in use that one tenant brought, where there are tenants
+TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of one tenant's grammars in use, if there are tenants
 STATES_BYTES_MAX = 32 << 20  # of the lexer's states that a grammar is charged for before it is compiled again
 MASKS_MAX = 50_000
 VERDICTS_MAX = 4096
 FORCED_MAX = 256  # tokens of one forced run that are taken at once
 _MASK_SECONDS_FREE = 0.0005
 _BYTES_PER_SECOND = 1 << 30
-_COMPILE_STACK_BYTES = 16 << 20  # of the thread that compiles: 16 times that of trials
+_COMPILE_STACK_BYTES = 16 << 20  # of the compiling thread: 16 times that of trials
 _LOWER_PRIORITY_AFTER_S = 0.1
 _LOW_PRIORITY = 10
-# All of them count work, so that what is refused does not depend on the machine.
+# All of them count work, so that refusals do not depend on the machine.
 _LIMITS: dict[str, object] = {
     "max_grammar_size": 200_000,
     "max_lexer_states": 50_000,
@@ -53,18 +53,18 @@ _LIMITS: dict[str, object] = {
 
 
 class CompiledGrammar:
-    """A grammar that is ready to be followed, as long as something holds it: a request does until it ends."""
+    """A compiled grammar, alive as long as something holds it: a request does until it ends."""
 
     def __init__(self, grammar: Grammar, prototype: llguidance.LLMatcher, num_bytes: int) -> None:
         self.grammar = grammar
         self.prototype = prototype  # never advanced; copies share the states of its lexer
-        self.num_bytes = num_bytes  # about; it grows with those states
-        self.is_used_up = False  # no further request follows this one: they compile it again
+        self.num_bytes = num_bytes  # approximate; it grows with those states
+        self.is_used_up = False  # later requests compile the grammar again
         self._num_masks = 0
         self._bytes_max = num_bytes + STATES_BYTES_MAX
 
     def charge(self, mask_seconds: float) -> None:
-        """A mask was made, in so much time of a processor: what takes long has made states, which stay."""
+        """Charge for a mask by its processor time: a slow one has created states, which stay."""
         self._num_masks += 1
         grown = max(0, int((mask_seconds - _MASK_SECONDS_FREE) * _BYTES_PER_SECOND))
         self.num_bytes = min(self._bytes_max, self.num_bytes + grown)
@@ -73,14 +73,14 @@ class CompiledGrammar:
 
 
 class Matcher:
-    """Where one row stands in its grammar. Mutable; only the row's executor calls it."""
+    """The state of one row in its grammar. Mutable; only the row's executor calls it."""
 
     def __init__(self, compiled: CompiledGrammar, inner: SlashMatcher, num_words: int, end_id: int) -> None:
         self._compiled = compiled
         self._inner = inner
         self._num_words = num_words
         self._end_id = end_id
-        self._ahead: list[int] = []  # forced tokens that were found and not accepted yet, the next one last
+        self._ahead: list[int] = []  # forced tokens that were found and not accepted yet, in reverse order
 
     def copy(self) -> Matcher:
         """For a fork."""
@@ -102,22 +102,22 @@ class Matcher:
         return ""
 
     def only(self) -> int | None:
-        """The token that must come next; None where several may."""
+        """The only allowed next token; None: several are."""
         if self._inner.is_stopped():
             return None if self._inner.is_error() else self._end_id
-        # They are kept: to find them costs as much as the whole text that is forced.
+        # Cached: a search for them costs as much as the whole forced text.
         self._ahead = self._ahead or self._inner.compute_ff_tokens()[::-1]
         return self._ahead[-1] if self._ahead else None
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next: the same as in the mask, for a hundredth of what that costs."""
+        """Whether this token is allowed next: the same as in the mask, for a hundredth of its cost."""
         only = self.only()
         return self._inner.allows(token) if only is None else token == only
 
     def accept(self, token: int) -> str:
-        """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
+        """Accept a sampled token, also an end token. Returns why the grammar cannot go on, or ""."""
         if self._inner.is_stopped() and not self._inner.is_error():
-            return ""  # behind the end: only the end token could come
+            return ""  # at the end only the end token is allowed
         if self._ahead and self._ahead.pop() != token:
             self._ahead = []
         if self._inner.consume_token(token):
@@ -125,7 +125,7 @@ class Matcher:
         return self._why_not() or "the grammar does not allow a token that was sampled"
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, canonical ones, perhaps none. They are accepted."""
+        """Accept and return the forced next tokens, canonical ones, possibly none."""
         ahead = self._ahead or self._inner.compute_ff_tokens()[::-1]
         tokens, self._ahead = ahead[-FORCED_MAX:][::-1], ahead[:-FORCED_MAX]
         if tokens and not self._inner.consume_tokens(tokens):
@@ -136,17 +136,17 @@ class Matcher:
 
     @property
     def is_at_end(self) -> bool:
-        """True when nothing but an end token may come."""
+        """True if only an end token is allowed."""
         return bool(self._inner.is_stopped())
 
     def _why_not(self) -> str:
-        """The library's error. What others made of the states that are shared must not end the next one."""
+        """The library's error. An error in shared states must not fail the next request."""
         self._compiled.is_used_up = True
         return str(self._inner.get_error())
 
 
 class NoMatcher(Matcher):
-    """Of a row whose grammar nothing holds any more: its request has been given up."""
+    """The matcher of a row whose grammar was dropped, because its request was given up."""
 
     def __init__(self) -> None:
         pass
@@ -179,16 +179,16 @@ _NOT_HELD = "what was compiled of it is gone, because its request was given up"
 
 @dataclass(slots=True)
 class CompileStats:
-    """What compiling, and trying before, has cost since the start; keywords of schemas that were refused."""
+    """The cost of compiling and of trials since the start; the keywords of refused schemas."""
 
     count: int = 0
     seconds: float = 0.0
-    refusals: Counter[str] = field(default_factory=Counter)  # by keyword; "other" where none is to blame
+    refusals: Counter[str] = field(default_factory=Counter)  # by keyword; "other" if none is the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a vocabulary is to a grammar. `token_bytes`: of special tokens too, as they are written."""
+    """A vocabulary for grammars. `token_bytes` has special tokens too, in their spelling."""
 
     token_bytes: Sequence[bytes]
     special_ids: Sequence[int]
@@ -196,8 +196,8 @@ class Words:
     encode: Callable[[str], list[int]]
 
 
-class _AsLibraryWantsIt:
-    """A tokenizer as llguidance asks for one."""
+class _LibraryTokenizer:
+    """A tokenizer with llguidance's interface."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -211,31 +211,31 @@ class _AsLibraryWantsIt:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary, and knows those that are in use. Any thread."""
+    """Compiles grammars for one vocabulary, and tracks those in use. Thread-safe."""
 
     def __init__(self, words: Callable[[], Words]) -> None:
-        self._load_words = words  # once, when the first grammar comes: it costs a fifth of a second
+        self._load_words = words  # called once, for the first grammar: it takes a fifth of a second
         self._words: Words | None = None
-        self._open_lock = threading.Lock()  # guards these five, and is held while they are made
+        self._open_lock = threading.Lock()  # guards these five, and is held during their creation
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._trials: GrammarTrials | None = None
         self._slashes = NO_SLASHES
         self._end_id = -1
         self._is_closed = False
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all following attributes
         self.stats = CompileStats()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by a digest of the grammar
         self._newest: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
-        self._in_use: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()  # or kept
+        self._in_use: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()  # or cached
         # The most recent ones, in use or not.
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._busy: dict[Grammar, threading.Event] = {}  # set when the thread that compiles it is done
-        self._reserved: Counter[str] = Counter()  # bytes of those that are being compiled, by tenant
+        self._busy: dict[Grammar, threading.Event] = {}  # set when the compiling thread is done
+        self._reserved: Counter[str] = Counter()  # bytes of grammars being compiled, by tenant
 
     @property
     def words(self) -> Words:
         """The vocabulary."""
-        words = self._words  # read for each token of a row that thinks
+        words = self._words  # read for each token of a thinking row
         if words is None:
             with self._open_lock:
                 words = self._loaded_words()
@@ -243,19 +243,19 @@ class Grammars:
 
     @property
     def num_bytes(self) -> int:
-        """Of all compiled grammars, about."""
+        """Approximate bytes of all compiled grammars."""
         with self._lock:
             return self._bytes_in_use()
 
     def close(self) -> None:
-        """End the process that tries grammars; a new grammar cannot be compiled any more."""
+        """End the trial process; no new grammar can be compiled after that."""
         with self._open_lock:
             self._is_closed = True
             if self._trials is not None:
                 self._trials.close()
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The compiled grammar, where it is ready: at once."""
+        """The compiled grammar if it is ready; never waits."""
         with self._lock:
             found = self._newest.get(grammar)
             if found is not None and not found.is_used_up:
@@ -266,8 +266,8 @@ class Grammars:
             return None
 
     def check(self, grammar: Grammar, stop: threading.Event | None = None) -> Verdict:
-        """Raise InvalidRequest for one that cannot be followed. May take long; raises TrialStopped soon after
-        `stop` was set."""
+        """Raise InvalidRequest for a grammar that cannot be followed. May take long; raises TrialStopped soon
+        after `stop` was set."""
         verdict = self._verdict(grammar, stop)
         if verdict.why_not:
             keywords = unknown_keywords(verdict.why_not)
@@ -279,15 +279,15 @@ class Grammars:
         return verdict
 
     def compile(self, grammar: Grammar, stop: threading.Event | None = None) -> CompiledGrammar:
-        """Try it, and compile it unless it is known. Raises as `check`, and QueueFull where grammars in use
-        take all memory that they may. May take long."""
+        """Try and compile a grammar unless it is cached. Raises as `check`, and QueueFull if grammars in use
+        have reached their memory limit. May take long."""
         while (found := self.known(grammar)) is None:
             with self._lock:
                 other = self._busy.get(grammar)
                 if other is None:
                     self._busy[grammar] = threading.Event()
             if other is not None:
-                while not other.wait(0.05):  # then it is known, or this thread meets what that one met
+                while not other.wait(0.05):  # then it is cached, or this thread gets the same error
                     if stop is not None and stop.is_set():
                         raise TrialStopped
                 continue
@@ -299,7 +299,7 @@ class Grammars:
         return found
 
     def token_bytes(self, token: int) -> bytes:
-        """Of a token of the vocabulary; a special one as it is written."""
+        """The bytes of a token; a special one in its spelling."""
         return self.words.token_bytes[token]
 
     def encode(self, text: str) -> list[int]:
@@ -307,8 +307,8 @@ class Grammars:
         return self.words.encode(text)
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
-        """A matcher that has accepted these tokens, of a grammar that something holds compiled; otherwise one
-        that allows none, so that its request fails alone."""
+        """A matcher that has accepted these tokens, if the compiled grammar is still held; otherwise one that
+        allows no token, so that its request fails alone."""
         with self._lock:
             compiled = self._newest.get(grammar) or next(
                 (one for one in self._in_use if one.grammar == grammar), None
@@ -329,7 +329,7 @@ class Grammars:
         with self._room_for(verdict.num_bytes, grammar.tenant), self._timed():
             text = _librarys_form(grammar, verdict)
             prototype = _on_a_large_stack(lambda: _prototype(tokenizer, text))
-            if prototype.is_error():  # the trial has met none: a bug, or the machine's memory is used up
+            if prototype.is_error():  # the trial had no error: a bug, or the machine is out of memory
                 raise refusal(grammar, prototype.get_error())
             compiled = CompiledGrammar(grammar, prototype, verdict.num_bytes)
             with self._lock:
@@ -339,7 +339,7 @@ class Grammars:
         return compiled
 
     def _verdict(self, grammar: Grammar, stop: threading.Event | None) -> Verdict:
-        """Of a trial, or as it was the last time."""
+        """The verdict of a trial, or the cached one."""
         digest = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode()).digest()
         with self._lock:
             known = self._verdicts.get(digest)
@@ -372,8 +372,8 @@ class Grammars:
 
     @contextlib.contextmanager
     def _room_for(self, num_bytes: int, tenant: str) -> Iterator[None]:
-        """Memory for one more: those that are kept and not in use are dropped, a tenant's own beyond its
-        share first. Raises QueueFull."""
+        """Reserve memory for one more grammar: drops cached ones that are not in use, a tenant's own beyond
+        its share first. Raises QueueFull."""
         with self._lock:
             most = TENANT_BYTES_MAX if tenant else COMPILED_BYTES_MAX
             for kept in [one for one in self._kept if one.tenant == tenant]:
@@ -396,7 +396,7 @@ class Grammars:
                 self._reserved[tenant] -= num_bytes
 
     def _bytes_in_use(self, tenant: str = "") -> int:
-        """Of the compiled grammars that are there, or will be; with `tenant`, of those that it brought."""
+        """Bytes of grammars compiled or being compiled; with `tenant`, of its own."""
         there = sum(one.num_bytes for one in self._in_use if tenant in ("", one.grammar.tenant))
         return there + (self._reserved[tenant] if tenant else self._reserved.total())
 
@@ -411,7 +411,7 @@ class Grammars:
 
     def _open(self) -> llguidance.LLTokenizer:
         words = self._loaded_words()
-        wrapper = llguidance.TokenizerWrapper(_AsLibraryWantsIt(words))
+        wrapper = llguidance.TokenizerWrapper(_LibraryTokenizer(words))
         self._end_id = words.end_ids[0]
         self._slashes = Slashes(words.token_bytes)
         self._tokenizer = llguidance.LLTokenizer(
@@ -421,7 +421,7 @@ class Grammars:
 
 
 def _prototype(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
-    """Compiled, with its first mask: what that makes of the lexer's states, copies share."""
+    """Compile it, and compute its first mask, so that copies share those states of the lexer."""
     limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
     prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
     if not prototype.is_error():
@@ -430,7 +430,7 @@ def _prototype(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMat
 
 
 def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    """What it returns, on a thread of its own, whose priority is lowered when it takes long."""
+    """The result of `work`, run on a thread of its own, whose priority is lowered if it takes long."""
     made: list[llguidance.LLMatcher] = []
     thread = threading.Thread(target=lambda: made.append(work()), name="octavo-grammar", daemon=True)
     with _stack_lock:
@@ -440,7 +440,7 @@ def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LL
         finally:
             threading.stack_size(before)
     thread.join(_LOWER_PRIORITY_AFTER_S)
-    if thread.is_alive() and sys.platform == "linux":  # where a thread has a priority of its own
+    if thread.is_alive() and sys.platform == "linux":  # there a thread has a priority of its own
         assert thread.native_id is not None
         with contextlib.suppress(OSError):  # it has just ended
             os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOW_PRIORITY)
@@ -450,11 +450,11 @@ def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LL
     return made[0]
 
 
-_stack_lock = threading.Lock()  # the size of stacks is one setting of all threads to come
+_stack_lock = threading.Lock()  # the stack size is one setting for all new threads
 
 
 def _librarys_form(grammar: Grammar, verdict: Verdict | None) -> str:
-    """The text that is compiled. Before the trial, GBNF's own: the trial converts it."""
+    """The text to compile. Before the trial, GBNF's own: the trial converts it."""
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:

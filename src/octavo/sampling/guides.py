@@ -1,13 +1,12 @@
-"""What one row's output is led by: how long it may think, and the grammar it follows from some token on.
+"""A guide constrains one row's output: its budget of thinking, and a grammar from some token on.
 
     OPENING --<think>--> THINKING --</think>, or the budget is used up--> FREE or IN_GRAMMAR
        |                                                                     (a whole output's grammar)
        +--anything else--> FREE --a trigger was written--> IN_GRAMMAR
 
-Only IN_GRAMMAR, and while tokens are dictated, are other tokens than the model's own choice impossible; else
-a row stays as plain as if it had no guide. A guide is a pure function of the output's tokens: a row that was
-preempted feeds them again and stands where it stood. It knows tokens and their bytes, no logits but to mask
-them.
+Tokens are forbidden only IN_GRAMMAR, and while tokens are dictated; otherwise a row is sampled as if it had
+no guide. A guide is a pure function of the output's tokens: a preempted row feeds them again to restore its
+state. It knows tokens and their bytes, and uses logits only to mask them.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class _Phase(enum.Enum):
 
 
 def needs_guide(params: SamplerParams) -> bool:
-    """Whether a row with these parameters has one."""
+    """Whether a row with these parameters has a guide."""
     return params.grammar is not None or (
         params.thinking is not None and params.thinking.max_tokens is not None
     )
 
 
 def guide_of(params: SamplerParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
-    """The guide of a row whose output so far is `output`; None where nothing leads it."""
+    """The guide of a row whose output so far is `output`; None: it has none."""
     if not needs_guide(params):
         return None
     assert grammars is not None, "a row with a guide, and nothing that knows the model's tokens"
@@ -51,7 +50,7 @@ def guide_of(params: SamplerParams, grammars: Grammars | None, output: Sequence[
 
 
 class Guide:
-    """Where one row stands. Mutable; only the row's executor calls it."""
+    """The state of one row. Mutable; only the row's executor calls it."""
 
     def __init__(self, grammars: Grammars, grammar: Grammar | None, thinking: Thinking | None) -> None:
         self._grammars = grammars
@@ -59,10 +58,10 @@ class Guide:
         self._thinking = thinking
         self._phase = _Phase.FREE
         self._matcher: Matcher | None = None
-        self._dictated: list[int] = []  # tokens that must come next, one after the other
-        self._num_thought = 0  # tokens
-        self._is_watching = False  # FREE: for a trigger
-        self.was_allowed = True  # the token that was asked for last: the next one's fate is likely the same
+        self._dictated: list[int] = []  # forced next tokens, in order
+        self._num_thought = 0  # tokens of thinking
+        self._is_watching = False  # in FREE: for a trigger
+        self.was_allowed = True  # whether the token checked last was allowed: predicts the next one
         self._recent = _Recent(grammars.token_bytes)
         assert thinking is None or thinking.state is not None, "where the output begins is not resolved"
         state = ThinkingState.NONE if thinking is None else thinking.state
@@ -89,16 +88,16 @@ class Guide:
 
     @property
     def is_free(self) -> bool:
-        """True where any token may come next."""
+        """True if any token is allowed next."""
         return self._matcher is None and not self._dictated
 
     @property
     def is_constrained(self) -> bool:
-        """True from where the grammar leads on: what it forces may come along with a sample."""
+        """True once the grammar applies: forced tokens may be appended to a sample."""
         return self._phase is _Phase.IN_GRAMMAR and not self._dictated
 
     def only(self) -> int | None:
-        """The token that must come next; None where several may."""
+        """The only allowed next token; None: several are."""
         if self._dictated:
             return self._dictated[0]
         if self._matcher is None or self._opening_token() is not None:
@@ -106,7 +105,7 @@ class Guide:
         return self._matcher.only()
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next: the same as in the mask, and much cheaper."""
+        """Whether this token is allowed next: the same as in the mask, and much cheaper."""
         if self._dictated:
             return token == self._dictated[0]
         self.was_allowed = (
@@ -132,7 +131,7 @@ class Guide:
         return ""
 
     def accept(self, token: int) -> str:
-        """A sampled token. Returns why the grammar cannot go on, or ""."""
+        """Accept a sampled token. Returns why the grammar cannot go on, or ""."""
         if self._phase is _Phase.IN_GRAMMAR and not self._dictated:
             assert self._matcher is not None
             return self._matcher.accept(token)
@@ -146,11 +145,11 @@ class Guide:
             case _Phase.FREE:
                 self._watch(token)
             case _Phase.IN_GRAMMAR:
-                pass  # a dictated token before its first
+                pass  # a dictated token before the first one of the grammar
         return ""
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, perhaps none. They are accepted."""
+        """Accept and return the forced next tokens, possibly none."""
         return self._matcher.forced() if self.is_constrained and self._matcher is not None else []
 
     @property
@@ -162,7 +161,7 @@ class Guide:
         return self._grammars.begin(self._grammar, ())
 
     def _opening_token(self) -> int | None:
-        """The token that opens the thinking, where it may come next beside what the grammar allows."""
+        """The token that opens the thinking, if it is allowed next in addition to the grammar's tokens."""
         if self._phase is not _Phase.OPENING or self._recent.tokens or self._thinking is None:
             return None
         tokens = self._grammars.encode(self._thinking.begin)
@@ -213,7 +212,7 @@ class Guide:
             self._dictated = self._grammars.encode(thinking.end)
 
     def _answer(self) -> None:
-        """What it thinks is over, or does not come."""
+        """The thinking has ended, or was skipped."""
         self._recent.clear()
         if self._has_whole_grammar:
             self._phase = _Phase.IN_GRAMMAR
@@ -223,7 +222,7 @@ class Guide:
             self._is_watching = self._grammar is not None
 
     def _watch(self, token: int) -> None:
-        """Look whether a trigger was written; then the grammar takes what was written from there on."""
+        """Check for a trigger; if there is one, feed the text from there on to the grammar."""
         if not self._is_watching:
             return
         assert self._grammar is not None
@@ -243,7 +242,7 @@ class Guide:
             self._recent.clear()
 
     def _place_of_one(self, triggers: Sequence[bytes]) -> int | None:
-        """Where in the recent text a trigger is. Where it had to begin the output, and does not, watching
+        """The place of a trigger in the recent text. If it must begin the output, and does not, watching
         ends."""
         text = self._recent.text
         assert self._grammar is not None
@@ -278,13 +277,13 @@ class _Recent:
         self.tokens, self.text = [], b""
 
     def keep(self, num_bytes: int) -> None:
-        """Forget the first tokens, so far as the others have so many bytes."""
+        """Drop the first tokens, as long as the others have so many bytes."""
         while self.tokens and len(self.text) - (size := len(self._token_bytes(self.tokens[0]))) >= num_bytes:
             self.text = self.text[size:]
             del self.tokens[0]
 
     def since(self, place: int) -> list[int]:
-        """The tokens from the one on that has the byte at `place`."""
+        """The tokens from the one with the byte at `place` on."""
         end = 0
         for index, token in enumerate(self.tokens):
             end += len(self._token_bytes(token))

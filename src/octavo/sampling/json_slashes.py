@@ -1,14 +1,14 @@
-r"""A slash in JSON may have a backslash before it (RFC 8259, 7), for which the library has no form.
+r"""A slash in JSON may have a backslash before it (RFC 8259, 7), which the library does not support.
 
     {"a": "x     {"a": "x\          {"a": "x\/y
     one state    two: as written,   one: the library has read {"a": "x/y
                  and as if it were
                  not there
 
-Where a token ends amid an escape there are two states. Tokens that begin with a slash may follow in the
-second, all others in the first. A token that holds a whole escaped slash is read as if it held the slash. In
-JSON only strings have backslashes, and the text around calls of tools has none; regular expressions and
-grammars of clients are not read like this.
+If a token ends inside an escape there are two states. Tokens that begin with a slash may follow in the
+second, all others in the first. A token with a whole escaped slash is read as if it had a plain slash. In
+JSON only strings have backslashes, and the text around tool calls has none; this does not apply to regular
+expressions and grammars of clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 class Slashes:
-    """What tokens of a vocabulary have to do with escaped slashes. Made once; O(vocabulary)."""
+    """The tokens of a vocabulary that matter for escaped slashes. Made once; O(vocabulary)."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
@@ -37,7 +37,7 @@ class Slashes:
         bits = self.first_words.view(np.uint8)[0]
         for token in self.first:
             bits[token // 8] |= 1 << (token % 8)
-        # Those that hold one, as tokens of what they are read as.
+        # Tokens with an escaped slash, as tokens of the text that they are read as.
         self.holding = {
             index: read
             for index, token in enumerate(token_bytes)
@@ -45,7 +45,7 @@ class Slashes:
         }
 
     def begins_escape(self, token: int, is_inside: bool) -> bool:
-        """Whether what this token ends with is half of an escape; `is_inside`: it stands behind one."""
+        """Whether this token ends inside an escape; `is_inside`: it begins inside one."""
         text = self._token_bytes[token]
         num_backslashes = len(text) - len(text.rstrip(b"\\"))
         return (num_backslashes + (is_inside and num_backslashes == len(text))) % 2 == 1
@@ -55,22 +55,22 @@ class Slashes:
         return self._tokens_of(self._token_bytes[token][:-1])
 
     def _tokens_of(self, text: bytes) -> list[int]:
-        """Of single bytes; none where the vocabulary lacks one."""
+        """The tokens of single bytes; empty if the vocabulary lacks one."""
         tokens = [self._of_byte.get(byte, -1) for byte in text]
         return tokens if min(tokens, default=0) >= 0 else []
 
 
-NO_SLASHES = Slashes(())  # for text that is no JSON
+NO_SLASHES = Slashes(())  # for text that is not JSON
 
 
 class SlashMatcher:
-    """A library's matcher for text that has its escaped slashes still. Mutable, as that is."""
+    """A library's matcher for text with escaped slashes. Mutable, like the matcher."""
 
     def __init__(self, inner: llguidance.LLMatcher, slashes: Slashes) -> None:
         self._inner = inner
         self._slashes = slashes
-        self._is_inside = False  # an escape, behind its backslash
-        self._without: llguidance.LLMatcher | None = None  # the state as if that backslash were not there
+        self._is_inside = False  # inside an escape, after its backslash
+        self._without: llguidance.LLMatcher | None = None  # the state without that backslash
 
     def deep_copy(self) -> SlashMatcher:
         """For a fork."""
@@ -93,7 +93,7 @@ class SlashMatcher:
                     bits[token // 8] |= 1 << (token % 8)
 
     def allows(self, token: int) -> bool:
-        """Whether this one may come next."""
+        """Whether this token is allowed next."""
         if self._takes([token]):
             return True
         if self._is_inside:
@@ -102,7 +102,7 @@ class SlashMatcher:
         return read is not None and self._takes(read)
 
     def consume_token(self, token: int) -> bool:
-        """Go on behind it. False where it may not come."""
+        """Accept it. False if it is not allowed."""
         is_inside, without, self._is_inside, self._without = self._is_inside, self._without, False, None
         if without is not None and token in self._slashes.first and not self._takes([token]):
             self._inner = without
@@ -121,15 +121,15 @@ class SlashMatcher:
         return True
 
     def consume_tokens(self, tokens: Sequence[int]) -> bool:
-        """Go on behind all of them."""
+        """Accept all of them."""
         return all(self.consume_token(token) for token in tokens)
 
     def compute_ff_tokens(self) -> list[int]:
-        """Those that must come next."""
+        """The forced next tokens."""
         return self._inner.compute_ff_tokens()
 
     def is_stopped(self) -> bool:
-        """Whether nothing may come any more but an end token."""
+        """Whether only an end token is allowed."""
         return self._inner.is_stopped()
 
     def is_error(self) -> bool:

@@ -1,6 +1,6 @@
 """Log-probabilities of the raw logits: before temperature, penalties, bias and filters.
 
-The normaliser is the native module's: a row's sum has a fixed order, whatever rows stand beside it.
+The normaliser is the native module's: a row's sum has a fixed order, independent of other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.types import SampledToken
 def logprobs_of(
     logits: Floats, tokens: Sequence[int] | npt.NDArray[np.integer], top: int
 ) -> tuple[SampledToken, ...]:
-    """Token s's logprob under row s of `logits` (S, V), with the `top` likeliest of that row beside it."""
+    """Token s's logprob under row s of `logits` (S, V), with the `top` likeliest of that row."""
     normalisers = log_normalisers(logits)
     return tuple(
         with_logprob(logits[index], float(normalisers[index]), int(token), top)

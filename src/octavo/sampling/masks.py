@@ -1,9 +1,8 @@
-"""Which tokens may come next at all, as the client said it: a list of those that are allowed, and sequences
-that must not appear in the output.
+"""The client's limits on tokens: a list of allowed ones, and sequences that must not appear in the output.
 
-A sequence of one token is banned everywhere. Of a longer one the last token is banned where the output ends
-with the tokens before it; the prompt does not count (vLLM's rule for `bad_words`). Sequences are found by
-the token that stands before their last, so a step looks at the few that could be completed, not at all:
+A sequence of one token is banned everywhere. The last token of a longer one is banned if the output ends with
+the tokens before it; the prompt does not count (vLLM's rule for `bad_words`). Sequences are indexed by the
+token before their last, so a step checks only the few that could be completed:
 
     after[9] = ((7, 9), 4), ((9,), 5)      the output ends with 7 9: neither 4 nor 5 may follow
 """
@@ -19,20 +18,20 @@ from octavo.kernels.contract import Floats, Ints
 from octavo.params import SamplerParams
 from octavo.sampling.ranking import Ids
 
-_Ending = tuple[tuple[int, ...], int]  # what the output must end with, and what may then not follow
+_Ending = tuple[tuple[int, ...], int]  # an end of the output, and the token that may not follow it
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What a request forbids, in arrays, made once for each row and not for each token."""
+    """The forbidden tokens of a request, as arrays, made once for each row and not for each token."""
 
     allowed: Ids | None  # (A,) None: all
-    never: Ids  # (N,) banned in every place
+    never: Ids  # (N,) banned everywhere
     after: Mapping[int, tuple[_Ending, ...]]  # by the last token of the output
 
     def apply(self, row: Floats, output: Ints) -> None:
-        """Make impossible in `row` (V,) what may not follow `output`. O(V) with a list of allowed tokens,
-        else O(what is banned)."""
+        """Mask tokens in `row` (V,) that may not follow `output`. O(V) with a list of allowed tokens, else
+        O(banned tokens)."""
         if self.allowed is not None:
             kept = row[self.allowed]
             row.fill(-np.inf)
@@ -45,7 +44,7 @@ class Masks:
 
 
 def masks_of(params: SamplerParams) -> Masks | None:
-    """None where nothing is forbidden. O(what is listed)."""
+    """The masks of these parameters; None if they forbid nothing. O(listed tokens)."""
     if params.allowed_token_ids is None and not params.banned_sequences:
         return None
     after: dict[int, tuple[_Ending, ...]] = {}

@@ -1,4 +1,4 @@
-"""What changes the logits before a token is drawn: penalties, the client's bias, forbidden ends, masks.
+"""Changes of the logits before sampling: penalties, the client's bias, forbidden ends, masks.
 
 Every function changes one row (V,) in place. The order is fixed: repetition, frequency and presence, bias,
 minimum length, masks (`masks.py`).
@@ -35,8 +35,8 @@ def adjust(
     num_prompt: int,
     stop_ids: frozenset[int],
 ) -> None:
-    """Apply what `params` asks for to `row` (V,), given the tokens before it, prompt then output; `masks` are
-    those of `params`."""
+    """Apply `params` to `row` (V,), given the tokens before it, prompt then output; `masks` are those of
+    `params`."""
     output = history[num_prompt:]
     if params.repetition_penalty != 1.0:
         penalise_repetition(row, history, params.repetition_penalty)
@@ -45,7 +45,7 @@ def adjust(
     if params.logit_bias:
         add_bias(row, params.logit_bias)
     if output.shape[0] < params.min_tokens:
-        # With ignore_eos an end-of-sequence token ends nothing, so there is nothing to forbid about it.
+        # With ignore_eos an end-of-sequence token ends nothing, so it need not be forbidden.
         forbid(row, params.end_ids(stop_ids))
     if masks is not None:
         masks.apply(row, output)

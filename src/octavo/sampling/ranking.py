@@ -1,4 +1,4 @@
-"""Orders over a vocabulary in which ties always go to the lowest id, whatever a sort would do with them."""
+"""Orders over a vocabulary in which ties always go to the lowest id, for any sort algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ids = npt.NDArray[np.int64]
 def top_ids(values: Floats, count: int) -> Ids:
     """The indices of the `count` greatest of `values` (V,), ascending; no NaN. O(V), no sort.
 
-    Of equals at the border the lowest are taken.
+    Among equal values at the border the lowest ids are taken.
     """
     size = values.shape[0]
     if count >= size:

@@ -1,10 +1,10 @@
-"""From logits to tokens, with no state: a row's token depends on its logits, parameters and history alone.
+"""Samples tokens from logits. Stateless: a row's token depends only on its logits, parameters and history.
 
 The order is penalties, bias and masks (`penalties.py`), temperature, top-k, top-p, min-p (`filters.py`), then
 Gumbel-max: the argmax of log-probability plus Gumbel noise is a sample of the distribution (Gumbel 1954;
-Maddison et al. 2014). The noise is a pure function of (seed, choice, position), so a preempted, forked or
-speculated sequence draws what it would have drawn anyway. Greedy rows take the argmax and look at no noise
-and no filter, which cannot remove the likeliest token.
+Maddison et al. 2014). The noise is a pure function of (seed, choice, position), so preemption, forks and
+speculation do not change a sequence's samples. Greedy rows take the argmax, without noise and without
+filters, which never remove the likeliest token.
 
 Ties go to the lowest id, everywhere.
 """
@@ -28,7 +28,7 @@ from octavo.sampling.masks import Masks
 from octavo.sampling.penalties import adjust, adjusts
 from octavo.types import SampledToken
 
-# Below this the division would overflow; the distribution is already a point.
+# For smaller temperatures the division would overflow; the distribution is already a point.
 _TEMPERATURE_MIN = 1e-5
 GRAMMAR_ENDED = "its grammar cannot go on: "
 NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
@@ -36,7 +36,7 @@ NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """What one row of logits is sampled with; `history` is every token before it, prompt then output;
+    """The inputs of sampling one row of logits; `history` is every token before it, prompt then output;
     `masks` are those of `params`."""
 
     params: SamplerParams
@@ -45,7 +45,7 @@ class SampleRow:
     choice: int
     num_prompt: int
     history: Ints
-    guide: Guide | None = None  # where it forbids tokens
+    guide: Guide | None = None  # only if it forbids tokens
 
     @property
     def num_output(self) -> int:
@@ -55,16 +55,16 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailure:
-    """A row that cannot be sampled; the request it belongs to fails, alone. `is_poisoned`: by what the model
-    made of it, and not by what the client forbade."""
+    """A row that cannot be sampled; only its request fails. `is_poisoned`: because of the model's numbers,
+    not because of the client's limits."""
 
     reason: str
     is_poisoned: bool
 
 
 def is_plain(params: SamplerParams, num_output: int) -> bool:
-    """True where a row that nothing leads needs the likeliest token of its raw logits and nothing else of
-    them; `num_output`: output tokens so far."""
+    """True if an unconstrained row needs only the argmax of its raw logits; `num_output`: output tokens so
+    far."""
     return (
         params.greedy and params.logprobs is None and params.beams is None and not adjusts(params, num_output)
     )
@@ -76,16 +76,16 @@ class Sampler:
     def __init__(self, vocab_size: int, stop_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
-        self.mask_seconds = 0.0  # since it was made: for telling which tokens grammars allow
+        self.mask_seconds = 0.0  # total time of computing grammars' masks
 
     def sample(self, logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | SampleFailure]:
-        """One token, or why there is none, for each row of `logits` (S, V), which is not changed."""
+        """One token, or the failure, for each row of `logits` (S, V), which is not changed."""
         assert logits.shape == (len(rows), self._vocab_size)
         if not rows:
             return []
         logits = np.ascontiguousarray(logits, np.float32)
         tokens = np.empty(len(rows), np.int32)
-        _native.argmax(logits, tokens)  # the whole answer for plain greedy rows, and cheap beside the others
+        _native.argmax(logits, tokens)  # all that plain greedy rows need, and cheap next to the others
         outcomes = [None if token >= 0 else SampleFailure(NO_NUMBERS, True) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
@@ -99,14 +99,14 @@ class Sampler:
         return _with_logprobs(logits, [self._num_top(row.params) for row in rows], tokens, outcomes)
 
     def _num_top(self, params: SamplerParams) -> int | None:
-        """How many of the likeliest tokens a row tells; None: no logprob at all."""
+        """How many of the likeliest tokens a row reports; None: no logprobs."""
         if params.beams is None:
             return params.logprobs
         return params.beams.num_candidates(len(params.end_ids(self._stop_ids)))
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Its time is spent on what grammars allow."""
+        """Count the time of the body as time of grammars' masks."""
         begun = time.perf_counter()
         try:
             yield
@@ -114,9 +114,9 @@ class Sampler:
             self.mask_seconds += time.perf_counter() - begun
 
     def _draw(self, raw: Floats, row: SampleRow) -> int | SampleFailure:
-        """Sample one row (V,) that is more than a plain argmax. Where a guide leads it, a token is drawn as
-        if there were none: it stands if it is allowed, for then none of those that are is above it. Filters
-        cut the allowed ones alone, so they need to know all of them first."""
+        """Sample one row (V,) that is not a plain argmax. A constrained row is first sampled without its
+        guide: that token is final if it is allowed, because then no allowed token scores higher. Filters
+        apply to allowed tokens only, so with filters the whole mask is computed first."""
         scores, params, guide = raw.copy(), row.params, row.guide
         if adjusts(params, row.num_output):
             adjust(scores, params, row.masks, row.history, row.num_prompt, self._stop_ids)
@@ -131,7 +131,7 @@ class Sampler:
         with self.timed():
             why_not = guide.mask(scores)
             if not why_not and scores.max() == -np.inf:
-                # The client's own limits forbid all that may come: what leads the row has the last word.
+                # The client's own limits forbid all allowed tokens: the guide takes precedence.
                 scores = raw.copy()
                 adjust(
                     scores, replace(params, min_tokens=0), None, row.history, row.num_prompt, self._stop_ids
@@ -151,7 +151,7 @@ class Sampler:
         if params.greedy:
             return int(scores.argmax())
 
-        # The greatest becomes 0 first, so that a small temperature sends the others to -inf and never to NaN.
+        # The greatest becomes 0 first, so that a small temperature maps the others to -inf and never to NaN.
         with np.errstate(over="ignore"):
             scores -= best
             scores /= np.float32(max(params.temperature, _TEMPERATURE_MIN))
@@ -172,7 +172,7 @@ def gumbel_noise(seed: int, choice: int, position: int, size: int) -> Floats:
 def _with_logprobs(
     logits: Floats, tops: Sequence[int | None], tokens: Ints, outcomes: list[SampleFailure | None]
 ) -> list[SampledToken | SampleFailure]:
-    """The outcomes as the caller sees them; only rows that asked for logprobs pay for them."""
+    """Add logprobs to the outcomes; only for rows that request them."""
     asked = [i for i, top in enumerate(tops) if top is not None and outcomes[i] is None]
     subset = logits if len(asked) == len(tops) else logits[asked]
     normalisers = dict(zip(asked, log_normalisers(subset).tolist(), strict=True)) if asked else {}

@@ -27,7 +27,7 @@ def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """A turn's prompt. `reused` of its tokens were not tokenised again; `fallback` says why there are none."""
+    """A turn's prompt. `reused` of its tokens were not tokenised again; `fallback`: why there are none."""
 
     tokens: tuple[int, ...]
     reused: int
