@@ -92,7 +92,7 @@ class Tenant:
     priority_min: int = 0
 
     def policy(self, bytes_per_block: int) -> TenantPolicy:
-        """Its bounds in blocks. Raises ConfigError if they contradict each other, or are below a block."""
+        """Its bounds in blocks. Raises ConfigError if they contradict each other, or are under a block."""
         bounds = self.bounds
         found: dict[str, int | None] = {}
         for key, amount, size in (
@@ -204,7 +204,7 @@ def _check_all_differ(tenants: Tenants) -> None:
                     "once (octavo tenants new-key makes another)"
                 )
     if not owners:
-        raise ConfigError("no tenant has a key, so nobody could come in; allowed: at least one key_sha256")
+        raise ConfigError("no tenant has a key, so no client can enter; allowed: at least one key_sha256")
 
 
 def _tenant(values: Mapping[str, object], place: int) -> Tenant:
@@ -236,7 +236,7 @@ def _tenant(values: Mapping[str, object], place: int) -> Tenant:
     )
 
 
-_SHARED_HINT = f"; {SHARED} is nobody's name: its entry bounds what prefixes shared with all may take"
+_SHARED_HINT = f"; {SHARED} is no tenant: its entry bounds what prefixes shared with all may take"
 _KEYS = (
     "name",
     "key_sha256",
@@ -378,8 +378,8 @@ class _TenantEntry:
             found.append(bytes.fromhex(text))
         if digest_of("") in found:
             raise ConfigError(
-                f"tenant {self.tenant}: key_sha256 is that of an empty key; allowed: a key that nobody can "
-                "guess (octavo tenants new-key prints one and its line)"
+                f"tenant {self.tenant}: key_sha256 is that of an empty key; allowed: a random key "
+                "(octavo tenants new-key prints one and its line)"
             )
         return tuple(dict.fromkeys(found))
 
