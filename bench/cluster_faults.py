@@ -195,7 +195,7 @@ def environment_of(folder: Path, nodes: RayNodes | None) -> dict[str, str]:
     found = {**os.environ, "OCTAVO_CACHE": str(folder)}
     if nodes is not None:
         mode = "disabled" if nodes.is_open else "token"
-        found |= {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(nodes.token)}
+        found |= {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(nodes.token), "RAY_worker_niceness": "0"}
     return found
 
 

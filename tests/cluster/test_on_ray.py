@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from bench.cluster_faults import (
     PROMPTS,
@@ -43,8 +44,9 @@ def expected(tiny_folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def running(tiny_folder: Path) -> Iterator[RunningCluster]:
-    with cluster(str(tiny_folder), "--replicas", "2", *FLAGS) as started:
+def running(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    disk = ("--disk-cache", tmp_path_factory.mktemp("disk"), "--disk-size", "8MiB")
+    with cluster(str(tiny_folder), "--replicas", "2", *FLAGS, *map(str, disk)) as started:
         yield started
 
 
@@ -69,6 +71,28 @@ def test_under_load_no_answer_is_wrong_and_only_running_ones_are_lost(
     assert load.wrong == 0
     assert sum(load.lost.values()) <= (NUM_CLIENTS if may_lose else 0), load.lost
     assert faults.orphans() == 0
+
+
+def test_a_session_is_there_again_when_another_replica_has_its_slot(running: RunningCluster) -> None:
+    messages = [{"role": "user", "content": "Remember the number 7, please, and all that was said."}]
+    first = _turn(running, messages, "new")
+    session = first.headers["x-octavo-session"]
+    slot = int(session.partition("-")[0].removeprefix("k"))
+    faults = Faults(running, num_replicas=2, num_relays=2)
+    before = {row["replica"] for row in running.members("engine") if row["slot"] == slot}
+    [victim] = [row["child_pid"] for row in running.members("engine") if row["slot"] == slot]
+    os.kill(int(str(victim)), 9)
+    until(lambda: before.isdisjoint(faults.ids()) and faults.is_whole())
+    messages += [first.json()["choices"][0]["message"], {"role": "user", "content": "Which one?"}]
+    second = _turn(running, messages, session)
+    assert second.status_code == 200, second.text
+    assert second.headers["x-octavo-replica"] == f"replica-{slot}"
+    assert second.headers["x-octavo-session"] == session
+
+
+def _turn(running: RunningCluster, messages: list[dict[str, str]], session: str) -> httpx.Response:
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "session": session}
+    return httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
 
 
 def test_the_clusters_key_is_in_no_argument_variable_or_file_of_ray(running: RunningCluster) -> None:

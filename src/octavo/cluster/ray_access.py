@@ -54,7 +54,7 @@ def set_environment(token: Path | None, *, is_open: bool = False) -> None:
     need the token. None: what the environment or ~/.ray/auth_token has."""
     check_ray()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: engines would wait for every other process
     os.environ["RAY_AUTH_MODE"] = "disabled" if is_open else "token"
     if token is not None:
         os.environ.pop("RAY_AUTH_TOKEN", None)
