@@ -106,7 +106,7 @@ class RunningCluster:
         return done.stdout
 
     def members(self, kind: str = "") -> list[Row]:
-        """Of that kind; none, while nobody can say."""
+        """Of that kind; none, while Ray cannot say."""
         try:
             lines = self.ask("status", "--json").splitlines()
         except AssertionError:

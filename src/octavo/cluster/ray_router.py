@@ -49,11 +49,11 @@ class RankedReplicas(RequestRouter):
 
 
 def _replica(replica: RunningReplica, now: float) -> Replica:
-    told = replica.replica_metadata
+    metadata = replica.replica_metadata
     return Replica(
         replica_id=replica.replica_id.unique_id,
-        slot=int(told["slot"]),
-        base_url=str(told["base_url"]),
+        slot=int(metadata["slot"]),
+        base_url=str(metadata["base_url"]),
         since=now,
-        node=str(told["node"]),
+        node=str(metadata["node"]),
     )
