@@ -57,11 +57,11 @@ class Channel:
         self._missed.add(id(self.readers[-1]))  # some ask for nothing until they get a message
         del self.readers[:-READERS_MAX]
         if self._random.random() < 0.5:
-            self._send(self.stream.tell_all())
+            self._send(self.stream.snapshot())
 
     def end_losses(self) -> None:
         """All is told once more, and nothing of it is lost."""
-        batches = self.stream.tell_all()
+        batches = self.stream.snapshot()
         for reader in self.readers:
             for batch in batches:
                 reader.receive(TOPIC, batch.number, batch.payload)

@@ -103,7 +103,7 @@ def test_all_is_told_at_the_next_numbers(replays: bool) -> None:
     stream = stream_of(replays=replays)
     assert [batch.number for batch in stream.begin([])] == [0]
     stream.apply([change(1)])
-    cleared, whole = stream.tell_all()
+    cleared, whole = stream.snapshot()
     assert (cleared.number, whole.number) == (2, 3)
     assert events_of(cleared.payload, is_array=False) == [None]
     assert [batch.number for batch in stream.begin([])] == [4]

@@ -18,7 +18,7 @@ from octavo.memory.changes import Change, ChangeRecord, Place
 
 
 def _tell_without_its_parent(self: Picture, first: _Block, events: Events) -> None:
-    self._tell(first, first.where, events)
+    self._publish(first, first.where, events)
 
 
 def _begin_with_what_was(self: Picture, changes: Iterable[Change]) -> None:
@@ -29,7 +29,7 @@ def _snapshot_child_first(self: Picture, blocks_max: int) -> Iterable[list[Event
     events = Events(self._identity)
     for block in reversed(self._blocks.values()):
         for bit, medium in picture._MEDIA:
-            if block.told & bit:
+            if block.published & bit:
                 events.store(block, medium)
     yield events.events
 
@@ -48,17 +48,17 @@ def _remove_from_the_pool_alone(self: ChangeRecord, name: bytes, place: Place) -
         _REMOVE(self, name, place)
 
 
-_TELL_ALL, _REMOVE = Stream.tell_all, ChangeRecord.remove
+_TELL_ALL, _REMOVE = Stream.snapshot, ChangeRecord.remove
 _Bug = partial(PlantedBug, drive=drive_published)
 EVENT_BUGS = (
     _Bug("block told without its parent", Picture, "_settle", _tell_without_its_parent),
-    _Bug("block stays told without its parent", picture, "_told_behind", lambda block: [block]),
+    _Bug("block stays told without its parent", picture, "_published_descendants", lambda block: [block]),
     _Bug("restart told beside what was", Picture, "begin", _begin_with_what_was),
     _Bug("snapshot tells children first", Picture, "snapshot", _snapshot_child_first),
-    _Bug("numbers begin again for each that joins", Stream, "tell_all", _number_from_0_on),
+    _Bug("numbers begin again for each that joins", Stream, "snapshot", _number_from_0_on),
     _Bug("replay without its first batch", Stream, "since", lambda self, n: self._buffer[max(n, 1) :]),
     _Bug("salt missing in a tag", Identity, "tag_of", _tag_without_salt),
     _Bug("removal from a tier not told", ChangeRecord, "remove", _remove_from_the_pool_alone),
     _Bug("content lost on its way to a tier", ChangeRecord, "begin_store", lambda self, name: None),
-    _Bug("found on disk, and not told", ChangeRecord, "_tell_all", lambda self, *of_name: None),
+    _Bug("found on disk, and not told", ChangeRecord, "_record_arrivals", lambda self, *of_name: None),
 )

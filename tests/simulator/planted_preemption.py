@@ -73,5 +73,5 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", OffloadStager, "keep", _stored_from_the_pool),
     PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
-    PlantedBug("headroom changes while a plan is made", Headroom, "undone", _headroom_changes_at_once),
+    PlantedBug("headroom changes while a plan is made", Headroom, "record_undone", _headroom_changes_at_once),
 )

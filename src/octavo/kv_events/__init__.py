@@ -1,1 +1,1 @@
-"""Events of KV blocks, for routers that send prompts to the replica that has their beginnings."""
+"""KV block events, for routers that send a prompt to the replica that has its prefix."""

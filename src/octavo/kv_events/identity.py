@@ -1,13 +1,13 @@
-"""What routers read in place of names and tenants: 64-bit hashes and tags.
+"""The forms of names and tenants for routers: 64-bit hashes and tags.
 
     without tenants   hash = the last 8 bytes of the name, big endian, bit 63 set    tag = the client's salt
     with tenants      hash = H(key, tenant, name), bit 63 set                        tag = TAG or TAG.salt
                       TAG  = H(key, tenant), 16 hexadecimal digits
 
-Names follow from a tenant's name and its prompts, so with tenants a key that routers do not have enters both;
-replicas with the same key have the same hashes. Bit 63 is set because routers read 0 as "no parent", and
-some have no case for integers that msgpack writes in fewer than 8 bytes. Two of 1e8 blocks have the same hash
-with a chance of 5e-4: then one prompt may be sent to the wrong replica, and gets the same answer there.
+Names follow from a tenant's name and its prompts, so with tenants both are hashed with a key that routers do
+not have; replicas with the same key have the same hashes. Bit 63 is set because routers read 0 as "no
+parent", and some reject integers that msgpack writes in fewer than 8 bytes. Two of 1e8 blocks collide with
+probability 5e-4: then one prompt may go to the wrong replica, which answers it correctly.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _BIT_63 = 1 << 63
 _TAG_BYTES = 8
 
 
-EventSource = dict[str, bool | int | str | None]  # one that routers can read, in vLLM's words
+EventSource = dict[str, bool | int | str | None]  # in vLLM's terms, for routers
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How names and tenants are written. `key`: None where there are no tenants."""
+    """Hashes names and tenants. `key`: None without tenants."""
 
     key: bytes | None = None
 
     def hash_of(self, name: bytes, tenant: str) -> int:
-        """2**63 to 2**64 - 1."""
+        """The hash of a block: 2**63 to 2**64 - 1."""
         if self.key is not None:
             own = tenant.encode(errors="surrogatepass")
             data = len(own).to_bytes(4, "little") + own + name
@@ -48,21 +48,21 @@ class Identity:
         return hashlib.blake2b(data, digest_size=_TAG_BYTES, key=self.key, person=b"kv tag").hexdigest()
 
     def tag_of(self, tenant: str, salt: str) -> str:
-        """Of a block that a request of the tenant with this cache salt computed; "": it has none."""
+        """The tag of a block computed for a request of the tenant with this cache salt; "": it has none."""
         tag = self.tenant_tag(tenant)
         return f"{tag}.{salt}" if tag and salt else tag or salt
 
 
 def salt_without_tag(salt: str, tag: str) -> str:
-    """The client's own cache salt in one that may begin with its tenant's tag: of "TAG" none, of "TAG.salt"
-    what follows. Another tenant's tag is a salt like any other."""
+    """The client's own part of a cache salt that may begin with its tenant's tag: of "TAG" nothing, of
+    "TAG.salt" the salt. Another tenant's tag is a salt like any other."""
     if tag and (salt == tag or salt.startswith(f"{tag}.")):
         return salt[len(tag) + 1 :]
     return salt
 
 
 def read_key(path: Path) -> bytes:
-    """The key of a file, whitespace at its ends aside, as 32 bytes. Raises ConfigError."""
+    """The key in a file, stripped of whitespace and hashed to 32 bytes. Raises ConfigError."""
     given = f"kv_events_key_file is {path}"
     try:
         with path.open("rb") as file:

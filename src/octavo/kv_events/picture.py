@@ -1,16 +1,16 @@
-"""What routers have been told: which block is in which media. From changes of the ledger it makes events that
-every router can follow.
+"""The published state: which block is in which media, as routers know it. Turns changes of the ledger into
+events that every router can follow.
 
     BlockStored    once for each medium, until it is removed there: llm-d counts them
-    the parent     is told before its child, and stays told while its child is
+    the parent     is published before its child, and stays published while its child is
 
-The ledger may lose a block before the one behind it, which no prompt finds then. Here such a block is told as
-removed, and told again when its parent is back:
+The ledger may lose a block before its child, which no prompt finds then. Here such a child is published as
+removed, and as stored again when its parent is back:
 
     A <- B <- C        B leaves:  C removed, B removed           B comes back:  B stored, C stored
 
-Told = where it is, if its parent is told in any medium; else nothing. Every change is O(1) but for blocks
-behind one that leaves or comes back. It knows no sockets and no clock; one thread has it.
+published = its media, if its parent is published in any medium; else none. Every change is O(1), plus the
+descendants of a block that leaves or comes back. It knows no sockets and no clock; one thread uses it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from octavo.kv_events.wire import MEDIUM, BlockRemoved, BlockStored, Event, remo
 from octavo.memory.changes import BIT, Change, Content
 
 _MEDIA = tuple((BIT[place], medium) for place, medium in MEDIUM.items())
-RUN_MAX = 256  # blocks of one event
+RUN_MAX = 256  # blocks per event
 
 
 class _Block:
-    """A block of a tenant. One that is in no medium stays while others are behind it."""
+    """A block of a tenant. One without a medium stays while it has children."""
 
-    __slots__ = ("children", "content", "hash", "key", "parent", "told", "where")
+    __slots__ = ("children", "content", "hash", "key", "parent", "published", "where")
 
     def __init__(self, key: tuple[bytes, str], hash_: int) -> None:
         self.key, self.hash = key, hash_
         self.content: Content | None = None
         self.parent: _Block | None = None
         self.children: set[_Block] | None = None
-        self.where = self.told = 0  # bits of media
+        self.where = self.published = 0  # bits of media
 
 
 class Events:
@@ -46,10 +46,10 @@ class Events:
         self.events: list[Event] = []
         self.num_blocks = 0
         self._identity = identity
-        self._open: dict[str, tuple[BlockStored, _Block]] = {}  # by medium, with its last block
+        self._open: dict[str, tuple[BlockStored, _Block]] = {}  # by medium: the open event and its last block
 
     def store(self, block: _Block, medium: str) -> None:
-        """It comes to the medium."""
+        """The block comes to the medium."""
         content, parent = block.content, block.parent
         assert content is not None
         self.num_blocks += 1
@@ -68,8 +68,8 @@ class Events:
         self._open[medium] = event, block
 
     def remove(self, block: _Block, medium: str) -> None:
-        """It leaves the medium."""
-        self._open.clear()  # what comes next stands behind this
+        """The block leaves the medium."""
+        self._open.clear()  # later events must come after this one
         self.num_blocks += 1
         last = self.events[-1] if self.events else None
         if not isinstance(last, BlockRemoved) or last.medium != medium or len(last.block_hashes) == RUN_MAX:
@@ -79,8 +79,8 @@ class Events:
 
 
 class Picture:
-    """All blocks, as told. With `last_only` a removal is told when a block is in no medium any more, for
-    routers that forget it at the first."""
+    """All blocks with their published media. With `last_only` a block is published as removed only when it is
+    in no medium any more, for routers that forget it at the first removal."""
 
     def __init__(self, identity: Identity, *, last_only: bool = False) -> None:
         self._identity = identity
@@ -91,7 +91,7 @@ class Picture:
         return len(self._blocks)
 
     def apply(self, changes: Iterable[Change]) -> list[Event]:
-        """Take these; returns the events that tell them."""
+        """Apply these changes; returns the events to publish."""
         events = Events(self._identity)
         for change in changes:
             key = (change.name, change.tenant)
@@ -109,20 +109,20 @@ class Picture:
         return events.events
 
     def begin(self, changes: Iterable[Change]) -> None:
-        """These are all that there is now. Nothing is told of it."""
+        """Set the whole state, without events."""
         self._blocks.clear()
         self.apply(changes)
 
     def snapshot(self, blocks_max: int) -> Iterable[list[Event]]:
-        """All that is told, a parent before its child, in batches of about so many blocks. O(blocks)."""
+        """All published events, a parent before its child, in batches of about `blocks_max`. O(blocks)."""
         events = Events(self._identity)
-        stack = [block for block in self._blocks.values() if block.parent is None and block.told]
+        stack = [block for block in self._blocks.values() if block.parent is None and block.published]
         while stack:
             block = stack.pop()
             for bit, medium in _MEDIA:
-                if block.told & bit:
+                if block.published & bit:
                     events.store(block, medium)
-            stack += [child for child in block.children or () if child.told]
+            stack += [child for child in block.children or () if child.published]
             if events.num_blocks >= blocks_max:
                 yield events.events
                 events = Events(self._identity)
@@ -145,23 +145,23 @@ class Picture:
         return block
 
     def _settle(self, first: _Block, events: Events) -> None:
-        """Tell what is to be told of a block, and of those behind it where it came back or left."""
+        """Publish the changes of a block, and of its descendants if it came back or left."""
         stack = [first]
         while stack:
             block = stack.pop()
             parent = block.parent
-            wanted = block.where if parent is None or parent.told else 0
+            wanted = block.where if parent is None or parent.published else 0
             if wanted:
-                if not block.told:
+                if not block.published:
                     stack += block.children or ()
-                self._tell(block, wanted, events)
-            elif block.told:
-                for gone in reversed(_told_behind(block)):
-                    self._tell(gone, 0, events)
+                self._publish(block, wanted, events)
+            elif block.published:
+                for gone in reversed(_published_descendants(block)):
+                    self._publish(gone, 0, events)
 
-    def _tell(self, block: _Block, wanted: int, events: Events) -> None:
-        before, block.told = block.told, wanted
-        for bit, medium in _MEDIA:  # first: a block that moves is told to be somewhere all the time
+    def _publish(self, block: _Block, wanted: int, events: Events) -> None:
+        before, block.published = block.published, wanted
+        for bit, medium in _MEDIA:  # additions first: a moving block is always published somewhere
             if wanted & ~before & bit:
                 events.store(block, medium)
         for bit, medium in _MEDIA:
@@ -171,7 +171,7 @@ class Picture:
                     return
 
     def _drop(self, block: _Block | None) -> None:
-        """Forget what is nowhere, and nothing is behind it."""
+        """Forget blocks without media and children."""
         while block is not None and not block.where and not block.children:
             del self._blocks[block.key]
             parent, block.parent = block.parent, None
@@ -181,9 +181,9 @@ class Picture:
             block = parent
 
 
-def _told_behind(block: _Block) -> list[_Block]:
-    """It and all that is told behind it, each before those behind it."""
+def _published_descendants(block: _Block) -> list[_Block]:
+    """The block and all its published descendants, each before its children."""
     found = [block]
     for one in found:
-        found += [child for child in one.children or () if child.told]
+        found += [child for child in one.children or () if child.published]
     return found

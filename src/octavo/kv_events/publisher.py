@@ -1,12 +1,12 @@
-"""Publishes what the ledger gained and lost, on a thread of its own, over ZeroMQ.
+"""Publishes the changes of the ledger over ZeroMQ, on a thread of its own.
 
     engine's thread --hand_over, after a step--> queue --> thread: stream, msgpack --> XPUB    all subscribers
                                                                                   <--> ROUTER  replay
 
-The engine's thread appends a list to the queue and, where the thread sleeps, wakes it; it never waits. Where
-the queue is full, what is in it is dropped and counted, and all that there is now takes its place. A
-subscriber that does not read loses messages (`HWM` of them wait for it). Where a new one joins, all that
-there is is told, to all, at most once in `JOIN_S` seconds.
+The engine's thread appends a list to the queue and wakes the sleeping publisher; it never waits. A full queue
+is dropped and counted, and a snapshot of the whole state is queued instead. A subscriber that does not read
+loses messages (`HWM` of them wait for it). When a subscriber joins, a snapshot goes to all, at most once in
+`JOIN_S` seconds.
 
 Replay, as vLLM's: a DEALER sends `"" | number (8 bytes, big endian)` and gets, for each batch from that
 number on, `"" | topic | number | batch`, then `"" | "" | ff*8 | ""`.
@@ -32,8 +32,8 @@ from octavo.memory.changes import Change, ChangeRecord
 
 log = logging.getLogger("octavo.kv_events")
 
-QUEUE_MAX = 100_000  # changes that wait to be published
-HWM = 10_000  # messages that wait for a subscriber
+QUEUE_MAX = 100_000  # unpublished changes
+HWM = 10_000  # unread messages per subscriber
 JOIN_S = 5.0
 _END = b"\xff" * 8
 _NUMBER_BYTES = 8
@@ -41,26 +41,26 @@ _NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Changes of the ledger, or all that there is now."""
+    """Changes of the ledger, or a snapshot."""
 
     changes: list[Change]
     is_whole: bool
 
 
 class ChangeQueue:
-    """Between the engine's thread, which puts, and the publisher's, which takes."""
+    """The queue from the engine's thread to the publisher's."""
 
     def __init__(self, changes_max: int = QUEUE_MAX) -> None:
-        self.num_lost = 0  # changes that were dropped
-        self.num_gaps = 0  # how often
+        self.num_lost = 0  # dropped changes
+        self.num_gaps = 0  # times that changes were dropped
         self._changes_max = changes_max
         self._works: deque[_Work] = deque()  # guarded by _lock
-        self._num_changes = 0  # guarded by _lock: in those that are not whole
+        self._num_changes = 0  # guarded by _lock: without snapshots
         self._lock = threading.Lock()
 
     def put(self, record: ChangeRecord) -> bool:
-        """The changes since the last call; True where there was none before them. O(1), but O(names) where
-        the queue is full."""
+        """Queue the changes since the last call; True if the queue was empty. O(1), but O(names) if the queue
+        is full."""
         changes = record.take()
         if not changes:
             return False
@@ -74,7 +74,7 @@ class ChangeQueue:
         return self.put_whole(record)
 
     def put_whole(self, record: ChangeRecord) -> bool:
-        """All that there is now, in place of what waits. O(names)."""
+        """Queue a snapshot in place of all queued changes. O(names)."""
         record.take()
         work = _Work(record.whole(), is_whole=True)
         with self._lock:
@@ -85,7 +85,7 @@ class ChangeQueue:
         return was_empty
 
     def pop(self) -> _Work | None:
-        """The oldest; None: there is none."""
+        """The oldest item; None: the queue is empty."""
         with self._lock:
             if not self._works:
                 return None
@@ -96,7 +96,7 @@ class ChangeQueue:
 
 
 class Publisher:
-    """Binds at once, and runs until `close`. Raises ConfigError where it cannot bind."""
+    """Binds at once, and runs until `close`. Raises ConfigError if it cannot bind."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class Publisher:
         self._stream, self._topic = stream, topic.encode()
         self._context = zmq.Context()
         self._events = self._context.socket(zmq.XPUB)
-        self._events.setsockopt(zmq.XPUB_VERBOSE, 1)  # of each that subscribes, also to what others have
+        self._events.setsockopt(zmq.XPUB_VERBOSE, 1)  # reports each subscription, also to a known topic
         self._events.setsockopt(zmq.SNDHWM, HWM)
         self._replay: zmq.Socket[bytes] | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closing = False
-        self._joined_at: float | None = None  # of one that has not been told all
-        self._told_at = -JOIN_S
+        self._joined_at: float | None = None  # when the first subscriber joined that still needs a snapshot
+        self._snapshot_at = -JOIN_S
         self._num_gaps_logged = 0
         try:
             self.endpoint = _bind(self._events, endpoint, "kv_events")
@@ -134,20 +134,19 @@ class Publisher:
     # -- the engine's thread
 
     def begin(self, record: ChangeRecord) -> None:
-        """A ledger is new: what was told before is gone."""
+        """A ledger is new: the published state is void."""
         if self.queue.put_whole(record):
             self._notify()
 
     def hand_over(self, record: ChangeRecord) -> int:
-        """After a step. Returns how many changes were dropped: routers are told all that there is in their
-        place."""
+        """After a step. Returns how many changes were dropped: routers receive a snapshot in their place."""
         lost_before = self.queue.num_lost
         if record.changes and self.queue.put(record):
             self._notify()
         return self.queue.num_lost - lost_before
 
     def close(self) -> None:
-        """Publish what waits, and end. Again does nothing."""
+        """Publish the queued items, and end. Idempotent."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -180,9 +179,9 @@ class Publisher:
             self._log_gaps()
             if self._events in ready:
                 self._note_subscribers()
-            if self._joined_at is not None and time.monotonic() >= self._told_at + JOIN_S:
-                self._send(self._stream.tell_all())
-                self._told_at, self._joined_at = time.monotonic(), None
+            if self._joined_at is not None and time.monotonic() >= self._snapshot_at + JOIN_S:
+                self._send(self._stream.snapshot())
+                self._snapshot_at, self._joined_at = time.monotonic(), None
             if self._replay is not None and self._replay in ready:
                 self._answer(self._replay)
             if self._is_closing:
@@ -191,14 +190,14 @@ class Publisher:
     def _timeout_ms(self) -> int | None:
         if self._joined_at is None:
             return None
-        return 1 + int(1000 * max(0.0, self._told_at + JOIN_S - time.monotonic()))
+        return 1 + int(1000 * max(0.0, self._snapshot_at + JOIN_S - time.monotonic()))
 
     def _publish(self, work: _Work) -> None:
         stream = self._stream
         self._send(stream.begin(work.changes) if work.is_whole else stream.apply(work.changes))
 
     def _send(self, batches: Iterable[Batch]) -> None:
-        for batch in batches:  # a subscriber whose messages do not fit loses them: XPUB never waits
+        for batch in batches:  # XPUB never waits: it drops messages of a slow subscriber
             self._events.send_multipart([self._topic, _number(batch.number), batch.payload])
 
     def _note_subscribers(self) -> None:
@@ -223,8 +222,8 @@ class Publisher:
         if gaps != self._num_gaps_logged:
             self._num_gaps_logged = gaps
             log.warning(
-                "KV events came faster than they could be published: %s were dropped so far, and routers are "
-                "told all that there is now",
+                "KV events came faster than they could be published: %s were dropped so far, and routers get "
+                "a snapshot",
                 f"{self.queue.num_lost:,}",
             )
 
@@ -241,10 +240,10 @@ def _number(number: int) -> bytes:
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str, name: str) -> str:
-    """Returns where: with the port, where it was left to the system. Raises ConfigError."""
+    """Returns the bound address, with the port chosen by the system if it was 0. Raises ConfigError."""
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
-        socket.bind(endpoint.replace("//localhost:", "//127.0.0.1:"))  # ZeroMQ binds to no name
+        socket.bind(endpoint.replace("//localhost:", "//127.0.0.1:"))  # ZeroMQ binds to no host name
     except zmq.ZMQError as error:
         raise ConfigError(
             f"{name} is {endpoint}, which cannot be bound ({error}); allowed: an address of this machine "

@@ -1,5 +1,5 @@
-"""Whether KV events are published, where, and of whom: checked before a model is loaded. The one door to
-publisher.py, and so to pyzmq, which is imported only where an endpoint is set."""
+"""Whether and where KV events are published, and of which tenants: checked before a model is loaded. The only
+importer of publisher.py, and so of pyzmq, when an endpoint is set."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\*|[0-9]{1,5})")
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 _ALLOWED = "tcp://127.0.0.1:5557 and the like, or ipc://PATH"
-IPC_BYTES_MAX = 107  # what the system has room for in a socket's address
+IPC_BYTES_MAX = 107  # the system's limit for a socket address
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What is published where. Raises ConfigError."""
+    """The configuration of publishing. Raises ConfigError."""
 
     endpoint: str
     replay_endpoint: str | None
     form: Form
     identity: Identity
-    tenants: tuple[str, ...]  # of these alone; none: of all
+    tenants: tuple[str, ...]  # only these; none: all
 
     def new_record(self) -> ChangeRecord:
-        """For a ledger."""
+        """A record for a new ledger."""
         return ChangeRecord(self.tenants or None)
 
     def open(self, model: str) -> Publisher:
-        """Bind and publish what is said of the model of that name. Raises ConfigError."""
+        """Bind, and publish under that model name. Raises ConfigError."""
         from octavo.kv_events.publisher import Publisher
 
         if "@" in model:
@@ -53,13 +53,13 @@ class Publishing:
         return Publisher(stream, self.topic_of(model), self.endpoint, self.replay_endpoint)
 
     def topic_of(self, model: str) -> str:
-        """Of the model of that name on this machine."""
+        """The topic of that model name on this machine."""
         port = self.endpoint.rpartition(":")[2]
         host = socket.gethostname().replace("@", "-") or "octavo"
         return f"kv@{host}:{port}@{model}" if self.endpoint.startswith("tcp:") else f"kv@{host}@{model}"
 
     def source(self, model: str) -> EventSource:
-        """What `GET /kv_event_sources` tells of it."""
+        """Its entry in `GET /kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -70,8 +70,8 @@ class Publishing:
 
 
 def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | None:
-    """None: nothing is published. Raises ConfigError for what does not go together, and without the package
-    of the extra `octavo[events]`."""
+    """None: nothing is published. Raises ConfigError for conflicting options, and without the package of the
+    extra `octavo[events]`."""
     endpoint = options.kv_events
     if endpoint is None:
         for name in ("kv_events_replay", "kv_events_key_file", "kv_events_tenants"):
@@ -106,7 +106,7 @@ def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | N
 
 
 def identity_of(publishing: Publishing | None) -> Identity:
-    """How routers read names and tenants, if there are to be any."""
+    """The names and tenants for routers, if events are published."""
     return Identity() if publishing is None else publishing.identity
 
 

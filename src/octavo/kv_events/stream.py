@@ -1,16 +1,16 @@
-"""Numbered batches, and those of them that can be asked for again.
+"""Numbered batches, and a buffer of them for replay.
 
     0      1 ... k      k + 1 ...        m        m + 1 ...
-    clear  whole        what changed     clear    whole        what changed
+    clear  whole        changes          clear    whole        changes
 
-`AllBlocksCleared` and all that there is go out at the next numbers where a subscriber joins, where changes
-were lost, and after `BATCHES_MAX` batches: so a router that comes late, or lost some, knows all from then on,
-also one that never asks. Numbers go back to 0 in one case alone, since routers differ there: Dynamo drops
-what has a number that it had before, llm-d takes a smaller one for a restart, and never reads a publisher
-that cannot replay from 0 on. So with replay, and with it alone, numbers begin at 0 again where the batch 0
-would leave the buffer: the buffer always has everything from 0 on. `CLEARINGS` batches begin such a story, so
-that a router which lost the last messages of the old one, or the first of the new, sees a smaller number and
-a clearing. It knows no sockets.
+`AllBlocksCleared` and a snapshot go out at the next numbers when a subscriber joins, when changes were lost,
+and after `BATCHES_MAX` batches. So a router that comes late, or lost some batches, knows the whole state from
+then on, even without replay. Numbers return to 0 in one case only, because routers differ: Dynamo drops
+batches with a number that it had before; llm-d takes a smaller number for a restart, and never reads a
+publisher that cannot replay from 0 on. So only with replay, numbers begin at 0 again when batch 0 would leave
+the buffer: the buffer always has everything from 0 on. `CLEARINGS` batches begin such a sequence, so that a
+router which lost the last messages of the old one, or the first of the new, sees a smaller number and a
+clearing. It knows no sockets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from octavo.kv_events.picture import Picture
 from octavo.kv_events.wire import AllBlocksCleared, Event, Form, encode_batch
 from octavo.memory.changes import Change
 
-BATCHES_MAX = 10_000  # of the buffer, as vLLM's `buffer_steps`
+BATCHES_MAX = 10_000  # in the buffer, as vLLM's `buffer_steps`
 BYTES_MAX = 64 << 20
-SNAPSHOT_BLOCKS = 1024  # of a batch
+SNAPSHOT_BLOCKS = 1024  # per batch
 CLEARINGS = 8
 
 
@@ -38,7 +38,7 @@ class Batch:
 
 
 class Stream:
-    """What a publisher sends. `clock`: seconds since 1970; `replays`: batches can be asked for again."""
+    """The batches of a publisher. `clock`: seconds since 1970; `replays`: batches can be requested again."""
 
     def __init__(
         self,
@@ -55,23 +55,23 @@ class Stream:
         self._batches_min, self._bytes_min = batches_max, bytes_max
         self._batches_max, self._bytes_max = batches_max, bytes_max
         self._next = 0
-        self._buffer: list[Batch] = []  # from 0 on, with replay
-        self._num_batches = self._num_bytes = 0  # in the buffer; without replay, since all was told last
+        self._buffer: list[Batch] = []  # from 0 on, if `replays`
+        self._num_batches = self._num_bytes = 0  # in the buffer; without replay, since the last snapshot
 
     def apply(self, changes: Iterable[Change]) -> list[Batch]:
-        """What to send of these changes: nothing, a batch, or all that there is, when that is due."""
+        """Batches for these changes: none, one, or a snapshot when one is due."""
         events = self._picture.apply(changes)
         if not events:
             return []
-        return self.tell_all() if self._is_full else [self._add(events)]
+        return self.snapshot() if self._is_full else [self._add(events)]
 
     def begin(self, changes: Iterable[Change]) -> list[Batch]:
-        """These are all that there is now, whatever was told before."""
+        """Batches for a new whole state, which replaces the published one."""
         self._picture.begin(changes)
-        return self.tell_all()
+        return self.snapshot()
 
-    def tell_all(self) -> list[Batch]:
-        """A clearing and all that there is: what to send of it. O(blocks)."""
+    def snapshot(self) -> list[Batch]:
+        """Batches of a clearing and a snapshot. O(blocks)."""
         num_clearings, is_full = 1, self._is_full
         if is_full and self._replays:
             num_clearings, self._next = CLEARINGS, 0

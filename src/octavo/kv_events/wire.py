@@ -1,13 +1,13 @@
-"""The events as vLLM 0.33 writes them: msgpack maps whose first key is `type`, or arrays for routers that
-read the older form alone.
+"""The events in the format of vLLM 0.33: msgpack maps whose first key is `type`, or arrays for routers that
+only read the older form.
 
     batch    [time (float64, seconds since 1970), [event, ...], 0]     0: the rank of data parallelism
     message  topic | sequence (8 bytes, unsigned, big endian) | batch
 
 All hashes have bit 63 set, so msgpack writes each as a uint64. `group_idx` and `kv_cache_spec_kind` are
-always there: llm-d refuses one without the other. A tag stands in `extra_keys` of a prompt's first block, as
-vLLM writes a cache_salt, and in `cache_salt`, where Dynamo reads it. Source: vllm/distributed/kv_events.py of
-vLLM 0.33.0.
+always there: llm-d refuses one without the other. A tag is in `extra_keys` of a prompt's first block, as vLLM
+writes a cache_salt, and in `cache_salt`, where Dynamo reads it. Source: vllm/distributed/kv_events.py of vLLM
+0.33.0.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import msgspec
 
 from octavo.memory.changes import Place
 
-MEDIUM = {Place.POOL: "GPU", Place.HOST: "CPU", Place.DISK: "STORAGE"}  # "GPU": on processors too
+MEDIUM = {Place.POOL: "GPU", Place.HOST: "CPU", Place.DISK: "STORAGE"}  # "GPU": also for CPU backends
 _KIND = "full_attention"
 
 
 class Form(StrEnum):
-    """How events are written."""
+    """The encoding of events."""
 
     MAP = "map"
     ARRAY = "array"
 
 
 class BlockStored(msgspec.Struct, tag_field="type", omit_defaults=True):
-    """Consecutive blocks of a prompt have come to a medium. `token_ids`: of all of them."""
+    """Consecutive blocks of a prompt have come to a medium. `token_ids`: of all these blocks."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -55,19 +55,19 @@ class BlockRemoved(msgspec.Struct, tag_field="type", omit_defaults=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type"):
-    """All that was stored before is gone."""
+    """All earlier blocks are gone."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def stored(block_size: int, medium: str, tag: str, parent: int | None) -> BlockStored:
-    """An event of no block yet."""
+    """An event without blocks."""
     return BlockStored([], parent, [], block_size, None, medium, None, None, tag or None, 0, _KIND)
 
 
 def removed(medium: str) -> BlockRemoved:
-    """An event of no block yet."""
+    """An event without blocks."""
     return BlockRemoved([], medium, 0)
 
 
@@ -81,7 +81,7 @@ def encode_batch(time_s: float, events: Sequence[Event], form: Form) -> bytes:
 
 
 def _row(event: Event) -> list[object]:
-    """The older form: fields by their position, which has none for `cache_salt`."""
+    """The older form: fields by position, without `cache_salt`."""
     kind = type(event).__name__
     match event:
         case BlockStored():
