@@ -1,1 +1,1 @@
-"""Conversations that are kept between requests: chat sessions and stored responses."""
+"""Conversations kept between requests: chat sessions and stored responses."""

@@ -1,12 +1,11 @@
-"""What sessions and stored responses have in common: their records, their turns, and what the scheduler knows
-of them.
+"""The common part of sessions and stored responses: their records, their turns, and their scheduler sessions.
 
-    record     what was said, in the store: the truth
+    record     the text as tokens, in the store: the truth
     session    the blocks that the scheduler keeps of it, under their names
 
-A session's first turn makes it known to the scheduler; `make_known` and `fork` do so before a turn. `attach`
-makes all records known to a scheduler that is new, at start and after a broken step. All other commands name
-them by their ids. After each that makes one known, a record that was deleted meanwhile is forgotten again.
+The first turn of a session registers it with the scheduler; `make_known` and `fork` do so before a turn.
+`attach` registers all records with a new scheduler, at start and after a broken step. All other commands
+refer to them by id. After each registration, a record that was deleted meanwhile is forgotten again.
 """
 
 from __future__ import annotations
@@ -46,59 +45,58 @@ def stored_session(record: Record, left_s: float) -> StoredSession:
 
 
 def attach(engine: Engine, store: ConversationStore) -> None:
-    """Make all records known to the engine's scheduler, and to each that will follow it."""
+    """Register all records with the engine's scheduler, and with each later one."""
     engine.restore_sessions = partial(restore, engine, store)
     engine.restore_sessions()
 
 
 def restore(engine: Engine, store: ConversationStore) -> None:
-    """Make all records known to a scheduler that is new, on the thread that turns the engine. Each is a
-    suspended session, with what is still in an offload tier of it kept, as far as its tenant's bounds let it:
-    of those that were suspended first, for that is what they were promised, then of those that were used
-    last."""
+    """Register all records with a new scheduler, on the engine's thread. Each becomes a suspended session
+    that keeps its blocks in the offload tiers, within its tenant's bounds: first those that clients
+    suspended, because that was promised, then the most recently used ones."""
     for record in sorted(store.records(), key=lambda record: (record.num_suspended == 0, -record.used)):
-        # A turn runs of one whose time has passed: it gets its ttl anew when that ends.
+        # A turn of an expired record runs: its ttl restarts when the turn ends.
         left_s = store.seconds_left(record) or record.ttl_s
         engine.apply(RestoreSession(stored_session(record, left_s)))
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """Makes, forks and forgets them, and takes their turns."""
+    """Creates, forks and forgets conversations, and runs their turns."""
 
     submitter: Submitter
     encoder: Encoder
     store: ConversationStore
 
     def make_known(self, record: Record) -> None:
-        """To the scheduler, if it is not: what is asked of it next finds it."""
+        """Register it with the scheduler, so that later commands find it."""
         self.submitter.post(RestoreSession(self._stored(record)))
         self._forget_if_gone(record)
 
     async def fork(self, source: Record, made: Record) -> int:
-        """Make a record that was forked from that one known; returns how many blocks of it are suspended."""
+        """Register a record that was forked from `source`; returns the number of its suspended blocks."""
         try:
             return await self.submitter.send(ForkSession(source.session_id, self._stored(made)))
         finally:
             self._forget_if_gone(made)
 
     def forget(self, record: Record) -> None:
-        """It is no more in the store: the scheduler shall keep nothing of it."""
+        """The record is deleted from the store: delete its scheduler session too."""
         self.submitter.post(ForgetSession(record.tenant, record.session_id))
 
     def unmake(self, record: Record) -> None:
-        """Forget a record, if it is there, and wait for nothing."""
+        """Forget a record, if it exists, without waiting."""
         with contextlib.suppress(UnknownSession):
             self.store.delete(record)
         self.forget(record)
 
     async def delete(self, record: Record, what: str) -> None:
-        """Forget a record that is there; what it held and kept can be taken from now on, and a turn that runs
-        goes on alone. Returns when no crash can bring it back, or raises RequestFailed when the disk failed.
-        Cancelling the call cancels no part of it that has begun. `what`: "session" or "response"."""
+        """Forget an existing record: its blocks are free, and a running turn continues as a plain request.
+        Returns when no crash can restore it, or raises RequestFailed when the disk failed. Cancelling the
+        call cancels nothing that has begun. `what`: "session" or "response"."""
         gone: Future[bool] = self.store.delete(record)
         self.forget(record)
-        await self.submitter.send(ViewSessions(()))  # behind it
+        await self.submitter.send(ViewSessions(()))  # after the deletion
         if not await asyncio.shield(asyncio.wrap_future(gone)):
             raise RequestFailed(
                 f"{what} {record.session_id} is deleted, but could not be taken off the disk: after a crash "
@@ -109,9 +107,9 @@ class Conversations:
     async def turn(
         self, record: Record, request: Request, messages: Sequence[ChatMessage], options: ChatOptions
     ) -> Turn:
-        """The next turn of that record: the request, whose prompt is composed of what was said before and the
-        messages. Raises SessionBusy, UnknownSession where it is no more, or as `Submitter.submit`; then
-        nothing was queued."""
+        """The next turn of that record: the request, with a prompt composed of the earlier tokens and the
+        messages. Raises SessionBusy, UnknownSession if it was deleted, or as `Submitter.submit`; then nothing
+        was queued."""
         store, session_id, host = self.store, record.session_id, self.submitter.host
         composed = await self.encoder.compose(record.tokens, messages, options, tenant=record.tenant)
         # Held until the request is queued, so that the submitter need not wait for it.
@@ -120,7 +118,7 @@ class Conversations:
 
         def say(said: Sequence[int], num_shared: int) -> None:
             is_kept, is_new = store.say(session_id, said, num_shared), host.num_recoveries != num_recoveries
-            if is_kept and is_new:  # the new scheduler may have the record as it was before the turn
+            if is_kept and is_new:  # the new scheduler may have the record from before the turn
                 self.forget(record)
                 with contextlib.suppress(UnknownSession):  # deleted meanwhile
                     self.make_known(store.find_again(record))
@@ -135,7 +133,7 @@ class Conversations:
         recorder = TurnRecorder(composed.tokens, self.encoder.token_bytes, say, stop, end)
         now, num_recoveries = store.begin_turn(record, turn), host.num_recoveries
         try:
-            if now.tokens:  # the scheduler's clock may have let it expire a moment earlier
+            if now.tokens:  # the scheduler's clock may have expired it slightly earlier
                 self.make_known(now)
             request = replace(request, prompt=composed.tokens, session=session_id, session_ttl=now.ttl_s)
             stream = await self.submitter.submit(request, fallback=composed.fallback, follower=recorder)
@@ -149,7 +147,7 @@ class Conversations:
         return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
 
     def _forget_if_gone(self, record: Record) -> None:
-        """A command that makes it known may have come behind the `ForgetSession` of its deletion."""
+        """Its registration may have come after the `ForgetSession` of its deletion."""
         if not self.store.has(record.session_id):
             self.forget(record)
 

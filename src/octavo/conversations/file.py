@@ -1,11 +1,11 @@
-"""The file in which sessions are remembered: a table that is written behind, by a thread of its own.
+"""The file of conversations: a table, written behind by a thread of its own.
 
     sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
                                  | num_shared | num_suspended | turn_ends | document
 
-It lies in the disk cache's namespace, and so belongs to one model and one tokenizer. Changes are written in
-the order in which they are told. Rows that could not be deleted are tried again with the next one, and at the
-end. It does not know which sessions there are: `ConversationStore` does.
+It is in the disk cache's namespace, and so belongs to one model and one tokenizer. Changes are written in the
+order of the calls. Failed deletions are retried with the next one, and at the end. `ConversationStore` knows
+which sessions exist, not this module.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ _TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
 
 
 class RecordFile:
-    """An open file. Any thread may call; what it submits runs on the writer's thread."""
+    """An open file. Any thread may call; the work runs on the writer's thread."""
 
     def __init__(self, database: sqlite3.Connection, where: OpenPaths, reset_reason: str = "") -> None:
-        self.reset_reason = reset_reason  # why what was in it was given up
+        self.reset_reason = reset_reason  # why the old content was dropped
         self.errors = 0  # writes that failed
         self._database = database
         self._where = where
         self._lock = threading.Lock()
         self._writer: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "octavo-sessions")
-        self._undeleted: set[str] = set()  # rows that should not be there; the writer's
-        self._unwritten: set[str] = set()  # ids whose row is not what it should be; the writer's
-        self._vanished: Path | None = None  # what was told of last; the writer's
+        self._undeleted: set[str] = set()  # rows still to be deleted; the writer's
+        self._unwritten: set[str] = set()  # ids whose row is out of date; the writer's
+        self._vanished: Path | None = None  # the path logged last as missing; the writer's
 
     def put(self, record: Record) -> None:
-        """Its row shall be this."""
+        """Write its row."""
         self._submit(lambda: self._write(record, durable=False))
 
     def touch(self, record: Record) -> None:
-        """Its row is this already, but for the time when it was used last."""
+        """Update only the time of last use in its row."""
         self._submit(lambda: self._touch(record))
 
     def erase(self, session_id: str, *, durable: bool) -> Future[bool]:
-        """Its row shall go; true when it has, and with `durable` no crash brings it back."""
+        """Delete its row; true when that is done, and with `durable` survives a crash."""
         return self._submit(lambda: self._erase(session_id, durable=durable))
 
     def sync(self, record: Record | None) -> Future[bool]:
-        """True when its row is this one, on the medium; false without a record. SessionRefused where the file
-        is not where it was."""
+        """True when its row is up to date on the medium; false without a record. Raises SessionRefused if the
+        file is missing from its path."""
         return self._submit(lambda: self._write_to_find(record))
 
     def close(self) -> None:
-        """Write what is left, and let go of the file. Again does nothing."""
+        """Write the rest, and close the file. Idempotent."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None:
@@ -82,7 +82,7 @@ class RecordFile:
                 self._database.close()
 
     def _submit(self, work: Callable[[], bool]) -> Future[bool]:
-        """In order; false after `close`."""
+        """Run in order; false after `close`."""
         with self._lock:
             if self._writer is not None:
                 return self._writer.submit(work)
@@ -93,7 +93,7 @@ class RecordFile:
     # On the writer's thread.
 
     def _erase(self, session_id: str, *, durable: bool) -> bool:
-        """Its row goes, and whatever should have gone before."""
+        """Delete its row, and rows whose deletion failed before."""
         self._undeleted.add(session_id)
         self._unwritten.discard(session_id)
         for one in sorted(self._undeleted):
@@ -103,7 +103,7 @@ class RecordFile:
         return True
 
     def _write_to_find(self, record: Record | None) -> bool:
-        """Written, synced, and where a restart looks for it."""
+        """Write it, synced, to a path where a restart finds it."""
         if record is None or not self._write(record, durable=True):
             return False
         before, self._vanished = self._vanished, self._where.find_vanished()
@@ -121,13 +121,13 @@ class RecordFile:
         return True
 
     def _touch(self, record: Record) -> bool:
-        """The tokens and the document, which may be large, are not written again."""
+        """Write neither tokens nor document again: both may be large."""
         if record.session_id in self._unwritten:
             return self._write(record, durable=False)
         return self._execute(_TOUCH, (int(record.used * 1000), record.session_id), durable=False)
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
-        """False: it is not in the file, and the log says why."""
+        """Returns False and logs the error if it failed."""
         try:
             with transaction(self._database, durable=durable):
                 self._database.execute(sql, row)
@@ -139,9 +139,9 @@ class RecordFile:
 
 
 def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
-    """The file, or a new one, and what is in it, oldest first; a damaged one is begun afresh. Raises
-    sqlite3.Error or OSError for trouble with the disk itself, or where another process has the file; then it
-    is left as it is."""
+    """The file, or a new one, and its records, oldest first. A damaged file is replaced by an empty one.
+    Raises sqlite3.Error or OSError for trouble with the disk itself, or if another process has the file; then
+    it is left as it is."""
     database, records, reset_reason = None, list[Record](), ""
     if path.exists():
         try:
@@ -162,8 +162,8 @@ def open_file(path: Path, files: Files) -> tuple[RecordFile, list[Record]]:
 
 
 def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
-    """The longest ttl, in seconds, of the sessions in a file that have not expired at `now`; 0.0 where there
-    is none, and the longest that may be where the file does not tell."""
+    """The longest ttl, in seconds, of the sessions in a file that have not expired at `now`; 0.0 without any;
+    the longest allowed one if the file cannot be read."""
     if not path.exists():
         return 0.0
     try:
@@ -179,12 +179,12 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
 
 
 def _load(database: sqlite3.Connection) -> list[Record]:
-    """Its records, oldest first. Raises sqlite3.DatabaseError for a file that is not ours."""
+    """Its records, oldest first. Raises sqlite3.DatabaseError for a file of another kind."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
     if verdict != ("ok",) or schema not in [[(one,)] for one in _SCHEMAS]:
         raise sqlite3.DatabaseError(f"{verdict[0]}, or other tables")
-    # Each adds one column, in one statement: after a crash in between, the next start goes on from there.
+    # Each statement adds one column: after a crash in between, the next start continues.
     for later in LATER[_SCHEMAS.index(schema[0][0]) :]:
         database.execute(f"ALTER TABLE sessions ADD COLUMN {later}")
     rows = map(from_row, database.execute("SELECT * FROM sessions"))  # in the schema's order

@@ -1,7 +1,7 @@
-"""One conversation as it is remembered, and as a row of its file.
+"""One conversation, in memory and as a row of its file.
 
-A record with a document is a stored response: a conversation that goes on in other records alone. What is in
-the document only the server knows.
+A record with a document is a stored response: a conversation that continues only in other records. Only the
+server knows the content of the document.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from octavo.conversations.turn_ends import TurnEnds
 
 TTL_S_MAX = 30 * 86_400.0
 
-# The columns of a row, in order; the first six, and those that older files lack, as they came.
+# The columns of a row, in order: the first six, then those that older files lack, by age.
 COLUMNS = "id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms"
 LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0", "turn_ends DEFAULT x''", "document DEFAULT x''")
 NUM_COLUMNS = 6 + len(LATER)
 
 
 class ConversationKind(enum.StrEnum):
-    """What clients know a conversation as."""
+    """The kind of conversation that clients know."""
 
-    SESSION = "session"  # they name it in each turn, and delete it
-    RESPONSE = "response"  # they go on from it in another one, and leave it behind
+    SESSION = "session"  # named in each turn, and deleted by clients
+    RESPONSE = "response"  # continued by clients in another one, and left behind
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One conversation. Times are seconds of the wall clock. The tokens never change."""
+    """One conversation. Times are seconds of the wall clock. The tokens are never modified in place."""
 
     session_id: str
     tenant: str
     ttl_s: float
     created: float
     used: float
-    # Prompt and output of its turns so far. An array, because there may be very many: 4 bytes each.
+    # Prompt and output of its turns so far. An array, for 4 bytes per token: there may be very many.
     tokens: array[int] = field(default_factory=lambda: array("I"))
-    num_shared: int = 0  # of the blocks that they fill, the leading ones under names of all tenants
-    num_suspended: int = 0  # of these blocks, those that were suspended, and no turn has ended well since
+    num_shared: int = 0  # leading blocks under names that all tenants share
+    num_suspended: int = 0  # blocks at its suspension; 0 after a later turn
     turn_ends: TurnEnds = field(default_factory=TurnEnds)
     document: bytes = b""  # of a stored response
-    num_said: int = 0  # turns that have ended well since it was made or read: another number, other tokens
+    num_said: int = 0  # turns that ended well since it was made or read; tokens change with it
 
     @property
     def expires(self) -> float:
-        """When it is forgotten, unless a turn comes before."""
+        """When it expires, unless a turn comes before."""
         return self.used + self.ttl_s
 
     @property
     def kind(self) -> ConversationKind:
-        """A response is never without a document."""
+        """A response always has a document."""
         return ConversationKind.RESPONSE if self.document else ConversationKind.SESSION
 
 
 def to_row(record: Record) -> tuple[int | str | bytes, ...]:
-    """The values of its columns."""
+    """The values of the columns."""
     return (
         record.session_id,
         record.tenant,
@@ -73,7 +73,7 @@ def to_row(record: Record) -> tuple[int | str | bytes, ...]:
 
 
 def from_row(row: Sequence[object]) -> Record | None:
-    """The record of a row, unless that makes no sense."""
+    """The record of a row; None if the row is invalid."""
     if len(row) != NUM_COLUMNS:
         return None
     session_id, tenant, tokens, ttl_ms, created_ms, used_ms, num_shared, num_suspended, ends, document = row

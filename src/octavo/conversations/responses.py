@@ -1,13 +1,13 @@
-"""Stored responses: conversations that are gone on from, each in a record of its own. Asynchronous, on any
-event loop.
+"""Stored responses: conversations that others continue, each in its own record. Asynchronous, on any event
+loop.
 
     response A     tokens of A          document of A
        |   \\
-       B    C      those of A, and what was said after it: both hold A's blocks under the same names
+       B    C      the tokens of A and later ones: both hold A's blocks under the same names
 
-A response is one turn. It is created as a fork of the one before it, or from nothing; its turn is an ordinary
-one; at its end its document is attached. So nothing of A changes when B goes on from it, and B needs nothing
-of A when A is deleted or has given way. Documents are the server's: here they are bytes.
+A response is one turn. It is created as a fork of the previous one, or empty. Its turn is an ordinary one. At
+the end its document is attached. So A does not change when B continues it, and B needs nothing of A after A
+is deleted or evicted. Documents belong to the server: here they are bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def new_response_id() -> str:
 
 
 class PreviousBusy(SessionBusy, InvalidRequest):
-    """The response to go on from has not ended. Unlike others that are busy, a field names it."""
+    """The response to continue has not ended. Unlike other busy sessions, a request field names it."""
 
 
 def is_in_progress(response_id: str) -> PreviousBusy:
-    """The refusal to go on from one whose turn runs."""
+    """The refusal to continue a response whose turn runs."""
     return PreviousBusy(
         f"response {response_id} is in progress; allowed: to go on from one that has ended, or was cancelled",
         param="previous_response_id",
@@ -48,13 +48,13 @@ def is_in_progress(response_id: str) -> PreviousBusy:
 
 
 def no_previous(error: UnknownSession) -> UnknownSession:
-    """The same, where it is the response that is to be gone on from."""
+    """The same error, for the response to continue."""
     return UnknownSession(str(error), param="previous_response_id", code="previous_response_not_found")
 
 
 class Responses:
-    """What `Sessions.responses` offers. Raises UnknownSession for those of other tenants too, and
-    EngineStopped when the engine is gone."""
+    """The stored responses of `Sessions.responses`. Raises UnknownSession also for those of other tenants,
+    and EngineStopped when the engine is gone."""
 
     def __init__(self, conversations: Conversations, ttl_s: float) -> None:
         self.unstored = UnstoredTurns(conversations)
@@ -66,11 +66,11 @@ class Responses:
     async def create(
         self, tenant: str, response_id: str, document: bytes, previous_id: str | None = None
     ) -> None:
-        """A response whose turn has not begun: what was said in the previous one was said in it too. Others
-        of the tenant give way, if there must be room.
+        """Create a response whose turn has not begun, with the tokens of the previous one. Older responses of
+        the tenant are deleted if there is no room.
 
         Raises UnknownSession, SessionBusy while the previous one runs, RequestTooLarge, SessionRefused or
-        UnknownTenant; then nothing was made.
+        UnknownTenant, and then creates nothing.
         """
         response = NewResponse(response_id, document)
         await self._submitter.send(CheckTenant(tenant))
@@ -100,13 +100,13 @@ class Responses:
             self._conversations.forget(gone)
 
     def drop(self, tenant: str, response_id: str) -> None:
-        """Forget it, if it is there, and wait for nothing."""
+        """Forget it, if it exists, without waiting."""
         with contextlib.suppress(UnknownSession):
             self._conversations.unmake(self._store.find(tenant, response_id, ConversationKind.RESPONSE))
 
     def attach(self, tenant: str, response_id: str, document: bytes) -> bool:
-        """Its document is now this. False: it was deleted meanwhile. Others of the tenant give way; where
-        that is not enough, there is more than the bound, by what this turn has added."""
+        """Set its document. Returns False if it was deleted meanwhile. Older responses of the tenant are
+        deleted; if that is not enough, the bound is exceeded by what this turn has added."""
         response = NewResponse(response_id, document)
         if not self._store.attach(response):
             return False
@@ -115,13 +115,13 @@ class Responses:
         return True
 
     def find(self, tenant: str, response_id: str) -> bytes:
-        """The document of one of them."""
+        """The document of a response."""
         return self._store.find(tenant, response_id, ConversationKind.RESPONSE).document
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns
-        when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
-        cancels no part of it that has begun."""
+        """Forget it: its blocks are free, and its continuations are unaffected. Returns when no crash can
+        restore it, or raises RequestFailed when the disk failed. Cancelling the call cancels nothing that has
+        begun."""
         record = self._store.find(tenant, response_id, ConversationKind.RESPONSE)
         await self._conversations.delete(record, "response")
 
@@ -134,7 +134,7 @@ class Responses:
 
 
 class UnstoredTurns:
-    """Turns that go on from a stored response, of which nothing is kept."""
+    """Turns that continue a stored response and are not stored."""
 
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
@@ -142,8 +142,8 @@ class UnstoredTurns:
     async def turn(
         self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
-        """An ordinary request, whose prompt goes on from the tokens of the response that it names as its
-        session: it finds its blocks by their names. Raises UnknownSession, SessionBusy, or as
+        """An ordinary request whose prompt continues the tokens of the response named as its session, and
+        finds the response's blocks by their names. Raises UnknownSession, SessionBusy, or as
         `Submitter.submit`."""
         submitter, store = self._conversations.submitter, self._conversations.store
         encoder, tenant = self._conversations.encoder, request.tenant
@@ -156,7 +156,7 @@ class UnstoredTurns:
 
 
 def _find_ended(store: ConversationStore, tenant: str, response_id: str) -> Record:
-    """The one that is to be gone on from. Raises UnknownSession, or SessionBusy while its turn runs."""
+    """The response to continue. Raises UnknownSession, or SessionBusy while its turn runs."""
     try:
         record = store.find(tenant, response_id, ConversationKind.RESPONSE)
     except UnknownSession as error:

@@ -1,11 +1,11 @@
-"""Chat sessions as clients see them: made, forked, told, suspended, resumed, deleted, and a turn of one at a
-time. Asynchronous, on any event loop.
+"""Chat sessions for clients: create, fork, view, suspend, resume, delete, and run one turn at a time.
+Asynchronous, on any event loop.
 
-    suspend    the scheduler stores every block below  ->  data, then index, are synced  ->  the session's
+    suspend    the scheduler offloads every block   ->  data, then index, are synced  ->  the session's
                record is synced  ->  the answer
 
-So whatever a crash leaves, a record that says suspended was written after all that it stands for. A restart
-finds the sessions in the store and the blocks by their names; whatever is missing is computed again.
+So after any crash, a record that says suspended was written after all its blocks. A restart finds the
+sessions in the store and the blocks by their names; missing blocks are computed again.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005
-_VIEWED_AT_ONCE = 32  # each costs its blocks, and steps wait meanwhile
-_SUSPEND_TIMEOUT_S = 300.0  # for the blocks to go down; a disk that takes longer is broken
+_VIEWED_AT_ONCE = 32  # steps wait while blocks are counted
+_SUSPEND_TIMEOUT_S = 300.0  # for offloading the blocks; a slower disk is broken
 
-# Slots and names below, to those of them that are not on the medium.
+# From slots and names in the tier to the names that are not on the medium.
 SyncBlocks = Callable[[Sequence[tuple[int, bytes]]], "Future[list[bytes]]"]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSupport:
-    """What `start_engine` gives to sessions. `sync` is None where there is no disk cache."""
+    """Parts that `start_engine` passes to sessions. `sync` is None without a disk cache."""
 
     store: ConversationStore = field(default_factory=ConversationStore)
-    ttl_s: float = SESSION_TTL_S  # where the client says nothing
+    ttl_s: float = SESSION_TTL_S  # unless the client sets one
     sync: SyncBlocks | None = None
 
 
 class Sessions:
-    """What `EngineClient.sessions` offers. Raises UnknownSession for those of other tenants too, and
-    EngineStopped when the engine is gone."""
+    """The chat sessions of `EngineClient.sessions`. Raises UnknownSession also for those of other tenants,
+    and EngineStopped when the engine is gone."""
 
     def __init__(
         self, submitter: Submitter, encoder: Encoder, control: Control, support: SessionSupport
@@ -77,8 +77,8 @@ class Sessions:
         self._sync = support.sync
 
     async def create(self, tenant: str = "", ttl_s: float | None = None) -> SessionView:
-        """A session in which nothing was said. Raises InvalidRequest, SessionRefused or UnknownTenant; then
-        nothing was made."""
+        """An empty session. Raises InvalidRequest, SessionRefused or UnknownTenant, and then creates
+        nothing."""
         await self._submitter.send(CheckTenant(tenant))
         record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
         try:
@@ -90,11 +90,11 @@ class Sessions:
     async def fork(
         self, tenant: str, session_id: str, turn: int | None = None, ttl_s: float | None = None
     ) -> SessionView:
-        """A new session in which the first `turn` turns of this one were said, or all that have ended; where
-        no ttl is given it has the same. It holds the same blocks, and of this one nothing changes, whose turn
-        may run. One of a suspended session is suspended too, and on the medium when this returns.
+        """A new session with the first `turn` turns of this one, or all that have ended, and the same ttl
+        unless one is given. It holds the same blocks. This one does not change, and its turn may run. The
+        fork of a suspended session is suspended too, and on the medium when this returns.
 
-        Raises as `create`, or UnknownSession, or RequestFailed when the disk failed; then nothing was made.
+        Raises as `create`, UnknownSession, or RequestFailed (disk failure), and then creates nothing.
         """
         source = self._store.find(tenant, session_id)
         record = self._store.fork(source, turn, ttl_s)
@@ -111,12 +111,12 @@ class Sessions:
             raise
 
     def count(self, tenant: str | None = "") -> int:
-        """How many `all` would be."""
+        """The length of `all`."""
         return self._store.count(tenant)
 
     async def all(self, tenant: str | None = "", limit: int | None = None) -> list[SessionView]:
-        """The tenant's sessions, or everybody's, oldest first; or up to `limit` of them: those whose turn
-        runs, then those that were used last. Steps may run in between: the numbers are of several moments."""
+        """The tenant's sessions, or all tenants', oldest first; or up to `limit`: those with a running turn,
+        then the most recently used. The numbers are of several moments, with steps in between."""
         store, views = self._store, list[SessionView]()
         records = store.all(tenant) if limit is None else store.latest(tenant, limit)
         for first in range(0, len(records), _VIEWED_AT_ONCE):
@@ -128,21 +128,21 @@ class Sessions:
         views = []
         for record, one in zip(records, blocks, strict=True):
             with contextlib.suppress(UnknownSession):  # deleted meanwhile
-                views.append(self._told(self._found(record), one))
+                views.append(self._to_view(self._found(record), one))
         return views
 
     async def find(self, tenant: str, session_id: str) -> SessionView:
-        """One of them."""
+        """The tenant's session."""
         return await self._view(self._store.find(tenant, session_id))
 
     def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]:
-        """All that was said in it."""
+        """All its tokens."""
         return tuple(self._store.find(tenant, session_id).tokens)
 
     async def delete(self, tenant: str, session_id: str) -> SessionView:
-        """Forget it; what it held and kept can be taken from now on. A turn that runs goes on alone. Returns
-        when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
-        cancels no part of it that has begun."""
+        """Forget it: its blocks are free, and a running turn continues as a plain request. Returns when no
+        crash can restore it, or raises RequestFailed when the disk failed. Cancelling the call cancels
+        nothing that has begun."""
         view = await self.find(tenant, session_id)
         await self._conversations.delete(self._store.find(tenant, session_id), "session")
         return view
@@ -150,10 +150,10 @@ class Sessions:
     async def turn(
         self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
     ) -> Turn:
-        """The next turn of the request's session, or the first one of a new one (`NEW`), with these messages.
+        """The next turn of the request's session, or the first one of a new session (`NEW`), with these
+        messages.
 
-        Raises UnknownSession, SessionBusy, or as `Submitter.submit`; then nothing was queued or
-        made.
+        Raises UnknownSession, SessionBusy, or as `Submitter.submit`, and then queues and creates nothing.
         """
         is_new, tenant = request.session == NEW, request.tenant
         record = (
@@ -167,19 +167,19 @@ class Sessions:
             raise
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
-        """Send all its blocks to disk; returns when they, their index and the session are on the medium.
+        """Move all its blocks to disk; returns when they, their index and the session are on the medium.
 
-        Raises SessionRefused without a disk cache, where blocks are nowhere any more or the disk's files have
-        vanished, SessionBusy, PinRefused, RequestFailed when the disk failed. Then it is not suspended,
-        unless it had been before and only its client has left, or it is busy.
+        Raises SessionRefused (no disk cache, lost blocks, or missing files), SessionBusy, PinRefused, or
+        RequestFailed when the disk failed. Then it is not suspended, unless it was before and only its client
+        has disconnected, or it is busy.
         """
-        record = self._said(tenant, session_id)
+        record = self._non_empty(tenant, session_id)
         try:
-            await self._send_down(record)
+            await self._offload(record)
             num_blocks = await self._sync_blocks(record)
             await self._sync_record(record)
             confirm = ConfirmSuspended(tenant, session_id, num_blocks)
-            return self._told(record, await self._submitter.send(confirm))
+            return self._to_view(record, await self._submitter.send(confirm))
         except BaseException as error:
             # Another call may have suspended it meanwhile.
             if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
@@ -187,8 +187,8 @@ class Sessions:
                 self._submitter.post(AbandonSuspending(session_id))
             raise
 
-    async def _send_down(self, record: Record) -> None:
-        """Returns when all its blocks are below."""
+    async def _offload(self, record: Record) -> None:
+        """Returns when all its blocks are in the offload tier."""
         session_id = record.session_id
         if self._sync is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
@@ -206,7 +206,7 @@ class Sessions:
             )
 
     async def _sync_blocks(self, record: Record) -> int:
-        """Returns when data and index are on the medium, with how many blocks; what is not is forgotten."""
+        """Returns the number of blocks when data and index are on the medium; forgets blocks that are not."""
         assert self._sync is not None
         slots = await self._submitter.send(FindSlots(record.tenant, record.session_id))
         lost = await asyncio.wrap_future(self._sync(slots))
@@ -220,7 +220,7 @@ class Sessions:
         return len(slots)
 
     async def _sync_record(self, record: Record) -> None:
-        """Returns when a restart finds it as a suspended one."""
+        """Returns when a restart would find it suspended."""
         blocks = await self._blocks_of(record.session_id)
         self._store.record_suspended(record, blocks.num_suspended)
         if not await self._is_synced(record):
@@ -235,16 +235,16 @@ class Sessions:
         return is_synced
 
     def _found(self, record: Record) -> Record:
-        """As it is now. Raises UnknownSession where it was deleted meanwhile."""
+        """Its current state. Raises UnknownSession if it was deleted meanwhile."""
         return self._store.find(record.tenant, record.session_id)
 
     async def resume(self, tenant: str, session_id: str) -> SessionView:
-        """Bring its blocks into the pool, computing what is damaged, and hold them until its next turn ends;
+        """Bring its blocks into the pool, recomputing damaged ones, and hold them until its next turn ends;
         returns when that is done.
 
-        Raises PinRefused with the numbers where there is no room, SessionBusy, RequestFailed.
+        Raises PinRefused with the numbers if there is no room, SessionBusy, RequestFailed.
         """
-        record = self._said(tenant, session_id)
+        record = self._non_empty(tenant, session_id)
         blocks, size = await self._blocks_of(session_id), self._submitter.host.block_size
         num_tokens = min(len(record.tokens), self._context_length - 1) // size * size
         if num_tokens and not blocks.is_resumed:
@@ -259,9 +259,9 @@ class Sessions:
             await self._control.pin(order)
         return await self.find(tenant, session_id)
 
-    def _said(self, tenant: str, session_id: str) -> Record:
-        """The session, in which something was said, and which the scheduler knows, whose clock may let it
-        expire a moment earlier. Raises UnknownSession or InvalidRequest."""
+    def _non_empty(self, tenant: str, session_id: str) -> Record:
+        """The non-empty session, registered with the scheduler, whose clock may expire it slightly earlier.
+        Raises UnknownSession or InvalidRequest."""
         record = self._store.find(tenant, session_id)
         if not record.tokens:
             raise InvalidRequest(f"nothing was said in session {session_id}", param="session")
@@ -270,13 +270,13 @@ class Sessions:
 
     async def _view(self, record: Record) -> SessionView:
         blocks = await self._blocks_of(record.session_id)
-        return self._told(self._found(record), blocks)
+        return self._to_view(self._found(record), blocks)
 
     async def _blocks_of(self, session_id: str) -> SessionBlocks:
         [blocks] = await self._submitter.send(ViewSessions((session_id,)))
         return blocks
 
-    def _told(self, record: Record, blocks: SessionBlocks) -> SessionView:
+    def _to_view(self, record: Record, blocks: SessionBlocks) -> SessionView:
         left_s = self._store.seconds_left(record)
         age = record.ttl_s - left_s + record.used - record.created
         num_tokens, num_turns = len(record.tokens), len(record.turn_ends)

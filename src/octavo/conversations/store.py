@@ -1,13 +1,12 @@
-"""What is remembered of chat sessions: whose they are, and the token ids of all that was said. And of stored
-responses, which are the same with a document, and which no client knows as sessions.
+"""The store of chat sessions: their tenants, and the token ids of all their turns. Also of stored responses,
+which are sessions with a document, and which clients do not see as sessions.
 
-It answers from memory; with a file, every change is written behind (`file`). `sync` waits until one
-is on the medium, and so may a caller that deletes one. A file that SQLite finds damaged costs the sessions in
-it, never an answer, and is begun afresh. Where there are too many, a session is refused, because clients
-delete them; of responses, which they do not, the one gives way that was used longest ago and does not run.
-Times are seconds since 1970, because they outlive the process (`steady_clock`). Any thread may call. It does
-not know blocks: `num_shared` and `num_suspended` are numbers that the scheduler gave it, and gets back with
-the tokens.
+It answers from memory; with a file, every change is written behind (`file`). `sync` waits until one is on the
+medium, as may the caller of a deletion. A damaged SQLite file costs its sessions, never an answer, and is
+replaced. With too many sessions a new one is refused, because clients delete them. Clients do not delete
+responses: the least recently used one without a running turn is deleted. Times are seconds since 1970,
+because they outlive the process (`steady_clock`). Any thread may call. The store does not know blocks:
+`num_shared` and `num_suspended` are numbers from the scheduler, which receives them back with the tokens.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from octavo.routing.slots import slotted
 from octavo.units import format_age
 
 log = logging.getLogger("octavo.start")
-SESSIONS_MAX = 1024  # of a tenant
-RESPONSES_MAX = 1000  # of a tenant
-DOCUMENTS_BYTES_MAX = 64 * 2**20  # of a tenant's responses together
+SESSIONS_MAX = 1024  # per tenant
+RESPONSES_MAX = 1000  # per tenant
+DOCUMENTS_BYTES_MAX = 64 * 2**20  # for a tenant's responses together
 GRACE_S = 3600.0
 _ID_BYTES = 18
 
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """What a session is made with that is a response."""
+    """The parameters of a session that is a response."""
 
     response_id: str
     document: bytes
@@ -58,12 +57,12 @@ class ConversationStore:
     """All sessions of a server, or of a script."""
 
     def __init__(self, clock: Callable[[], float] | None = None, slot: int | None = None) -> None:
-        """`slot`: of a replica of a cluster, which the ids of its sessions name."""
+        """`slot`: the replica's in a cluster, contained in the ids of its sessions."""
         self._slot = slot
-        self.num_graced = 0  # records that had expired when they were read from the file
+        self.num_graced = 0  # records that were expired when they were read from the file
         self._clock = clock or SteadyClock()
         self._records: dict[str, Record] = {}  # guarded by _lock
-        self._turns: dict[str, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
+        self._turns: dict[str, str] = {}  # guarded by _lock: running turns, and the ids of their sessions
         self._lock = threading.Lock()
         self._file: RecordFile | None = None
 
@@ -87,7 +86,7 @@ class ConversationStore:
 
     @property
     def reset_reason(self) -> str:
-        """Why what was in the file was given up; "" if it was not."""
+        """Why the content of the file was dropped; "" if it was not."""
         return "" if self._file is None else self._file.reset_reason
 
     @property
@@ -109,8 +108,8 @@ class ConversationStore:
         ttl_s: float | None = None,
         response: NewResponse | None = None,
     ) -> Record:
-        """A new session of its tenant, in which the first `turn` turns of that record were said, or all; its
-        ttl is the same where none is given. Raises InvalidRequest or SessionRefused. O(tokens)."""
+        """A new session of its tenant with the first `turn` turns of that record, or all, and the same ttl
+        unless one is given. Raises InvalidRequest or SessionRefused. O(tokens)."""
         if not source.tokens:
             raise InvalidRequest(
                 f"nothing was said in session {source.session_id}; allowed: to fork one in which a turn has "
@@ -149,9 +148,9 @@ class ConversationStore:
             )
 
     def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[Record]:
-        """Forget responses of the tenant until there is room for this one, or for its new document: those
-        that were used longest ago and do not run, never itself or `spared`. Returns them. Raises
-        SessionRefused where that is not enough, RequestTooLarge where it alone is too large. O(n log n)."""
+        """Delete responses of the tenant until there is room for this one, or for its new document: the least
+        recently used without a running turn, never itself or `spared`. Returns them. Raises SessionRefused if
+        that is not enough, RequestTooLarge if it alone is too large. O(n log n)."""
         if len(response.document) > DOCUMENTS_BYTES_MAX:
             raise RequestTooLarge(
                 f"the response takes {len(response.document):,} bytes with all that was said before it; "
@@ -186,7 +185,7 @@ class ConversationStore:
         return gone
 
     def attach(self, response: NewResponse) -> bool:
-        """The document of that response is now this. False: it was deleted meanwhile."""
+        """Set the document of that response. Returns False if it was deleted meanwhile."""
         with self._lock:
             record = self._records.get(response.response_id)
             if record is None:
@@ -196,8 +195,8 @@ class ConversationStore:
         return True
 
     def find(self, tenant: str, session_id: str, kind: ConversationKind = ConversationKind.SESSION) -> Record:
-        """The tenant's conversation of that kind. Raises UnknownSession, also for one that has expired, is
-        another's or of another kind."""
+        """The tenant's conversation of that kind. Raises UnknownSession, also for one that has expired, or is
+        of another tenant or kind."""
         with self._lock:
             record = self._records.get(session_id)
             is_busy = session_id in self._turns.values()
@@ -208,12 +207,12 @@ class ConversationStore:
         return record
 
     def has(self, session_id: str) -> bool:
-        """Whether there is a record of it."""
+        """Whether its record exists."""
         with self._lock:
             return session_id in self._records
 
     def find_again(self, record: Record) -> Record:
-        """The same as it is now. Raises UnknownSession where it is no more."""
+        """The current record. Raises UnknownSession if it was deleted."""
         return self.find(record.tenant, record.session_id, record.kind)
 
     def is_active(self, record: Record) -> bool:
@@ -228,17 +227,17 @@ class ConversationStore:
             return list(self._records.values())
 
     def all(self, tenant: str | None = None) -> list[Record]:
-        """The tenant's sessions, or everybody's, oldest first; no responses."""
+        """The tenant's sessions, or all tenants', oldest first; no responses."""
         return [
             r for r in self.records() if tenant in (None, r.tenant) and r.kind is ConversationKind.SESSION
         ]
 
     def count(self, tenant: str | None = None) -> int:
-        """How many `all` would be."""
+        """The length of `all`."""
         return len(self.all(tenant))
 
     def latest(self, tenant: str | None, limit: int) -> list[Record]:
-        """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
+        """Up to `limit` of `all`, oldest first: those with a running turn, then the most recently used."""
         records = self.all(tenant)
         with self._lock:
             busy = set(self._turns.values())
@@ -247,20 +246,20 @@ class ConversationStore:
         return [record for record in records if record.session_id in chosen]
 
     def now(self) -> float:
-        """By its clock."""
+        """The time by its clock."""
         return self._clock()
 
     def seconds_left(self, record: Record) -> float:
-        """Until it is forgotten."""
+        """Seconds until it expires."""
         return max(0.0, record.expires - self._clock())
 
     def begin_turn(self, record: Record, turn: str) -> Record:
-        """A turn runs that goes on from this record: until it ends, the session does not expire, and no other
-        one begins. Returns the record as it is now. `turn` is any key of the turn's own; `end_turn` or
-        `withdraw_turn` follows.
+        """Begin a turn that continues this record: until it ends, the session does not expire, and no other
+        turn begins. Returns the current record. `turn` is any key of the turn; `end_turn` or `withdraw_turn`
+        follows.
 
-        Raises UnknownSession where it is no more, SessionBusy where another turn has not recorded yet what
-        was said in it, or has done so since.
+        Raises UnknownSession if it was deleted, SessionBusy if another turn has not recorded its tokens yet,
+        or has done so since.
         """
         self.find_again(record)
         with self._lock:
@@ -278,31 +277,31 @@ class ConversationStore:
         return now
 
     def withdraw_turn(self, turn: str) -> None:
-        """The engine did not take it: the session was not used."""
+        """The engine did not accept the turn: the session was not used."""
         with self._lock:
             self._turns.pop(turn, None)
 
     def use(self, session_id: str) -> None:
-        """It was used now, if it is there: it lives its ttl from here on."""
+        """Restart its ttl now, if it exists."""
         with self._lock:
             self._use(session_id)
 
     def end_turn(self, turn: str) -> None:
-        """It does not run any more. Again, or of one that never began, does nothing."""
+        """The turn has ended. Idempotent, also for one that never began."""
         with self._lock:
             session_id = self._turns.pop(turn, None)
             if session_id is not None:
                 self._use(session_id)
 
     def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
-        """A turn has ended well: these are all tokens so far, and so many of their leading blocks have names
-        of all tenants. Where they do not begin with those before, no earlier turn can be forked any more.
-        False: the conversation was deleted meanwhile."""
+        """A turn has ended well: set all tokens so far, of which `num_shared` leading blocks have names that
+        all tenants share. If they do not extend the earlier tokens, earlier turns can no longer be forked.
+        Returns False if the conversation was deleted meanwhile."""
         with self._lock:
             return self._use(session_id, array("I", tokens), num_shared)
 
     def record_suspended(self, record: Record, num_blocks: int) -> None:
-        """It was suspended, as this record says, with so many blocks: a restart keeps these first. Does
+        """The state of this record was suspended, with so many blocks: a restart keeps these first. Does
         nothing if a turn has ended well since, or it was deleted."""
         with self._lock:
             now = self._records.get(record.session_id)
@@ -311,30 +310,30 @@ class ConversationStore:
                 self._put(now)
 
     def is_suspended(self, record: Record) -> bool:
-        """Whether it is now, as this record says and the thread that noted it."""
+        """Whether it is suspended in the state of this record."""
         with self._lock:
             now = self._records.get(record.session_id)
             return now is not None and now.num_said == record.num_said and now.num_suspended > 0
 
     def delete(self, record: Record) -> Future[bool]:
-        """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
-        UnknownSession where it is no more."""
+        """Delete it. True when it is off the medium too: no crash restores it. Raises UnknownSession if it
+        was deleted before."""
         self.find_again(record)
         with self._lock:
             return self._drop(record.session_id, durable=True)
 
     def sync(self, session_id: str) -> Future[bool]:
-        """True when the session, as it is now, is on the medium; at once where there is no file.
-        SessionRefused where the file is not where it was."""
+        """True when the session's current state is on the medium; immediately without a file. Raises
+        SessionRefused if the file is missing from its path."""
         with self._lock:
             return _at_once() if self._file is None else self._file.sync(self._records.get(session_id))
 
     def close(self) -> None:
-        """Write what is left, and let go of the file. Again does nothing."""
+        """Write the rest, and close the file. Idempotent."""
         if self._file is not None:
             self._file.close()
 
-    # Under the lock, so that the file sees changes in the order in which they were made.
+    # Under the lock, so the file receives changes in order.
 
     def _drop(self, session_id: str, *, durable: bool = False) -> Future[bool]:
         self._records.pop(session_id, None)
@@ -349,10 +348,10 @@ class ConversationStore:
         busy = set(self._turns.values())
         gone = [r.session_id for r in self._records.values() if r.expires <= now and r.session_id not in busy]
         for session_id in gone:
-            self._drop(session_id)  # should it be there again, it has expired all the same
+            self._drop(session_id)  # if it reappears after a crash, it is expired
 
     def _use(self, session_id: str, tokens: array[int] | None = None, num_shared: int = 0) -> bool:
-        """It was used now, and has these tokens. False: there is none."""
+        """Set its time of use, and its tokens if given. Returns False if it does not exist."""
         record = self._records.get(session_id)
         if record is None:
             return False
@@ -377,12 +376,12 @@ class ConversationStore:
 
 
 def needed_s(namespace: Path, now: float) -> float:
-    """For how many seconds from `now` on a conversation in that folder of the disk cache may need blocks."""
+    """Seconds from `now` for which a conversation in that folder of the disk cache may need its blocks."""
     return longest_ttl(namespace / SESSIONS_FILE, now - GRACE_S) + GRACE_S
 
 
 def _graced(record: Record, now: float) -> Record:
-    """The same, used at a time that has passed, and not to be forgotten at once."""
+    """The record with a time of use in the past that keeps it for the grace period."""
     least = now - record.ttl_s + min(record.ttl_s, GRACE_S) if record.expires <= now else record.used
     return replace(record, used=min(least, now))
 
@@ -400,7 +399,7 @@ def _unknown(session_id: str, kind: ConversationKind) -> UnknownSession:
 
 
 def _at_once() -> Future[bool]:
-    """There is no file to wait for."""
+    """The result without a file."""
     done: Future[bool] = Future()
     done.set_result(True)
     return done
@@ -409,8 +408,8 @@ def _at_once() -> Future[bool]:
 def open_sessions(
     namespace: Path | None, clock: SteadyClock | None = None, slot: int | None = None
 ) -> ConversationStore:
-    """The sessions beside the blocks on disk; without a disk cache they end with the process. `slot`: as
-    `ConversationStore`'s."""
+    """The sessions stored with the blocks on disk; without a disk cache they end with the process. `slot`:
+    see `ConversationStore`."""
     if namespace is None:
         return ConversationStore(clock, slot)
     path = namespace / SESSIONS_FILE

@@ -1,10 +1,10 @@
-"""The store of conversations for a front end in another process: each method is a call, and a reply.
+"""The store of conversations for a front end in another process: each method is a call with a reply.
 
     RemoteStore.find(...) --name, arguments--> StoreCalls.answer --> ConversationStore.find(...)
                           <------------- packed record ------------
 
-The store answers from memory and needs no engine, so a front end waits for it where it stands: a fifth of a
-millisecond. What waits for the disk replies with a future.
+The store answers from memory and needs no engine, so the front end blocks on it: a fifth of a millisecond.
+Calls that wait for the disk return a future.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class PackedRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record as it travels."""
+    """A record as a message."""
 
     row: tuple[str, str, bytes, int, int, int, int, int, bytes, bytes]
     num_said: int
@@ -42,14 +42,14 @@ class PackedRecord(msgspec.Struct, frozen=True, array_like=True):
         return cls(to_row(record), record.num_said)  # type: ignore[arg-type]  # its columns
 
     def record(self) -> Record:
-        """The record again; times to the millisecond."""
+        """The record; times in milliseconds."""
         record = from_row(self.row)
         assert record is not None
         return replace(record, num_said=self.num_said)
 
 
 class RecordName(msgspec.Struct, frozen=True, array_like=True):
-    """Which record is meant, and which state of it."""
+    """A reference to a state of a record."""
 
     session_id: str
     tenant: str
@@ -58,19 +58,19 @@ class RecordName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, record: Record) -> RecordName:
-        """The name of this state of it."""
+        """The reference to this state."""
         is_response = record.kind is ConversationKind.RESPONSE
         return cls(record.session_id, record.tenant, is_response, record.num_said)
 
     def record(self) -> Record:
-        """A record of that name, in which nothing stands: for methods that look the name up."""
+        """A record without content: for methods that look it up by name."""
         document = b"-" if self.is_response else b""
         return Record(self.session_id, self.tenant, 1.0, 0.0, 0.0, document=document, num_said=self.num_said)
 
 
 class StoreCalls:
-    """The engine's side of one front end: what may be called, in types that travel. Turns that it has begun
-    are withdrawn when it goes."""
+    """The engine's side of one front end: the callable methods, in types of messages. Withdraws the front
+    end's turns when it disconnects."""
 
     def __init__(
         self, store: ConversationStore, sync_blocks: SyncBlocks | None, num_recoveries: Callable[[], int]
@@ -78,36 +78,36 @@ class StoreCalls:
         self._store = store
         self._sync_blocks = sync_blocks
         self._num_recoveries = num_recoveries
-        self._turns: set[str] = set()  # of the front end, that run
+        self._turns: set[str] = set()  # running turns of the front end
 
     def answer(self, name: str, arguments: bytes | msgspec.Raw) -> object:
-        """Call the method of that name; a reply, or the future of one. Raises as the method does."""
+        """Call the method of that name; returns a reply, or the future of one. Raises as the method does."""
         method = getattr(type(self), name)
         return method(self, *_arguments_of(method).decode(arguments))
 
     def leave(self) -> None:
-        """The front end has gone: its turns have come to nothing."""
+        """The front end has disconnected: withdraw its turns."""
         for turn in self._turns:
             self._store.withdraw_turn(turn)
         self._turns.clear()
 
     def create(self, tenant: str, ttl_s: float, response: NewResponse | None) -> PackedRecord:
-        """As the store's, like all below."""
+        """See `ConversationStore`, also for the other methods."""
         return PackedRecord.of(self._store.create(tenant, ttl_s, response))
 
     def fork(
         self, source: RecordName, turn: int | None, ttl_s: float | None, response: NewResponse | None
     ) -> PackedRecord:
-        """Of the source as it is now."""
+        """Of the current source."""
         found = self._store.find_again(source.record())
         return PackedRecord.of(self._store.fork(found, turn, ttl_s, response))
 
     def make_room(self, tenant: str, response: NewResponse, spared: str) -> list[RecordName]:
-        """The names of those that are forgotten."""
+        """References to the deleted ones."""
         return [RecordName.of(record) for record in self._store.make_room(tenant, response, spared)]
 
     def attach(self, response: NewResponse) -> bool:
-        """To its record."""
+        """See the store."""
         return self._store.attach(response)
 
     def find(self, tenant: str, session_id: str, kind: ConversationKind) -> PackedRecord:
@@ -115,7 +115,7 @@ class StoreCalls:
         return PackedRecord.of(self._store.find(tenant, session_id, kind))
 
     def has(self, session_id: str) -> bool:
-        """Whether it is there."""
+        """Whether it exists."""
         return self._store.has(session_id)
 
     def is_active(self, record: RecordName) -> bool:
@@ -123,85 +123,85 @@ class StoreCalls:
         return self._store.is_active(record.record())
 
     def latest(self, tenant: str | None, limit: int | None) -> list[PackedRecord]:
-        """Or all."""
+        """All without `limit`."""
         records = self._store.all(tenant) if limit is None else self._store.latest(tenant, limit)
         return list(map(PackedRecord.of, records))
 
     def count(self, tenant: str | None) -> int:
-        """Of sessions."""
+        """The number of sessions."""
         return self._store.count(tenant)
 
     def begin_turn(self, record: RecordName, turn: str) -> PackedRecord:
-        """It is this front end's until it ends."""
+        """The turn belongs to this front end until it ends."""
         now = self._store.begin_turn(record.record(), turn)
         self._turns.add(turn)
         return PackedRecord.of(now)
 
     def withdraw_turn(self, turn: str) -> None:
-        """It was not taken."""
+        """The engine did not accept it."""
         self._turns.discard(turn)
         self._store.withdraw_turn(turn)
 
     def end_turn(self, turn: str) -> None:
-        """It does not run any more."""
+        """The turn has ended."""
         self._turns.discard(turn)
         self._store.end_turn(turn)
 
     def use(self, session_id: str) -> None:
-        """It was used now."""
+        """Restart its ttl."""
         self._store.use(session_id)
 
     def say(self, session_id: str, tokens: bytes, num_shared: int) -> bool:
-        """Tokens in four bytes each."""
+        """`tokens`: four bytes each."""
         said = array("I")
         said.frombytes(tokens)
         return self._store.say(session_id, said, num_shared)
 
     def record_suspended(self, record: RecordName, num_blocks: int) -> None:
-        """So many blocks."""
+        """See the store."""
         self._store.record_suspended(record.record(), num_blocks)
 
     def is_suspended(self, record: RecordName) -> bool:
-        """Whether it is now."""
+        """See the store."""
         return self._store.is_suspended(record.record())
 
     def delete(self, record: RecordName) -> Future[bool]:
-        """When the medium has nothing of it."""
+        """Done when it is off the medium."""
         return self._store.delete(record.record())
 
     def sync(self, session_id: str) -> Future[bool]:
-        """When it is on the medium."""
+        """Done when it is on the medium."""
         return self._store.sync(session_id)
 
     def sync_blocks(self, slots: list[tuple[int, bytes]]) -> Future[list[bytes]]:
-        """When blocks are on the medium, the names of those that are not."""
+        """Done when the blocks are on the medium; returns the names of those that are not."""
         assert self._sync_blocks is not None, "there is no disk cache"
         return self._sync_blocks(slots)
 
     def num_recoveries(self) -> int:
-        """Of the engine: what it knows of conversations may be of before the last change."""
+        """Of the engine: after one, its scheduler may have older states of conversations."""
         return self._num_recoveries()
 
 
 class StoreLink(Protocol):
-    """How a front end calls."""
+    """The front end's connection to the store."""
 
     def __call__(self, name: str, arguments: Sequence[object], reply: object) -> Future[object]:
-        """The future of a reply of that type."""
+        """Call the method; returns the future of a reply of that type."""
 
 
 class RemoteStore:
-    """What a front end has in place of a `ConversationStore`: the same methods, as far as conversations use
-    them. Raises EngineStopped too."""
+    """A front end's `ConversationStore`: the same methods, as far as conversations use them. Also raises
+    EngineStopped."""
 
     def __init__(self, call: StoreLink, timeout_s: float, ahead_s: float) -> None:
-        """`ahead_s`: the store's clock less `time.monotonic`."""
+        """`ahead_s`: the store's clock minus `time.monotonic`."""
         self._link = call
         self._timeout_s = timeout_s
         self._ahead_s = ahead_s
 
     def create(self, tenant: str, ttl_s: float, response: NewResponse | None = None) -> Record:
-        """See `ConversationStore`, like all below."""
+        """See `ConversationStore`, also for the other methods."""
         return self._call(StoreCalls.create, tenant, ttl_s, response).record()
 
     def fork(
@@ -233,7 +233,7 @@ class RemoteStore:
         return self.find(record.tenant, record.session_id, record.kind)
 
     def has(self, session_id: str) -> bool:
-        """Whether it is there; True where the engine is gone, so that nothing more is asked of it."""
+        """Whether it exists; True if the engine is gone, so that callers do nothing more with it."""
         with suppress(EngineStopped):
             return self._call(StoreCalls.has, session_id)
         return True
@@ -251,29 +251,29 @@ class RemoteStore:
         return [packed.record() for packed in self._call(StoreCalls.latest, tenant, limit)]
 
     def count(self, tenant: str | None = None) -> int:
-        """Of sessions."""
+        """The number of sessions."""
         return self._call(StoreCalls.count, tenant)
 
     def seconds_left(self, record: Record) -> float:
-        """By the store's clock as it was, and what has passed since."""
+        """By the store's clock at the last reply, and the time passed since."""
         return max(0.0, record.expires - (time.monotonic() + self._ahead_s))
 
     def begin_turn(self, record: Record, turn: str) -> Record:
         """O(tokens)."""
         return self._call(StoreCalls.begin_turn, RecordName.of(record), turn).record()
 
-    # What ends a turn fails for nothing: where the engine is gone, its process has ended the turn.
+    # Ends of turns ignore failures: without the engine, its process has ended the turn.
 
     def withdraw_turn(self, turn: str) -> None:
-        """It was not taken."""
+        """The engine did not accept it."""
         self._begin_plain(StoreCalls.withdraw_turn, turn)
 
     def end_turn(self, turn: str) -> None:
-        """It does not run any more."""
+        """The turn has ended."""
         self._begin_plain(StoreCalls.end_turn, turn)
 
     def use(self, session_id: str) -> None:
-        """It was used now."""
+        """Restart its ttl."""
         self._begin_plain(StoreCalls.use, session_id)
 
     def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
@@ -283,23 +283,23 @@ class RemoteStore:
         return False
 
     def record_suspended(self, record: Record, num_blocks: int) -> None:
-        """So many blocks."""
+        """See the store."""
         self._call(StoreCalls.record_suspended, RecordName.of(record), num_blocks)
 
     def is_suspended(self, record: Record) -> bool:
-        """Whether it is now."""
+        """See the store."""
         return self._call(StoreCalls.is_suspended, RecordName.of(record))
 
     def delete(self, record: Record) -> Future[bool]:
-        """Unlike the store's, that it is not there comes with the future."""
+        """Unlike the store, reports a missing record by the future."""
         return self._begin(StoreCalls.delete, RecordName.of(record))
 
     def sync(self, session_id: str) -> Future[bool]:
-        """When it is on the medium."""
+        """Done when it is on the medium."""
         return self._begin(StoreCalls.sync, session_id)
 
     def sync_blocks(self, slots: Sequence[tuple[int, bytes]]) -> Future[list[bytes]]:
-        """When blocks are on the medium, the names of those that are not."""
+        """Done when the blocks are on the medium; returns the names of those that are not."""
         return self._begin(StoreCalls.sync_blocks, list(slots))
 
     def num_recoveries(self) -> int:
@@ -307,7 +307,7 @@ class RemoteStore:
         return self._call(StoreCalls.num_recoveries)
 
     def close(self) -> None:
-        """It is the engine's."""
+        """The engine's process closes the store."""
 
     def _call(
         self, method: Callable[Concatenate[StoreCalls, P], R], *arguments: P.args, **none: P.kwargs
@@ -323,7 +323,7 @@ class RemoteStore:
     def _begin_plain(
         self, method: Callable[Concatenate[StoreCalls, P], None], *arguments: P.args, **none: P.kwargs
     ) -> None:
-        """Wait for nothing: later calls come behind it."""
+        """Without waiting: later calls are executed after it."""
         self._link(method.__name__, arguments, None)
 
     def _begin(
@@ -341,6 +341,6 @@ def _arguments_of(method: Callable[..., object]) -> msgspec.msgpack.Decoder[tupl
 
 @cache
 def _reply_type(method: Callable[..., object]) -> object:
-    """What it returns, or its future comes to."""
+    """The type of its result, or of its future's result."""
     kind = get_type_hints(method)["return"]
     return get_args(kind)[0] if get_origin(kind) is Future else kind

@@ -1,13 +1,13 @@
-"""Where the turns of a session ended, in tokens: there it can be forked.
+"""The ends of a session's turns, in tokens: the points at which it can be forked.
 
     turns     1     2     3     4     5
-    ends      -     -    70    95   140        num_before = 2: turn 3 was tokenised again as a whole, so what
-                                               was said in turns 1 and 2 is no beginning of what is said now
+    ends      -     -    70    95   140        num_before = 2: turn 3 was tokenised again as a whole, so the
+                                               tokens of turns 1 and 2 are no prefix of the present ones
     bytes     2, 70, 95, 140                   4 each
 
-A turn that goes on with what was said adds a token at least, so there are never more ends than tokens, which
-bounds them. They increase, and the last one is the number of all tokens. What was said before ends were
-recorded, or where they were damaged, counts as one turn.
+A turn that extends the tokens adds at least one, so there are never more ends than tokens. The ends increase,
+and the last is the number of all tokens. Turns without recorded ends, or with damaged ones, count as one
+turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.errors import require_range
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """Of one session. `num_before` turns came before those whose ends are known."""
+    """The ends of one session. `num_before` turns came before those with known ends."""
 
     num_before: int = 0
     ends: tuple[int, ...] = ()
@@ -29,14 +29,14 @@ class TurnEnds:
         return self.num_before + len(self.ends)
 
     def with_turn(self, num_tokens: int, *, goes_on: bool) -> TurnEnds:
-        """After another turn, with which there are so many tokens. `goes_on`: they begin with all those that
-        were said before."""
+        """The ends after another turn, at a total of `num_tokens`. `goes_on`: they extend the earlier
+        tokens."""
         if goes_on:
             return TurnEnds(self.num_before, (*self.ends, num_tokens))
         return TurnEnds(len(self), (num_tokens,))
 
     def until(self, turn: int | None) -> TurnEnds:
-        """Those of the first `turn` turns, or of all. There is one. Raises InvalidRequest."""
+        """The ends of the first `turn` turns, or of all; at least one. Raises InvalidRequest."""
         if turn is None:
             return self
         first = self.num_before + 1
@@ -45,12 +45,12 @@ class TurnEnds:
         return TurnEnds(self.num_before, self.ends[: turn - self.num_before])
 
     def to_bytes(self) -> bytes:
-        """As they are stored."""
+        """The stored form."""
         return array("I", (self.num_before, *self.ends)).tobytes()
 
     @classmethod
     def from_bytes(cls, stored: object, num_tokens: int) -> TurnEnds:
-        """Those of a session of so many tokens; one for all of it where what is stored makes no sense."""
+        """The ends of a session of so many tokens; invalid stored bytes count as one turn."""
         whole = cls(0, (num_tokens,)) if num_tokens else cls()
         if not isinstance(stored, bytes) or len(stored) % 4:
             return whole

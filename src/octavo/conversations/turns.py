@@ -1,4 +1,4 @@
-"""One turn of a conversation: as its client gets it, and what was said in it when it has ended."""
+"""One turn of a conversation: its stream for the client, and its tokens at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from octavo.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn that the engine has taken."""
+    """An accepted turn."""
 
     session_id: str
     prompt: tuple[int, ...]
-    reused_tokens: int  # of the prompt: they were said before, and were not tokenised again
-    fallback: str  # why there are none, though something was said before
+    reused_tokens: int  # of the prompt: not tokenised again
+    fallback: str  # why no tokens were reused, though there were earlier turns
     stream: DeltaStream
 
     def to_json(self) -> dict[str, object]:
@@ -28,11 +28,10 @@ class Turn:
 
 @dataclass(slots=True)
 class TurnRecorder:
-    """Follows the deltas of a turn on their way to the client. When it ends well, `say` gets all tokens that
-    were said (the prompt, and of the output those whose text the client got), and how many of their leading
-    blocks all tenants share. Where a stop string ended it, `stop` gets the request's id and the number of
-    these tokens before, because the engine will see a request that was cancelled. However it ends, `end` is
-    called last."""
+    """Follows the deltas of a turn to the client. If it ends well, `say` gets all tokens (the prompt, and the
+    output tokens whose text the client received), and the number of leading blocks that all tenants share. If
+    a stop string ended it, `stop` first gets the request's id and the number of these tokens, because the
+    engine will see a cancelled request. `end` is always called last."""
 
     prompt: tuple[int, ...]
     token_bytes: Callable[[int], bytes]
@@ -43,12 +42,12 @@ class TurnRecorder:
     _text: list[str] = field(default_factory=list)
 
     def take(self, stream: DeltaStream, delta: Delta) -> None:
-        """The next delta, before it is read."""
+        """The next delta, before the client reads it."""
         self._tokens += [info.token for info in delta.tokens]
         self._text.append(delta.text)
         if delta.finish is None:
             return
-        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):  # else nothing has changed
+        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):  # else the conversation does not change
             said = [*self.prompt, *self._tokens_of_text()]
             if isinstance(delta.stop, str):
                 self.stop(stream.request_id, len(said))
@@ -56,7 +55,7 @@ class TurnRecorder:
         self.end()
 
     def _tokens_of_text(self) -> list[int]:
-        """The tokens whose bytes begin the text that the client got: no end token, and nothing of a stop
+        """The tokens whose bytes begin the client's text: no end token, and nothing of a stop string.
         string."""
         text, place = "".join(self._text).encode(), 0
         for count, token in enumerate(self._tokens):
