@@ -12,7 +12,7 @@ from tests.tiny import over_kv_of, run, tiny_engine
 
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
-from octavo.engine.offload import open_below
+from octavo.engine.offload import open_stores
 from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError
 from octavo.executor.transfers import BlockStore
@@ -41,7 +41,7 @@ def engine_with(host_slots: int, disk: Path | None = None, disk_slots: int = 0, 
         disk_cache=None if disk is None else str(disk),
         disk_size_bytes=max(2**20, disk_slots * BLOCK),
     )
-    below = open_below(options, BLOCK, FINGERPRINT)
+    below = open_stores(options, BLOCK, FINGERPRINT)
     assert below is not None
     assert below.num_host == host_slots
     store: BlockStore = below.store
@@ -123,5 +123,5 @@ def test_after_a_broken_state_nothing_below_is_found(tmp_path: Path) -> None:
 def test_an_arena_without_room_for_a_block_is_refused_and_lets_the_disk_go(tmp_path: Path) -> None:
     options = StartOptions(host_cache_bytes=1, disk_cache=str(tmp_path), disk_size_bytes=2**20)
     with pytest.raises(ConfigError, match="host_cache is 1 bytes"):
-        open_below(options, BLOCK, FINGERPRINT)
-    open_below(StartOptions(disk_cache=str(tmp_path), disk_size_bytes=2**20), BLOCK, FINGERPRINT)
+        open_stores(options, BLOCK, FINGERPRINT)
+    open_stores(StartOptions(disk_cache=str(tmp_path), disk_size_bytes=2**20), BLOCK, FINGERPRINT)

@@ -23,7 +23,7 @@ from tests.wanted import request_for
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.available import available_memory
-from octavo.engine.offload import OffloadStores, open_below
+from octavo.engine.offload import OffloadStores, open_stores
 from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
 from octavo.executor.runner import Runner
@@ -115,7 +115,7 @@ def test_a_block_lies_on_disk_in_a_piece_for_each_layer(
 ) -> None:
     opened: list[OffloadStores | None] = []
     monkeypatch.setattr(
-        start_module, "open_below", lambda *given: opened.append(open_below(*given)) or opened[-1]
+        start_module, "open_stores", lambda *given: opened.append(open_stores(*given)) or opened[-1]
     )
     start(tmp_path).close()
     assert opened[0] is not None

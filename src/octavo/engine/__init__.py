@@ -1,1 +1,1 @@
-"""The step loop, its thread, and the clients of it."""
+"""The step loop, its thread, and the clients of the engine."""

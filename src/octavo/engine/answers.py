@@ -1,5 +1,5 @@
-"""What a model's answers are made of besides text: how it writes calls, whether it thinks, and the grammar
-that calls follow. Made once for a served model."""
+"""The parts of a model's answers other than plain text: the form of its calls, its thinking, and the grammar
+of calls. Made once for a served model."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from octavo.tools.definitions import ToolUse
 from octavo.tools.formats import HERMES
 from octavo.tools.grammars import calls_grammar
 
-TAIL_TOKENS = 16  # of a prompt: enough to hold what opens or closes the thinking
+TAIL_TOKENS = 16  # of a prompt: enough to contain the marks that open or close the thinking
 
 OnThread = Callable[[str, Callable[[Event], Grammar | None]], Awaitable[Grammar | None]]
 
 
 class GrammarSource(Protocol):
-    """`Grammars`, or what a front end has in their place."""
+    """`Grammars`, or a front end's substitute."""
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """What is compiled of it, and ready here."""
+        """The compiled grammar, if it is ready here."""
 
     def check(self, grammar: Grammar, stop: Event | None = None) -> object:
-        """Raise InvalidRequest for one that cannot be followed."""
+        """Raise InvalidRequest for a grammar that cannot be enforced."""
 
     def compile(self, grammar: Grammar, stop: Event | None = None) -> CompiledGrammar | None:
         """None: it is held elsewhere."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Of a token of the vocabulary."""
+        """The bytes of a token of the vocabulary."""
 
     def close(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling."""
 
 
 def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
-    """The same with what compiling has cost."""
+    """The statistics with the costs of compiling."""
     compiled = grammars.stats
     return replace(
         stats,
@@ -55,7 +55,7 @@ def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
 
 
 class Answers:
-    """Of a real model. `on_thread` runs what takes long, on threads that tenants share."""
+    """The answers of a real model. `on_thread` runs slow work, on threads that tenants share."""
 
     def __init__(self, tokenizer: Tokenizer, grammars: GrammarSource | None, on_thread: OnThread) -> None:
         template = tokenizer.chat_template
@@ -67,7 +67,7 @@ class Answers:
 
     @property
     def infill(self) -> InfillTokens | None:
-        """The tokens by which it fills in the middle; None: it has none."""
+        """The tokens for filling in the middle; None: the model has none."""
         return self._tokenizer.infill
 
     @property
@@ -76,22 +76,22 @@ class Answers:
         return self.thinking_format is not None
 
     def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
-        """Where an answer to this prompt begins."""
+        """The state of thinking at the start of an answer to this prompt."""
         if self.thinking_format is None:
             return ThinkingState.NONE
         tail = b"".join(map(self._tokenizer.token_bytes, prompt[-TAIL_TOKENS:]))
         return self.thinking_format.state_after(tail)
 
     def is_hidden(self, *, calls: bool) -> bool:
-        """Whether marks of thinking, or of calls, are special tokens, which are no text unless asked for."""
+        """Whether marks of thinking, or of calls, are special tokens, which are not text by default."""
         marks = () if self.thinking_format is None else self.thinking_format.marks
         return any(
             self._special_id(mark) is not None for mark in (*marks, *(self.form.markers if calls else ()))
         )
 
     async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
-        """What an answer follows that may call these tools, and whose content must follow `output`. Raises
-        InvalidRequest for what cannot be followed."""
+        """The grammar of an answer that may call these tools, and whose content must match `output`. Raises
+        InvalidRequest for a grammar that cannot be enforced."""
         grammars = self._grammars
         if grammars is None:
             raise InvalidRequest(

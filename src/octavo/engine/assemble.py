@@ -1,7 +1,7 @@
 """From updates to deltas: tokens become text, stop strings end a choice. One assembler per request, on the
 client's side.
 
-The engine knows tokens only. A stop string is found here, in the text; the rest of the choice is then
+The engine only knows tokens. A stop string is found here, in the text. The rest of the choice is then
 dropped, and when all choices have ended the request can be cancelled in the engine.
 """
 
@@ -21,8 +21,8 @@ from octavo.types import FinishReason, Request, SampledToken, Update, Usage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What an assembler needs of a tokenizer: the bytes of a token, and the tokens that are no text unless a
-    client wants them."""
+    """The assembler's view of a tokenizer: the bytes of each token, and the tokens that are not text unless a
+    client requests them."""
 
     token_bytes: Callable[[int], bytes]
     special: frozenset[int]
@@ -43,7 +43,7 @@ class Assembler:
         self, request: Request, vocabulary: Vocabulary, compiled: CompiledGrammar | None = None
     ) -> None:
         self._params = request.params
-        self._compiled = compiled  # held until the request ends, so that its rows find it
+        self._compiled = compiled  # held until the request ends, for its rows
         self._vocabulary = vocabulary
         skip = vocabulary.special if request.params.skip_special_tokens else frozenset[int]()
         self._choices = [
@@ -61,7 +61,7 @@ class Assembler:
 
     @property
     def finished(self) -> bool:
-        """True when every choice has had its final delta: what the engine still sends is not wanted."""
+        """True when every choice has had its final delta: later updates are ignored."""
         return all(choice.finished for choice in self._choices)
 
     def take(self, update: Update) -> Delta | None:
@@ -106,7 +106,7 @@ class Assembler:
     def _usage(self, usage: Usage, choice: _Choice) -> Usage:
         if usage.num_output == choice.num_output:
             return usage
-        num_accepted = min(usage.num_accepted, choice.num_output)  # a stop string may stand amid guesses
+        num_accepted = min(usage.num_accepted, choice.num_output)  # a stop string may lie within drafts
         return replace(usage, num_output=choice.num_output, num_accepted=num_accepted)
 
     def _info(self, sampled: SampledToken, asked: bool) -> TokenInfo:

@@ -1,9 +1,9 @@
-"""How much memory and how many cores there are for this process, as the system tells it.
+"""The memory and the cores available to this process, according to the system.
 
-Three bounds count, and the smallest one is the answer: `MemAvailable` of the machine, what each control group
-around the process leaves of its own limit, and half of the address space that `ulimit -v` leaves, since
-threads and libraries take some too. A group's file pages count as available, as they do in `MemAvailable`:
-the kernel takes them back before it kills a process.
+The smallest of three bounds counts: `MemAvailable` of the machine, the unused part of each limit of a control
+group around the process, and half of the unused address space under `ulimit -v`, since threads and libraries
+take some too. A group's file pages count as available, as in `MemAvailable`: the kernel reclaims them before
+it kills a process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-RESERVE_PART, RESERVE_BYTES_MAX = 20, 512 * 2**20  # 5 % of what there is, or 512 MiB if that is less
+RESERVE_PART, RESERVE_BYTES_MAX = 20, 512 * 2**20  # 5 % of the memory, or 512 MiB if that is less
 
 
 def available_cores() -> int:
@@ -20,17 +20,17 @@ def available_cores() -> int:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes to be had without swapping. `root`: where proc and sys are, for tests.
+    """Bytes available without swapping. `root`: the parent of proc and sys, for tests.
 
-    Raises OSError or ValueError where the system does not tell.
+    Raises OSError or ValueError if the system does not report them.
     """
     available = _meminfo(root, "MemAvailable")
     return min([available, *_left_in_groups(root), *_left_of_address_space(root)])
 
 
 def default_reserve(root: Path = Path("/")) -> int:
-    """Bytes that shall stay available to others unless the setting says otherwise: a part of the machine, or
-    of the smallest control group around the process."""
+    """Default number of bytes to leave to other processes: a part of the machine, or of the smallest control
+    group around the process."""
     limits = (_limit_of(group) for group in _groups(root))
     total = min([_meminfo(root, "MemTotal"), *(limit for limit in limits if limit is not None)])
     return min(total // RESERVE_PART, RESERVE_BYTES_MAX)
@@ -45,7 +45,7 @@ def _meminfo(root: Path, field: str) -> int:
 
 
 def address_space_max(root: Path = Path("/")) -> int | None:
-    """Bytes of address space that the process may have (`ulimit -v`); None: it has no limit."""
+    """Bytes of address space that the process may have (`ulimit -v`); None: no limit."""
     limits = root / "proc/self/limits"
     for line in limits.read_text(encoding="ascii").splitlines() if limits.exists() else []:
         name, _, rest = line.partition("Max address space")
@@ -55,7 +55,7 @@ def address_space_max(root: Path = Path("/")) -> int | None:
 
 
 def _left_of_address_space(root: Path) -> list[int]:
-    """Half of what is left, where there is a limit."""
+    """Half of the unused address space, if there is a limit."""
     most = address_space_max(root)
     if most is None:
         return []
@@ -64,7 +64,7 @@ def _left_of_address_space(root: Path) -> list[int]:
 
 
 def _left_in_groups(root: Path) -> list[int]:
-    """What each group with a limit leaves."""
+    """The unused part of each group with a limit."""
     left = (_left_in_group(group) for group in _groups(root))
     return [bytes_left for bytes_left in left if bytes_left is not None]
 
@@ -79,19 +79,19 @@ def _groups(root: Path) -> list[Path]:
             if hierarchy == "0" and controllers == "":
                 own = Path(path.lstrip("/"))
                 groups += [own, *own.parents]
-    # In a container the path may be the host's, which is not there: then the mount itself is the own group.
+    # In a container the path may be the host's, which does not exist: then the mount itself is the own group.
     return [mount / group for group in dict.fromkeys(groups) if ".." not in group.parts]
 
 
 def _limit_of(group: Path) -> int | None:
-    """Bytes that the group may have; None where it has no limit of its own."""
+    """Bytes that the group may have; None: no limit of its own."""
     limit = group / "memory.max"
     given = limit.read_text(encoding="ascii").strip() if limit.exists() else "max"
     return int(given) if given.isdigit() else None
 
 
 def _left_in_group(group: Path) -> int | None:
-    """Bytes below the limit of a group; None where it has none."""
+    """Bytes unused under the limit of a group; None: it has none."""
     limit, used, stat = _limit_of(group), group / "memory.current", group / "memory.stat"
     if limit is None or not used.exists():
         return None

@@ -1,11 +1,11 @@
-"""Which backend an engine runs on: `--backend` and `--device`, resolved once at start, and told in one line.
+"""The backend of an engine: `--backend` and `--device`, resolved once at start, and reported in one line.
 
-    auto     a CUDA device where the driver, torch and Triton are all there; else native, and why
+    auto     a CUDA device if the driver, torch and Triton are all there; else native, with the reason
     native, reference       the processor
     torch    a device by name; auto takes a CUDA device, or torch's own "cpu"
 
-torch is imported by `octavo.device` alone, and only where this module has a reason to look at a device: a
-machine without a driver never pays for it.
+Only `octavo.device` imports torch, and only when this module has a reason to look at a device: a machine
+without a driver never pays for it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Linux under Wind
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend, and why it is this one."""
+    """A backend, and the reason for it."""
 
     backend: Backend
     reason: str
 
 
 def choose_backend(options: StartOptions) -> Choice:
-    """The backend that the options ask for. Raises ConfigError where it cannot be had."""
+    """The backend for these options. Raises ConfigError if it is not available."""
     if options.backend == "reference":
         return Choice(_host(options), "asked for; the specification in NumPy, slow")
     if options.backend == "torch" or options.device.startswith("cuda"):
@@ -54,14 +54,14 @@ def choose_backend(options: StartOptions) -> Choice:
 
 
 def expects_device(options: StartOptions) -> bool:
-    """Whether a GPU will be used, as far as can be told without torch."""
+    """Whether a GPU will be used, as far as known without torch."""
     if options.device == "cpu" or options.backend in ("native", "reference"):
         return False
     return any(driver.exists() for driver in _DRIVERS) and not _missing()
 
 
 def find_missing_devices(options: StartOptions) -> list[str]:
-    """Of the devices that the ranks of a model need, those that cannot be used, and why."""
+    """Devices that the ranks of a model need and cannot use, with reasons."""
     count, first = options.tensor_parallel_size, int(options.device.partition(":")[2] or 0)
     if options.device == "cpu":
         return [] if _missing(("torch",)) is None else [f"torch is not installed; {EXTRA}"]
@@ -76,7 +76,7 @@ def find_missing_devices(options: StartOptions) -> list[str]:
 
 
 def time_device_kernels(name: str) -> Iterator[DeviceTime]:
-    """How long each kernel takes on a GPU ("cuda", "cuda:1"). Raises ConfigError where it cannot be used."""
+    """The time of each kernel on a GPU ("cuda", "cuda:1"). Raises ConfigError if it is not usable."""
     if missing := _missing():
         raise ConfigError(f"--device {name} needs {missing}, which is not installed; {EXTRA}")
     from octavo.device.opening import time_kernels
@@ -125,7 +125,7 @@ def _device(options: StartOptions) -> Choice:
 
 
 def _find_obstacle() -> str | None:
-    """Why no CUDA device can be used; None where one can."""
+    """Why no CUDA device is usable; None: one is."""
     if not any(driver.exists() for driver in _DRIVERS):
         return f"this machine has no NVIDIA driver ({_DRIVERS[0]} does not exist)"
     if missing := _missing():

@@ -1,8 +1,8 @@
-"""Words that must not be said, as the token sequences that say them: vLLM's `bad_words`.
+"""Forbidden words as token sequences: vLLM's `bad_words`.
 
-A word is banned at the beginning of a text and behind a space, where a tokenizer spells it otherwise. Another
-spelling, in pieces that the tokenizer would not choose for the word alone, is not: a model can still say the
-word that way, and a word may be part of a longer one that is then banned, too.
+A word is banned at the beginning of a text and after a space, where its tokens differ. Other tokenisations of
+it, which the tokenizer would not choose for the word alone, are not banned: a model can still produce the
+word that way. A word may also be the start of a longer one, which is then banned too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BAD_WORD_CHARS_MAX = 256
 
 
 def bad_word_ids(encode: Callable[[str], Sequence[int]], words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The `banned_sequences` of these words: each without a space before it, and with one where that is as
-    many tokens and begins with another. `encode` adds no begin token. Raises InvalidRequest for too many, too
-    long and empty ones."""
+    """The `banned_sequences` of these words: each without a space before it, and with one if that has as many
+    tokens and another first token. `encode` adds no begin token. Raises InvalidRequest for too many, too long
+    and empty words."""
     require_range("number of bad_words", len(words), 0, BAD_WORDS_MAX, param="bad_words")
     sequences: list[tuple[int, ...]] = []
     for word in words:

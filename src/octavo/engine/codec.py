@@ -1,9 +1,9 @@
-"""How a command, and its reply, become bytes: for another process, or for a recording.
+"""The encoding of a command, and of its reply: for another process, or for a recording.
 
     [ version | kind | msgpack ]        kind: 0 a command or a reply, 1 a refusal
 
-Both are bounded before they are decoded, and decoding checks every type, so bytes from elsewhere make a
-command or an InvalidRequest.
+Both are bounded before they are decoded, and decoding checks every type. So any bytes make a valid command or
+an InvalidRequest.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: OctavoError) -> Refusal:
-        """The nearest class of the error tree stands for those that only one room knows."""
+        """A class outside the error tree is encoded as the nearest class in it."""
         kind = next(base for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
         if isinstance(error, InvalidRequest):
             return cls(kind.__name__, str(error), error.param, error.code)
@@ -78,7 +78,7 @@ class Refusal(msgspec.Struct, frozen=True):
         return cls(kind.__name__, str(error))
 
     def to_error(self) -> OctavoError:
-        """The error again; a class that is not in the tree is an OctavoError."""
+        """The error; a class outside the tree becomes an OctavoError."""
         kind = getattr(errors, self.kind, OctavoError)
         if not (isinstance(kind, type) and issubclass(kind, OctavoError)):
             return OctavoError(self.text)
@@ -130,7 +130,7 @@ def decode_reply_as(kind: object, data: bytes) -> object:
 
 @cache
 def reply_type(command: type[Command[ReplyT]]) -> object:
-    """What `Command[ReplyT]` says of it."""
+    """The type argument of `Command[ReplyT]`."""
     [base] = command.__orig_bases__  # type: ignore[attr-defined]
     [reply] = get_args(base)
     return reply

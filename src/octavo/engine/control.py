@@ -1,7 +1,6 @@
-"""The ledger as others may see and change it: views of pool and requests, and pins. Asynchronous, on any
-event loop.
+"""Views and changes of the ledger for clients: pool, requests, and pins. Asynchronous, on any event loop.
 
-Every answer is made by the engine's thread between two steps, so the numbers of one answer belong together.
+The engine's thread makes every answer between two steps, so the numbers of one answer belong together.
 """
 
 from __future__ import annotations
@@ -38,37 +37,37 @@ _RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
 
 
 class Control:
-    """What `EngineClient.control` offers. Raises EngineStopped when the engine is gone."""
+    """The API of `EngineClient.control`. Raises EngineStopped when the engine is gone."""
 
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
 
     async def kv(self, tenant: str | None = None) -> PoolView:
-        """Pool, pins, and what happened lately, or what of it is the tenant's."""
+        """Pool, pins, and recent events, or the tenant's part of them."""
         return await self._submitter.send(ViewKv(tenant))
 
     async def map(self, tenant: str | None = None) -> MapView:
-        """Every block and its owners; or only the tenant's. Drawn here, not by the engine's thread."""
+        """Every block and its owners; or only the tenant's. Drawn here, not on the engine's thread."""
         return draw_map(await self.glimpse(0, tenant))
 
     async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
-        """All that the live map shows, or what of it is the tenant's; see `octavo.inspect.inspector`."""
+        """All data of the live map, or the tenant's part; see `octavo.inspect.inspector`."""
         return await self._submitter.send(ViewGlimpse(below_from, tenant))
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
-        """All that have not ended, or the tenant's, in order of arrival, without their block tables."""
+        """All unfinished requests, or the tenant's, in order of arrival, without their block tables."""
         return await self._submitter.send(ViewRequests(tenant))
 
     async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
-        """One of them, with its block tables, or of the last that have ended; None when it is neither, or not
-        the tenant's."""
+        """An unfinished request, with its block tables, or one of the last that have ended; None if it is
+        neither, or another tenant's."""
         views = await self._submitter.send(ViewRequests(tenant, request_id))
         return views[0] if views else None
 
     async def set_tenants(self, policies: Sequence[TenantPolicy]) -> None:
-        """Let these bounds hold from the next step on, and none of before.
+        """Replace all tenants' bounds from the next step on.
 
-        Raises TenantsRefused; then nothing has changed.
+        Raises TenantsRefused, and then changes nothing.
         """
         await self._submitter.send(SetTenants(tuple(policies)))
 
@@ -83,26 +82,26 @@ class Control:
                 return await self.kv()
             await asyncio.sleep(_RESIZE_PAUSE_S)
         raise ResizeRefused(
-            "blocks that would have to move have been on their way to or from the tier below for too long"
+            "blocks that would have to move have been in transfer to or from an offload tier for too long"
         )
 
     async def set_target(self, seconds: float | None) -> PoolView:
-        """Let this be the target for the time between two tokens, None: none. Raises InvalidRequest."""
+        """Set the target between two tokens, None: none. Raises InvalidRequest."""
         if seconds is not None:
             require_range("target_itl", seconds, 0.001, 60.0)
         await self._submitter.send(SetTarget(seconds))
         return await self.kv()
 
     async def pins(self, tenant: str | None = None) -> list[PinView]:
-        """All pins that clients have named, or the tenant's of them, oldest first."""
+        """All pins that clients named, or the tenant's, oldest first."""
         return await self._submitter.send(ViewPins(tenant))
 
     async def pin(self, order: PinRequest) -> PinView:
-        """Compute the prompt, where it is not cached, and keep its full blocks; returns when they are held.
+        """Compute the uncached part of the prompt and keep its full blocks; returns when they are held.
 
-        Raises InvalidRequest, PinRefused or QueueFull before anything is computed; PinRefused also when the
-        pin was deleted, expired or lost its room while it filled; RequestFailed when its request failed.
-        Cancelling the call cancels the pin.
+        Raises InvalidRequest, PinRefused or QueueFull before anything is computed. Raises PinRefused also if
+        the pin was deleted, expired or lost its room while it filled, and RequestFailed if its request
+        failed. Cancelling the call cancels the pin.
         """
         reason = ""
         for _ in range(_FILL_ATTEMPTS):
@@ -115,7 +114,7 @@ class Control:
                     reason = delta.error
             except BaseException:
                 stream.cancel()
-                # Should it have been filled meanwhile.
+                # in case it was filled meanwhile
                 self._submitter.post(DropPin(order, stream.request_id))
                 raise
             found = await self._submitter.send(FindPin(order, stream.request_id))
@@ -132,9 +131,9 @@ class Control:
         raise error(f"pin {order.name} could not be filled: {reason}")
 
     async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
-        """Let it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
+        """Make it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
         return await self._submitter.send(RenewPin(tenant, name, ttl_s))
 
     async def unpin(self, tenant: str, name: str) -> PinView:
-        """Let it go; its blocks stay cached until they are taken. Raises UnknownPin."""
+        """Remove it; its blocks stay cached until they are taken. Raises UnknownPin."""
         return await self._submitter.send(Unpin(tenant, name))

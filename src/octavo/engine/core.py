@@ -1,10 +1,10 @@
-"""The step: the whole machine in one short loop. Knows no thread and no event loop; time is an argument.
+"""The step: the whole machine in one short loop. It has no thread and no event loop; time is an argument.
 
     commands -> schedule -> submit -> (depth 0: in turn, depth 1: one step later) -> commit -> updates
 
-A broken invariant, or an executor that raises, fails every live request with a clear error; the ledger and
-all names are dropped and the engine goes on with empty ones (`recover`). It never answers from a doubtful
-cache. A command that raises takes no other with it: those behind it are applied to the new ledger.
+A broken invariant, or an executor that raises, fails every live request with a clear error. The ledger and
+all names are dropped and the engine continues with empty ones (`recover`). It never answers from a doubtful
+cache. A command that raises affects no other: the commands after it are applied to the new ledger.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ log = logging.getLogger("octavo.engine")
 
 
 class Device(Protocol):
-    """What the engine asks of what computes, beside plans: a `Runner`."""
+    """The engine's interface to the computing device, besides plans: a `Runner`."""
 
     def warm_more(self) -> bool:
-        """As the engine's."""
+        """See `Engine.warm_more`."""
 
     def check(self) -> None:
         """Raises DeviceLost."""
 
     def ranks(self) -> tuple[RankState, ...]:
-        """The devices that compute the model together."""
+        """The devices that share the model."""
 
 
 class ChangeReceiver(Protocol):
-    """What learns which blocks come and go. The engine's thread calls, and must not wait: a `Publisher`."""
+    """Receives changes of blocks. Called on the engine's thread, must not wait: a `Publisher`."""
 
     def begin(self, record: ChangeRecord) -> None:
-        """A ledger is new; all that it has is in its record."""
+        """A ledger is new; its whole state is in its record."""
 
     def hand_over(self, record: ChangeRecord) -> int:
         """A step has ended: take the changes of the record. Returns how many were dropped in a gap."""
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Idempotent."""
 
 
 class PlaceReceiver(Protocol):
-    """What follows names without tokens: a `ReplicaFeed`. The engine's thread calls, and must not wait."""
+    """Receives names without tokens. Called on the engine's thread, must not wait: a `ReplicaFeed`."""
 
     def begin(self, places: PlaceChanges) -> None:
         """A ledger is new."""
@@ -65,11 +65,11 @@ class PlaceReceiver(Protocol):
         """A step has ended."""
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Idempotent."""
 
 
 class Engine:
-    """Scheduler and executor, turned by `step`. `new_scheduler` makes the ledger again after a broken
+    """Scheduler and executor, turned by `step`. `new_scheduler` makes a new ledger after a broken
     invariant."""
 
     def __init__(
@@ -100,8 +100,8 @@ class Engine:
         self._places = places
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self.num_recoveries = 0
-        self.restore_sessions: Callable[[], None] = lambda: None  # to a scheduler that is new; see recover
-        self._stalled = False  # work is left, and all of it waits for transfers
+        self.restore_sessions: Callable[[], None] = lambda: None  # to a new scheduler; see `recover`
+        self._stalled = False  # all remaining work waits for transfers
         self._counters = EngineCounters()
         self._begin(new_scheduler())
 
@@ -118,16 +118,15 @@ class Engine:
 
     @property
     def num_tenants(self) -> int:
-        """That the operator named last. Any thread may ask."""
+        """Tenants in the operator's last list. From any thread."""
         return self.scheduler.num_tenants
 
     def warm_more(self) -> bool:
-        """Do a piece of work for later steps, while there is nothing else to do; False: nothing is left."""
+        """Do a piece of work for later steps while idle; False: nothing is left."""
         return self._device is not None and self._device.warm_more()
 
     def step(self) -> list[Update]:
-        """Apply the inbox's commands, plan, run, commit. Returns what clients must learn; empty when there is
-        nothing to do."""
+        """Apply the inbox's commands, plan, run, commit. Returns the clients' updates; empty without work."""
         if self._device is not None:
             self._device.check()
         updates: list[Update] = []
@@ -136,7 +135,7 @@ class Engine:
             while envelopes:
                 updates += self._open(envelopes.popleft())
         except BaseException:
-            self.inbox.put_back(envelopes)  # they have done nothing wrong, and the engine goes on
+            self.inbox.put_back(envelopes)  # they did not fail, and the engine continues
             raise
         started = self.clock()
         if self._recorder is not None:
@@ -179,11 +178,11 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """Computed now; for the thread that turns the engine."""
+        """Computed now; on the engine's thread only."""
         return self.apply(ViewStats())
 
     def seconds_to_next_event(self) -> float | None:
-        """How long an idle engine may sleep; None: until a command comes."""
+        """Seconds for which an idle engine may sleep; None: until a command comes."""
         times = [self.scheduler.next_event()]
         if self._watch is not None:
             times.append(self._watch.next_look(self._port.unused_until))
@@ -204,25 +203,25 @@ class Engine:
 
     @property
     def has_transfers(self) -> bool:
-        """True while blocks move to an offload tier or from it, or would with the next step."""
+        """True while offload transfers are in flight, or would begin with the next step."""
         return self.scheduler.could_store or self.scheduler.waits_for_transfers
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait; for the thread that turns the engine."""
+        """Waiting sequences; on the engine's thread only."""
         return self.scheduler.num_waiting
 
     @property
     def request_ids(self) -> list[int]:
-        """Unfinished requests; for the thread that turns the engine."""
+        """Unfinished requests; on the engine's thread only."""
         return self.scheduler.request_ids
 
     def recover(self, error: BaseException) -> list[Update]:
-        """Fail every live request with the error, and start again with an empty ledger and no names. Sessions
-        are known to the new scheduler before any other command reaches it."""
+        """Fail every live request with the error, and restart with an empty ledger and no names. Sessions are
+        restored in the new scheduler before any other command."""
         while self._in_flight:
             _, future = self._in_flight.popleft()
-            future.exception()  # wait; the result is of a state that is given up
+            future.exception()  # wait; the result belongs to the discarded state
         reason = broken(error)
         updates = self.scheduler.final_updates(reason, self.clock())
         old = self.scheduler
@@ -234,18 +233,18 @@ class Engine:
         new.continue_from(old)
         self._stalled = False
         self._begin(new)
-        self.num_recoveries += 1  # before the store is read: what is said from now on is not in it
+        self.num_recoveries += 1  # before the store is read: later turns are not in it
         self._port.record_ends(updates)
         self.restore_sessions()
         return updates
 
     def before_sleep(self) -> None:
-        """The thread that turns the engine is about to wait, perhaps for long."""
+        """The engine's thread is about to wait, perhaps for long."""
         if self._recorder is not None:
             self._recorder.flush()
 
     def close(self) -> None:
-        """Let go of what the executor has, of the recording and of what learns of changes. Idempotent."""
+        """Close the executor, the recording and the receivers of changes. Idempotent."""
         self.executor.close()
         if self._changes is not None:
             self._changes.close()
@@ -255,7 +254,7 @@ class Engine:
             self._recorder.close()
 
     def apply(self, command: Command[ReplyT]) -> ReplyT:
-        """Carry out a command now, on the thread that turns the engine. Raises as the command says."""
+        """Execute a command now, on the engine's thread. Raises as the command documents."""
         return self._apply(command, self.clock())
 
     def _apply(self, command: Command[ReplyT], now: float) -> ReplyT:
@@ -270,10 +269,10 @@ class Engine:
         return cast(ReplyT, reply)
 
     def _open(self, envelope: Envelope[object]) -> list[Update]:
-        """Carry out the command and reply. Raises what is no OctavoError, unless the command only reads."""
+        """Execute the command and reply. Raises non-OctavoErrors, unless the command only reads."""
         command, reply = envelope.command, envelope.reply
         if reply is not None and not reply.set_running_or_notify_cancel():
-            return []  # its sender has gone
+            return []  # its sender has disconnected
         try:
             answer = self.apply(command)
         except OctavoError as error:
@@ -285,7 +284,7 @@ class Engine:
                 envelope.fail(RequestFailed(f"the engine could not read its state: {describe(error)}"))
                 return []
             envelope.fail(RequestFailed(broken(error)))
-            raise  # a bug of ours, perhaps half-way through a change: the engine recovers
+            raise  # a bug, perhaps in the middle of a change: the engine recovers
         if reply is not None:
             reply.set_result(answer)
         return cast("list[Update]", answer) if isinstance(command, Cancel) else []
@@ -297,7 +296,7 @@ def describe(error: BaseException) -> str:
 
 
 def broken(error: BaseException) -> str:
-    """What a client reads of what cost the engine its state: a bug, or a lost device."""
+    """The client's error text for a broken engine state: a bug, or a lost device."""
     if isinstance(error, DeviceLost):
         return f"the engine has stopped: {error}"
     return f"the engine found its own state broken and started afresh: {describe(error)}"

@@ -17,14 +17,14 @@ from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 
-BYTES_PER_TOKEN_MAX = 128  # no vocabulary that matters has longer tokens: caps text before tokenising
+BYTES_PER_TOKEN_MAX = 128  # no usual vocabulary has longer tokens: caps text before tokenising
 TOKENIZER_THREADS = 2
 
 ResultT = TypeVar("ResultT")
 
 
 class Encoder:
-    """A model's tokenizer and chat template, for asyncio programs. `max_waiting`: texts that wait at once."""
+    """A model's tokenizer and chat template, for asyncio programs. `max_waiting`: waiting texts."""
 
     def __init__(self, tokenizer: Tokenizer, context_length: int, max_waiting: int) -> None:
         self.tokenizer = tokenizer
@@ -35,15 +35,15 @@ class Encoder:
 
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt; its begin token only with `add_special_tokens`. Raises RequestTooLarge
-        for more bytes than any prompt that fits has, QueueFull when too many of the tenant's texts wait."""
+        for more bytes than any valid prompt has, QueueFull when too many of the tenant's texts wait."""
         self._check_length(text)
         return await self._on_tokenizer_thread(
             tenant, lambda: self.tokenizer.encode(text, add_special_tokens)
         )
 
     async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
-        """Token ids of several prompts. Raises RequestTooLarge before it encodes any when one is longer than
-        any that fits, or at the first whose tokens are more than the context holds."""
+        """Token ids of several prompts. Raises RequestTooLarge before encoding if one is longer than any
+        valid prompt, or at the first with more tokens than the context."""
         for text in texts:
             self._check_length(text)
         encoded = list[list[int]]()
@@ -55,8 +55,8 @@ class Encoder:
     async def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
     ) -> list[int]:
-        """Token ids of a chat rendered with the model's own template, as `options` say. Raises InvalidRequest
-        when there is no template or it refuses the messages; RequestTooLarge and QueueFull as `encode`."""
+        """Token ids of a chat rendered with the model's own template. Raises InvalidRequest without a
+        template, or if it refuses the messages; RequestTooLarge and QueueFull as `encode`."""
         rendered = await self._rendered(messages, options, tenant)
         return await self._on_tokenizer_thread(tenant, lambda: encode_rendered(self.tokenizer, rendered))
 
@@ -73,7 +73,7 @@ class Encoder:
         return await self._on_tokenizer_thread(tenant, lambda: compose(self.tokenizer, said, rendered))
 
     async def _rendered(self, messages: Sequence[ChatMessage], options: ChatOptions, tenant: str) -> Rendered:
-        """The chat as the model's template writes it, no longer than any that fits."""
+        """The chat rendered by the model's template, within the length of a valid prompt."""
         for message in messages:
             self._check_length(message.content)
         rendered = await wrap_future(
@@ -83,12 +83,12 @@ class Encoder:
         return rendered
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The `banned_sequences` that keep these words out of an answer; they are few and short enough for
-        the event loop. Raises InvalidRequest for too many, too long and empty ones."""
+        """The `banned_sequences` of these words; they are few and short enough for the event loop. Raises
+        InvalidRequest for too many, too long and empty words."""
         return bad_word_ids(lambda text: self.tokenizer.encode(text, add_bos=False), words)
 
     def tokenizer_info(self) -> dict[str, object]:
-        """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
+        """The tokenizer's description for clients, as JSON values in the shape of vLLM's /tokenizer_info."""
         return self.tokenizer.info() | {"model_max_length": self.context_length}
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""A few threads that tenants share: whose work waits gets the next free thread in turn, not who came first.
+"""A few threads that tenants share: the next free thread takes work of the next tenant in turn.
 
     waiting     a: [a1 a2 a3 a4]   b: [b1]         taken: a1, b1, a2, a3, a4
 
-Thus a tenant with many long texts holds another up for as long as one of its texts takes, at most; where a
-tenant may have fewer threads at once than there are, not even that. Work of one tenant is taken in the order
-in which it came.
+So a tenant with many long texts delays another by at most one of its texts; by none if a tenant may have
+fewer threads at once than there are. Work of one tenant is taken in order of arrival.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ TEXTS_WAIT = (
 
 
 class FairThreads:
-    """Threads begin with the work. `waiting_max` and `at_once_max` are for each tenant; `full` is said of how
-    many wait and may. Any thread may call it."""
+    """Threads start with the first work. `waiting_max` and `at_once_max` are per tenant; `full` is the error
+    text for the waiting and the allowed number. Any thread may call it."""
 
     def __init__(
         self,
@@ -42,15 +41,15 @@ class FairThreads:
         self._full = full
         self._at_once_max = num_threads if at_once_max is None else at_once_max
         self._changed = threading.Condition()
-        # All below are guarded by _changed. The next tenant first; one without waiting work is not in it.
+        # The following are guarded by _changed. The next tenant first; all have waiting work.
         self._waiting: OrderedDict[str, deque[_Work[object]]] = OrderedDict()
         self._at_work: Counter[str] = Counter()  # threads by tenant
         self._num_started = 0
         self._closed = False
 
     def submit(self, tenant: str, work: Callable[[], AnswerT]) -> Future[AnswerT]:
-        """Have a thread do it. Raises QueueFull when too much work of the tenant waits, EngineStopped after
-        `close`; a future that is cancelled in time is not begun."""
+        """Run `work` on a thread. Raises QueueFull when too much work of the tenant waits, EngineStopped
+        after `close`; a future that is cancelled in time is not begun."""
         item = _Work(work)
         with self._changed:
             if self._closed:
@@ -69,13 +68,13 @@ class FairThreads:
         return item.future
 
     def close(self) -> None:
-        """Take no more work, fail what waits, and let the threads end when what they do is done."""
+        """Refuse new work, fail waiting work, and let the threads end after their current work."""
         with self._changed:
             self._closed = True
             left = [item for own in self._waiting.values() for item in own]
             self._waiting.clear()
             self._changed.notify_all()
-        for item in left:  # without the lock: who waits is called from here
+        for item in left:  # without the lock: callbacks run here
             item.fail(EngineStopped("the engine has stopped"))
 
     def _run(self) -> None:
@@ -90,8 +89,7 @@ class FairThreads:
                 self._changed.notify()
 
     def _next(self) -> tuple[str, _Work[object]] | None:
-        """The oldest work of the next tenant that may have one more thread, waited for; None when there will
-        be no more."""
+        """Wait for the oldest work of the next tenant that may use one more thread; None: the end."""
         with self._changed:
             while not self._closed:
                 tenant = next((one for one in self._waiting if self._at_work[one] < self._at_once_max), None)
@@ -122,7 +120,7 @@ class _Work(Generic[AnswerT]):
             return
         try:
             answer = self._work()
-        except BaseException as error:  # noqa: BLE001  it belongs to who waits for it
+        except BaseException as error:  # noqa: BLE001  it belongs to the waiting caller
             self.future.set_exception(error)
         else:
             self.future.set_result(answer)

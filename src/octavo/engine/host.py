@@ -1,12 +1,12 @@
-"""Where an engine meets its clients: it turns the engine on a thread, takes their requests, and hands each of
-them the updates of its own.
+"""The engine's host: runs the engine on a thread, accepts requests of its clients, and delivers their
+updates.
 
     Submitter (event loops of this process) --\\
     FrontEndLink (another process)          ---+--> EngineHost --> inbox --> engine's thread
-                    ^                                                             |
-                    +---------------- updates, one call a step ------------------+
+                        ^                                                             |
+                        +---------------- updates, one call a step ------------------+
 
-What holds for all clients together is kept here: how many requests may be open, and each tenant's share.
+It enforces the bounds over all clients: the number of open requests, and each tenant's share.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from octavo.types import Request, Update
 
 
 class Receiver(Protocol):
-    """A client of a host: what it gets of the requests that it submitted. Any thread may call, most often the
-    engine's, which it must not hold up."""
+    """A client of a host: receives the updates of its requests. Called from any thread, mostly the engine's,
+    which it must not block."""
 
     def deliver(self, updates: list[Update]) -> None:
-        """Of one step, of its requests alone."""
+        """Updates of one step, for its own requests only."""
 
     def end_requests(self, request_ids: Collection[int], reason: str) -> None:
-        """The engine has lost these: no update of them will come."""
+        """The engine has lost these requests: no update of them will come."""
 
     def give_up(self, reason: str) -> None:
         """The engine has ended by itself; all requests are lost."""
 
 
 class Host(Protocol):
-    """What a `Submitter` needs of an engine, in this process or another one."""
+    """A `Submitter`'s interface to an engine, in this process or another one."""
 
     stop_ids: frozenset[int]
     block_size: int
 
     @property
     def num_recoveries(self) -> int:
-        """How often the engine has begun again with an empty ledger."""
+        """How often the engine has restarted with an empty ledger."""
 
     def join(self, receiver: Receiver) -> None:
-        """It will submit requests, and learns when the engine gives up."""
+        """Register a client that submits requests, and is notified when the engine gives up."""
 
     def clock(self) -> float:
         """The engine's time."""
 
     def new_id(self) -> int:
-        """Of a request, which no other one has."""
+        """A new unique request id."""
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
-        """Carry it out between two steps. Cancelling the future withdraws a command that was not."""
+        """Execute it between two steps. Cancelling the future withdraws a command that was not executed."""
 
     def post(self, command: Command[ReplyT]) -> None:
         """The same, without a reply."""
 
     def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
-        """Queue a request, whose updates go to the receiver; `held` is, until it ends. Raises QueueFull or
-        EngineStopped, or the future does."""
+        """Queue a request, whose updates go to the receiver; `held` is kept alive until it ends. Raises
+        QueueFull or EngineStopped, or the future does."""
 
     def withdraw(self, request_id: int) -> None:
-        """Its submitter has gone, or was refused: it is cancelled, should it have been queued."""
+        """Its submitter has disconnected, or was refused: cancel it if it was queued."""
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it."""
@@ -83,31 +83,31 @@ class Host(Protocol):
         """Counters and gauges, between two steps."""
 
     def last_stats(self) -> Future[EngineStats]:
-        """Those that were told last, to whichever client: at once."""
+        """The statistics computed last, for any client: immediately."""
 
     def end(self) -> None:
-        """Take nothing more, and end after the step that runs. Idempotent."""
+        """Refuse new requests, and end after the current step. Idempotent."""
 
     def close(self) -> None:
-        """The same, and let go of what the engine has."""
+        """The same, and close the engine."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """A request that the engine has not ended."""
 
     receiver: Receiver
     tenant: str
     num_left: int  # choices without a final update
-    held: object  # its compiled grammar: rows find what something holds
-    traced: Request | None = None  # of which the traffic's file gets a line
-    num_output: int = 0  # tokens of its choices that have ended; counted for that line alone
+    held: object  # its compiled grammar, kept alive for its rows
+    traced: Request | None = None  # to be written to the traffic file
+    num_output: int = 0  # tokens of its ended choices; counted only for the traffic file
 
 
 class EngineHost:
-    """The host of an engine in this process. `max_open`: requests at once, of all clients. `on_give_up` is
-    called once, when the engine has ended by itself after repeated failures. `traffic` gets each request as
-    it ends, and is closed with the host."""
+    """The host of an engine in this process. `max_open`: requests at once, over all clients. `on_give_up` is
+    called once, when the engine has ended by itself after repeated failures. `traffic` receives each request
+    at its end, and is closed with the host."""
 
     def __init__(
         self,
@@ -125,16 +125,16 @@ class EngineHost:
         self._max_open = max_open
         self._on_give_up = on_give_up
         self._ids, self._lock = itertools.count(1), threading.Lock()
-        self._open: dict[int, _Open] = {}  # guarded by _lock
-        self._receivers: list[Receiver] = []  # guarded by _lock: all that have joined
-        self.last_id = 0  # the largest id of a request so far
-        self._closed: str | None = None  # why nothing is taken any more
+        self._open: dict[int, _OpenRequest] = {}  # guarded by _lock
+        self._receivers: list[Receiver] = []  # guarded by _lock: all registered ones
+        self.last_id = 0  # the largest request id so far
+        self._closed: str | None = None  # why requests are refused
         self.gave_up: str | None = None  # why the engine ended by itself
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
 
     def join(self, receiver: Receiver) -> None:
-        """It will submit requests, and learns when the engine gives up."""
+        """Register a client that submits requests, and is notified when the engine gives up."""
         with self._lock:
             self._receivers.append(receiver)
             gave_up = self.gave_up
@@ -142,7 +142,7 @@ class EngineHost:
             receiver.give_up(gave_up)
 
     def leave(self, receiver: Receiver) -> None:
-        """It has gone: its requests are cancelled."""
+        """The client has disconnected: cancel its requests."""
         with self._lock:
             if receiver in self._receivers:
                 self._receivers.remove(receiver)
@@ -152,11 +152,11 @@ class EngineHost:
 
     @property
     def num_recoveries(self) -> int:
-        """As the engine counts them."""
+        """See `Engine`."""
         return self.engine.num_recoveries
 
     def clock(self) -> float:
-        """The engine's."""
+        """The engine's time."""
         return self.engine.clock()
 
     def new_id(self) -> int:
@@ -166,17 +166,17 @@ class EngineHost:
     # -- commands
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
-        """Into the inbox."""
+        """Put it into the inbox."""
         return self.engine.inbox.send(command)
 
     def post(self, command: Command[ReplyT]) -> None:
-        """Into the inbox. Commands are carried out in the order in which they came."""
+        """Put it into the inbox. Commands are executed in order of arrival."""
         self.engine.inbox.post(command)
 
     def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
         """Register the request and send the command. Raises QueueFull or EngineStopped."""
         request = command.request
-        with self._lock:  # so `_recovered` finds every request in the inbox, or in the engine's hands
+        with self._lock:  # so that `_recovered` finds every request in the inbox or in the engine
             if self._closed is not None or receiver not in self._receivers:
                 raise EngineStopped(self._closed or "the client has gone")
             own = (one.tenant == request.tenant for one in self._open.values())
@@ -188,11 +188,11 @@ class EngineHost:
                 )
             self.last_id = max(self.last_id, request.request_id)
             traced = request if self._traffic is not None and is_traffic(request) else None
-            self._open[request.request_id] = _Open(receiver, request.tenant, request.n, held, traced)
+            self._open[request.request_id] = _OpenRequest(receiver, request.tenant, request.n, held, traced)
             return self.engine.inbox.send(command)
 
     def withdraw(self, request_id: int) -> None:
-        """Forget it, and cancel it behind its command."""
+        """Forget it, and cancel it after its command."""
         with self._lock:
             self._open.pop(request_id, None)
         self.post(Cancel(request_id))
@@ -204,7 +204,7 @@ class EngineHost:
                 self.post(Cancel(request_id, choice))
 
     def stats(self) -> Future[EngineStats]:
-        """Computed between two steps, with what compiling has cost."""
+        """Computed between two steps, with the costs of compiling."""
         reply, whole = self.send(ViewStats()), Future[EngineStats]()
 
         def finish(reply: Future[EngineStats]) -> None:
@@ -222,7 +222,7 @@ class EngineHost:
         return whole
 
     def last_stats(self) -> Future[EngineStats]:
-        """Of the last step that told them."""
+        """As of the last call of `stats`."""
         done: Future[EngineStats] = Future()
         done.set_result(self._last_stats)
         return done
@@ -230,13 +230,13 @@ class EngineHost:
     # -- the end
 
     def end(self) -> None:
-        """Take nothing more, and end the engine's thread after the step that runs. Idempotent."""
+        """Refuse new requests, and end the engine's thread after the current step. Idempotent."""
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
         self._loop.end()
 
     def close(self) -> None:
-        """The same, and let go of what the executor has. Requests still open end with an error."""
+        """The same, and close the executor. Requests still open end with an error."""
         self.end()
         self._loop.stop()
         self._end_all(self._closed or "")
@@ -248,7 +248,7 @@ class EngineHost:
     def _deliver(self, updates: list[Update]) -> None:
         """Once per step: one call for each receiver."""
         by_receiver: dict[int, tuple[Receiver, list[Update]]] = {}
-        ended: list[_Open] = []
+        ended: list[_OpenRequest] = []
         with self._lock:
             for update in updates:
                 one = self._open.get(update.request_id)
@@ -266,18 +266,18 @@ class EngineHost:
         if self._traffic is not None:
             self._trace(self._traffic, ended)
 
-    def _trace(self, traffic: TrafficWriter, ended: Collection[_Open]) -> None:
-        """After their clients have what they wait for."""
+    def _trace(self, traffic: TrafficWriter, ended: Collection[_OpenRequest]) -> None:
+        """After the delivery to their clients."""
         for one in ended:
             if (request := one.traced) is not None:
                 traffic.write(request, request.arrival - self._begun, one.num_output)
 
     def _recovered(self, updates: list[Update], error: BaseException) -> None:
-        """After a broken step: end every request that the engine had taken.
+        """After a broken step: end every request that the engine had accepted.
 
-        `updates` are the finals of those that were still live. A request that the broken step had just ended,
-        or was just taking, is not among them, and would wait for ever. What is still in the inbox will be
-        served.
+        `updates` are the final updates of those that were still live. A request that the broken step had just
+        ended, or was just accepting, is not among them, and would wait for ever. Requests still in the inbox
+        will be served.
         """
         self._deliver(updates)
         with self._lock:
@@ -295,7 +295,7 @@ class EngineHost:
             self._closed = self.gave_up = reason
             receivers = list(self._receivers)
         self._on_give_up(reason)
-        for receiver in receivers:  # before a stream ends, each knows why
+        for receiver in receivers:  # before a stream ends, each receiver has the reason
             receiver.give_up(reason)
         self._end_all(reason)
 
@@ -306,7 +306,7 @@ class EngineHost:
         _end_each(lost, reason)
 
 
-def _end_each(lost: dict[int, _Open], reason: str) -> None:
+def _end_each(lost: dict[int, _OpenRequest], reason: str) -> None:
     """One call for each receiver."""
     by_receiver: dict[int, tuple[Receiver, list[int]]] = {}
     for request_id, one in lost.items():

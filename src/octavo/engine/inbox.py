@@ -22,7 +22,7 @@ class Envelope(Generic[ReplyT]):
     reply: Future[ReplyT] | None
 
     def fail(self, error: BaseException) -> None:
-        """It is not carried out; does nothing where its sender has gone or has its reply."""
+        """It is not executed; does nothing if its sender has disconnected or has its reply."""
         reply = self.reply
         if reply is None or reply.done():
             return
@@ -31,7 +31,7 @@ class Envelope(Generic[ReplyT]):
 
 
 class Inbox:
-    """First in, first out. Any thread."""
+    """A first-in, first-out queue. Any thread may call."""
 
     def __init__(self) -> None:
         self._envelopes: deque[Envelope[object]] = deque()
@@ -40,14 +40,14 @@ class Inbox:
         self._closed: OctavoError | None = None
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
-        """Append; the future is done when the engine has carried it out. Cancelling the future before that
+        """Append; the future is done when the engine has executed it. Cancelling the future before that
         withdraws the command."""
         reply: Future[ReplyT] = Future()
         self._put(Envelope(command, reply))
         return reply
 
     def post(self, command: Command[ReplyT]) -> None:
-        """Append, and wait for nothing. A refusal is lost."""
+        """Append, without a reply. A refusal is dropped."""
         self._put(Envelope(command, None))
 
     def finish_transfer(self, done: TransferDone) -> None:
@@ -61,30 +61,30 @@ class Inbox:
             self._arrived.notify()
 
     def drain(self) -> list[Envelope[object]]:
-        """All that is in it, oldest first."""
+        """Take all commands, oldest first."""
         with self._arrived:
             envelopes, self._envelopes = list(self._envelopes), deque()
         return envelopes
 
     def put_back(self, envelopes: Iterable[Envelope[object]]) -> None:
-        """These were drained and not carried out: they go before all that has arrived since."""
+        """Return commands that were drained and not executed: they go before all later ones."""
         with self._arrived:
             self._envelopes = deque([*envelopes, *self._envelopes])
             self._arrived.notify()
 
     def unread(self) -> list[Command[object]]:
-        """The commands that are in it, oldest first."""
+        """The queued commands, oldest first."""
         with self._arrived:
             return [envelope.command for envelope in self._envelopes]
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until a command is in it, `wake` was called, or the time has passed."""
+        """Wait for a command, `wake`, or the timeout."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._envelopes or self._woken, timeout_s)
             self._woken = False
 
     def close(self, error: OctavoError) -> None:
-        """No thread reads it any more: all commands in it, and all that come, fail with this error."""
+        """No thread reads it any more: all commands in it, and all later ones, fail with this error."""
         with self._arrived:
             self._closed = error
             envelopes, self._envelopes = self._envelopes, deque()

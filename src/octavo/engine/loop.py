@@ -1,5 +1,5 @@
-"""The engine's thread: it turns the step while there is work, sleeps on the inbox when there is none, and
-hands the updates of a step to one callback.
+"""The engine's thread: runs steps while there is work, sleeps on the inbox when there is none, and passes the
+updates of each step to one callback.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from octavo.types import Update
 
 log = logging.getLogger("octavo.engine")
 
-RECOVERIES_MAX = 3  # so many broken states within RECOVERY_WINDOW_S, and the engine gives up
+RECOVERIES_MAX = 3  # broken states within RECOVERY_WINDOW_S, after which the engine gives up
 RECOVERY_WINDOW_S = 60.0
 
 
 class EngineLoop:
     """Runs an Engine on its own thread, and calls back on it.
 
-    `deliver` gets the updates of each step that has any; `recovered` the final updates of the requests that a
-    broken step took with it, and the error; `give_up` the error that was one too many, after which the thread
-    ends.
+    `deliver` gets the updates of each step that has any; `recovered` the final updates of the requests that
+    failed in a broken step, and the error; `give_up` the last error after too many, before the thread ends.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin turning."""
+        """Start the thread."""
         self._thread.start()
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
@@ -53,14 +52,14 @@ class EngineLoop:
         self._engine.inbox.post(Cancel(request_id, choice))
 
     def end(self) -> None:
-        """Finish the step that runs, then end the thread. Idempotent."""
+        """Finish the current step, then end the thread. Idempotent."""
         self._stopping = True
         self._engine.inbox.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def stop(self) -> None:
-        """The same, and let go of what the executor has: memory, the disk cache and its lock. Idempotent."""
+        """The same, and close the executor: memory, the disk cache and its lock. Idempotent."""
         self.end()
         self._engine.close()
 
@@ -68,12 +67,12 @@ class EngineLoop:
         try:
             self._turn()
         except Exception as error:
-            # Whatever it is, no caller may wait for a thread that is not there any more.
+            # Whatever the error, no caller may wait for a thread that has ended.
             log.error("the engine gives up", exc_info=not isinstance(error, DeviceLost))
             self._give_up(error)
 
     def _turn(self) -> None:
-        """Until `stop`. Raises the last error when the state broke too often, or could not be made afresh."""
+        """Run until `stop`. Raises the last error after too many broken states, or without a new one."""
         engine = self._engine
         while True:
             if engine.idle and not self._stopping:
@@ -99,7 +98,7 @@ class EngineLoop:
                 self._deliver(updates)
 
     def _is_hopeless(self) -> bool:
-        """Note a failure; True when it was the last of RECOVERIES_MAX within RECOVERY_WINDOW_S."""
+        """Count a failure; True when it was the last of RECOVERIES_MAX within RECOVERY_WINDOW_S."""
         self._failures.append(time.monotonic())
         return (
             len(self._failures) == RECOVERIES_MAX

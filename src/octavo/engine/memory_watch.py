@@ -1,8 +1,7 @@
-"""When the engine reads how much of the machine's memory is available: once a second, between two steps, also
-while it is idle.
+"""Reads the machine's available memory: once a second, between two steps, also while the engine is idle.
 
-It has no thread: the step calls `read` when it is due, and an idle engine sleeps until `next_look` at most.
-What the pool does about a reading is `octavo.scheduler.pressure`'s.
+It has no thread: the step calls `read` when it is due, and an idle engine sleeps at most until `next_look`.
+`octavo.scheduler.pressure` decides what the pool does about a reading.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LOOK_S = 1.0
 
 
 class MemoryWatch:
-    """Reads what is available, every `LOOK_S` at most; `policy` acts on it."""
+    """Reads available memory, at most every `LOOK_S`; `policy` acts on it."""
 
     def __init__(self, policy: PressurePolicy, available: Callable[[], int]) -> None:
         self.policy = policy
@@ -28,13 +27,13 @@ class MemoryWatch:
         self._is_blind = not policy.config.reserve_bytes
 
     def read(self, now: float) -> ReadMemory:
-        """The command by which the pool learns it; the next one is due `LOOK_S` later."""
+        """The command that passes a reading to the pool; the next one is due `LOOK_S` later."""
         self.due = now + LOOK_S
         return ReadMemory(self._read())
 
     def next_look(self, unused_until: float | None) -> float | None:
-        """When `read` is next worth it, where unused blocks give their memory back at `unused_until`; None:
-        only after something has been computed."""
+        """When `read` is due next, if unused blocks return their memory at `unused_until`; None: only after
+        the next computation."""
         if not self._is_blind:
             return self.due
         return None if unused_until is None else max(unused_until, self.due)

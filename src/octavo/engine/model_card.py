@@ -1,4 +1,4 @@
-"""What a client may be told of a model: values, made once by `start` from what was loaded."""
+"""The public facts of a model: values, made once by `start` from the loaded files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from octavo.params import Pooling
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A loaded model in figures. None of them is a guess: what is not known is 0 or ""."""
+    """A loaded model in figures. None of them is a guess: an unknown one is 0 or ""."""
 
     family: str = ""  # "llama", "qwen3", ...
     num_parameters: int = 0
-    weight_kind: str = ""  # in which most of the weights are held: "Q8_0", "BF16", ...
+    weight_kind: str = ""  # of most of the weights: "Q8_0", "BF16", ...
     weight_bytes: int = 0  # of its matrices
-    device_bytes: int = 0  # of them, those in a device's memory
-    hidden_size: int = 0  # also the numbers of an embedding
+    device_bytes: int = 0  # part of it: in a device's memory
+    hidden_size: int = 0  # also the length of an embedding
     num_layers: int = 0
     num_heads: int = 0
     num_kv_heads: int = 0
@@ -24,4 +24,4 @@ class ModelCard:
     context_length: int = 0  # as it is served
     chat_template: str = ""  # its source
     fingerprint: str = ""  # names the weights: 64 hexadecimal digits of a strong hash
-    pooling: Pooling = Pooling.LAST  # what embeddings are made of where a client does not say
+    pooling: Pooling = Pooling.LAST  # of embeddings, unless a client chooses another

@@ -1,5 +1,5 @@
-"""The host of a server that renders prompts and generates nothing (`octavo render`): there is no engine
-behind it, so every command fails."""
+"""The host of a server that renders prompts and generates nothing (`octavo render`): without an engine, every
+command fails."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WHY = "this server renders prompts alone (octavo render): it has no weights"
 
 
 class NoEngine:
-    """A `Host`, whose model has these end tokens."""
+    """A `Host` without an engine; `stop_ids` are the model's end tokens."""
 
     def __init__(self, stop_ids: frozenset[int]) -> None:
         self.stop_ids, self.block_size = stop_ids, 0
         self.num_recoveries = 0
 
     def join(self, receiver: Receiver) -> None:
-        """There is nothing to learn."""
+        """Nothing: there are no notifications."""
 
     def clock(self) -> float:
-        """As an engine's."""
+        """See `Host`."""
         return time.perf_counter()
 
     def new_id(self) -> int:
-        """No request gets as far as needing one of its own."""
+        """A constant: no request needs a unique id."""
         return 0
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:

@@ -1,5 +1,5 @@
-"""The tiers below the pool, opened: host memory, and disk, whose bytes are bound to model and layout and from
-which goes what was unused for long."""
+"""Opens the offload tiers: host memory, and disk, whose bytes are bound to model and layout, and whose unused
+bytes expire."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from octavo.units import format_age, format_bytes
 
 log = logging.getLogger("octavo.below")
 
-# For how many seconds from a moment on the blocks in a namespace are needed.
+# Seconds from a given time for which the blocks in a namespace are needed.
 NeededSeconds = Callable[[Path, float], float]
 
 
 def not_needed(namespace: Path, now: float) -> float:
-    """Where nothing refers to blocks on disk."""
+    """The value without references to blocks on disk."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadStores:
-    """The bytes of what is below the pool, and what a ledger over them must know."""
+    """The bytes of the offload tiers, and the parameters of a ledger over them."""
 
     store: BlockStore
     num_host: int  # slots in host memory: the first ones
     max_age_s: float
     namespace: Path | None = None  # the disk's folder for this model and layout
-    clock: SteadyClock | None = None  # by which things on disk are as old as they are
+    clock: SteadyClock | None = None  # for ages of things on disk
     disk: DiskStore | None = None
 
     def describe(self, record: ChangeRecord) -> None:
-        """The record of a new ledger learns what the blocks on disk hold, and the disk what comes to it."""
+        """Describe the blocks on disk to a new ledger's record, and record new arrivals on disk."""
         if self.disk is None:
             return
 
@@ -58,21 +58,21 @@ class OffloadStores:
             record.expect(row.name, Content(row.parent or None, row.tokens, row.salt), row.tenants)
 
     def setup(self, num_readable: int = 0) -> TierSetup:
-        """With what is there now; attention can read in the first `num_readable` slots."""
+        """The tier's parameters with its present names; attention can read the first `num_readable` slots."""
         max_age_s = None if math.isinf(self.max_age_s) else self.max_age_s
         stored = self.store.entries()
         return TierSetup(self.store.num_slots, self.num_host, max_age_s, stored, num_readable)
 
 
-def open_below(
+def open_stores(
     options: StartOptions,
     block_bytes: int,
     fingerprint: bytes,
     needed_s: NeededSeconds = not_needed,
     piece_bytes: int | None = None,
 ) -> OffloadStores | None:
-    """Host memory, disk, both or nothing. On disk a block lies in pieces of `piece_bytes`, of one layer each,
-    or in one. Raises ConfigError."""
+    """Open host memory, disk, both or neither. On disk a block consists of pieces of `piece_bytes`, one per
+    layer, or of one piece. Raises ConfigError."""
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
     clock = open_clock(options, fingerprint)
     disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock, needed_s, piece_bytes)
@@ -90,7 +90,7 @@ def open_below(
 
 
 def open_clock(options: StartOptions, fingerprint: bytes) -> SteadyClock:
-    """The time of this model's part of the disk cache, if there is to be one."""
+    """The clock of this model's part of the disk cache, if there is one."""
     folder = options.disk_folder
     return (
         SteadyClock() if folder is None else SteadyClock.open(folder / namespace_of(fingerprint) / CLOCK_FILE)
@@ -106,9 +106,9 @@ def open_disk(
     needed_s: NeededSeconds = not_needed,
     piece_bytes: int | None = None,
 ) -> DiskStore | None:
-    """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
-    left in its folder is told, and removed where no server has used it for too long; nothing where `clock` is
-    not sure of ages.
+    """The disk cache, if configured, bound to everything that its bytes depend on. Other namespaces in its
+    folder are reported, and removed if no server has used them for too long; not if `clock` is unsure of
+    ages.
 
     Raises ConfigError.
     """
@@ -130,15 +130,15 @@ def open_disk(
     )
     clock.keep(store.namespace / CLOCK_FILE)
     if store.reset_reason:
-        log.warning("the disk cache in %s begins afresh: %s", folder, store.reset_reason)
+        log.warning("the disk cache in %s starts empty: %s", folder, store.reset_reason)
     if store.aged:
         log.warning("%s blocks in %s had not been used for too long and are gone", f"{store.aged:,}", folder)
     return store
 
 
 def tidy(folder: Path, own: str, max_age_s: float, now: float) -> None:
-    """Remove what other models or settings left in a disk cache's folder too long ago, and tell of the rest.
-    `own` is the namespace that stays; `now` is in seconds since 1970."""
+    """Remove namespaces of other models or settings that were unused for too long from a disk cache's folder,
+    and report the rest. `own` is the namespace that stays; `now` is in seconds since 1970."""
     for gone in remove_unused(folder, own, now - max_age_s):
         log.warning(
             "removed %s (%s) from the disk cache: not used for %s (setting disk_max_age)",

@@ -1,4 +1,4 @@
-"""What clients of the engine see: deltas of text, sessions, statistics, and views of the memory."""
+"""The outputs for clients of the engine: deltas of text, sessions, statistics, and views of the memory."""
 
 from __future__ import annotations
 
@@ -69,10 +69,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """A token as a client sees it: its id, its own bytes, its raw logprob, and the likeliest (id, bytes,
-    logprob).
+    """A token for a client: its id, its own bytes, its raw logprob, and the likeliest (id, bytes, logprob).
 
-    `logprob` is None where it was not asked for, or for the first token of a prompt, which nothing predicts.
+    `logprob` is None if it was not requested, or for the first token of a prompt, which nothing predicts.
     """
 
     token: int
@@ -83,10 +82,10 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained since its last delta. Exactly one delta per choice has `finish` set.
+    """The gain of one choice since its last delta. Exactly one delta per choice has `finish` set.
 
-    `text` may lag behind `tokens`: bytes of an unfinished character and a possible beginning of a stop
-    string are held back until they are decided. `stop` is the stop string or token id that ended the choice.
+    `text` may lag behind `tokens`: bytes of an unfinished character and a possible beginning of a stop string
+    are held back until they are decided. `stop` is the stop string or token id that ended the choice.
     """
 
     choice: int
@@ -97,7 +96,7 @@ class Delta:
     stop: str | int | None = None
     error: str = ""
     prompt_logprobs: tuple[TokenInfo, ...] = ()
-    embedding: bytes = b""  # of the prompt, where the request wants it: float32, as the machine has them
+    embedding: bytes = b""  # of the prompt, if requested: float32, native order
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,8 @@ class SessionView:
 
     session_id: str
     tenant: str
-    num_tokens: int  # said so far: prompts and outputs of its turns
-    num_turns: int  # that have ended
+    num_tokens: int  # prompts and outputs of all its turns
+    num_turns: int  # ended ones
     age: float
-    seconds_left: float  # until it is forgotten, unless a turn comes before
+    seconds_left: float  # until it expires, unless a turn comes before
     blocks: SessionBlocks

@@ -1,9 +1,9 @@
-"""The engine's port: every command that other threads send to the engine, and the place that answers them.
+"""The engine's port: every command that other threads send to the engine, and its execution.
 
     client -- Submit, Cancel, Resize ... --> Inbox -- between two steps --> Port.answer(command, now) -> reply
 
-A command and its reply are frozen and of plain data, so both have an encoding (`codec`): a command may come
-from another process, or from a recording. `Command[ReplyT]` names the type of the reply. A `View` only reads.
+A command and its reply are frozen plain data, so both have an encoding (`codec`): a command may come from
+another process, or from a recording. `Command[ReplyT]` names the type of the reply. A `View` only reads.
 
 This is the one file of the engine that reads or changes the scheduler's parts.
 """
@@ -36,22 +36,22 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Command(msgspec.Struct, Generic[ReplyT], frozen=True, tag=True):
-    """What the engine does between two steps. `ReplyT`: the type of its reply."""
+    """An action of the engine between two steps. `ReplyT`: the type of its reply."""
 
 
 class View(Command[ReplyT], Generic[ReplyT], frozen=True, tag=True):
-    """Changes nothing: where it fails, only its reply is lost."""
+    """Changes nothing: if it fails, only its reply is lost."""
 
 
 # -- requests
 
 
 class Submit(Command[int], frozen=True, tag=True):
-    """Queue a request; replies how many of its leading blocks have names of all tenants. Raises as
+    """Queue a request; replies how many of its leading blocks have names that all tenants share. Raises as
     `Scheduler.submit`.
 
-    `pin`: open it too, which the request fills: both, or neither and an error. `fallback`: why the prompt of
-    a session's turn does not go on from the session's tokens; "" if it does.
+    `pin`: also open this pin, which the request fills: both, or neither and an error. `fallback`: why the
+    prompt of a session's turn does not extend the session's tokens; "" if it does.
     """
 
     request: Request
@@ -60,8 +60,8 @@ class Submit(Command[int], frozen=True, tag=True):
 
 
 class FitRequest(View[Request], frozen=True, tag=True):
-    """The request as `Submit` would queue it now, with its max_tokens; raises as it would, but for what
-    waits, what runs, and a session's turn."""
+    """The request as `Submit` would queue it now, with its max_tokens. Raises as `Submit` would, regardless
+    of the queue, of running requests, and of a session's turn."""
 
     request: Request
 
@@ -85,25 +85,25 @@ class Cancel(Command[list[Update]], frozen=True, tag=True):
 
 
 class SetTenants(Command[None], frozen=True, tag=True):
-    """Replace all tenants' bounds. Raises TenantsRefused; then nothing has changed."""
+    """Replace all tenants' bounds. Raises TenantsRefused, and then changes nothing."""
 
     policies: tuple[TenantPolicy, ...]
 
 
 class Resize(Command[bool], frozen=True, tag=True):
-    """Change the pool's size; False: blocks in transfer are in the way. Raises ResizeRefused."""
+    """Change the pool's size; False: blocks that must move are in transfer. Raises ResizeRefused."""
 
     num_blocks: int
 
 
 class SetTarget(Command[None], frozen=True, tag=True):
-    """Another target for the time between two tokens; None: none."""
+    """Set the target for the time between two tokens; None: none."""
 
     seconds: float | None
 
 
 class ReadMemory(Command[None], frozen=True, tag=True):
-    """So many bytes of the machine's memory are available (None: not known). The pool may give some back."""
+    """So many bytes of the machine's memory are available (None: unknown). The pool may return some."""
 
     available: int | None
 
@@ -118,7 +118,7 @@ class FinishTransfer(Command[None], frozen=True, tag=True):
 
 
 class FindPin(Command[PinView | None], frozen=True, tag=True):
-    """The pin that the request `filler` has filled, unless it has expired."""
+    """The pin filled by the request `filler`, unless it has expired."""
 
     order: PinRequest
     filler: int
@@ -132,7 +132,7 @@ class DropPin(Command[None], frozen=True, tag=True):
 
 
 class RenewPin(Command[PinView], frozen=True, tag=True):
-    """Let it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
+    """Make it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
 
     tenant: str
     name: str
@@ -156,14 +156,14 @@ class CheckTenant(Command[None], frozen=True, tag=True):
 
 
 class RestoreSession(Command[None], frozen=True, tag=True):
-    """Make the session known, if it is not: it counts as suspended, with what an offload tier has of it. Sent
-    when a conversation is made that is no session's first turn, and to a scheduler that is new."""
+    """Register the session, if it is unknown: it counts as suspended, with its blocks in an offload tier.
+    Sent when a conversation is made without a session's first turn, and to a new scheduler."""
 
     session: StoredSession
 
 
 class ForkSession(Command[int], frozen=True, tag=True):
-    """Make `fork` known, which holds blocks of the session `source_id`; replies how many a client had
+    """Register `fork`, which holds blocks of the session `source_id`; replies how many of them a client had
     suspended. Raises UnknownTenant."""
 
     source_id: str
@@ -171,14 +171,14 @@ class ForkSession(Command[int], frozen=True, tag=True):
 
 
 class ForgetSession(Command[None], frozen=True, tag=True):
-    """Release what it holds, if it is known. Its running turn goes on as a plain request."""
+    """Release its blocks, if it is known. Its running turn continues as a plain request."""
 
     tenant: str
     session_id: str
 
 
 class RenewSession(Command[None], frozen=True, tag=True):
-    """Let it expire its ttl from now, if it is known."""
+    """Restart its ttl now, if it is known."""
 
     session_id: str
 
@@ -204,7 +204,7 @@ class LoseBlocks(Command[None], frozen=True, tag=True):
 
 
 class ConfirmSuspended(Command[SessionBlocks], frozen=True, tag=True):
-    """All `num_blocks` and its record are on the medium. Raises RequestFailed where it was used since."""
+    """All `num_blocks` and its record are on the medium. Raises RequestFailed if it was used since."""
 
     tenant: str
     session_id: str
@@ -225,7 +225,7 @@ class ViewStats(View[EngineStats], frozen=True, tag=True):
 
 
 class ViewLoad(View[Load], frozen=True, tag=True):
-    """What a router must know of the engine's work. O(requests)."""
+    """The engine's load for a router. O(requests)."""
 
 
 class ViewKv(View[PoolView], frozen=True, tag=True):
@@ -235,8 +235,8 @@ class ViewKv(View[PoolView], frozen=True, tag=True):
 
 
 class ViewGlimpse(View[Glimpse], frozen=True, tag=True):
-    """What the live map shows, or the tenant's part; `below_from`: the first block whose place in the
-    offload tiers is read."""
+    """Data of the live map, or the tenant's part; `below_from`: the first block whose place in the offload
+    tiers is read."""
 
     below_from: int
     tenant: str | None = None
@@ -251,19 +251,19 @@ class ViewRequests(View[list[RequestView]], frozen=True, tag=True):
 
 
 class ViewPins(View[list[PinView]], frozen=True, tag=True):
-    """All pins that clients have named, or the tenant's, oldest first."""
+    """All pins that clients named, or the tenant's, oldest first."""
 
     tenant: str | None = None
 
 
 class ViewSessions(View[list[SessionBlocks]], frozen=True, tag=True):
-    """The blocks of each of these sessions; none of one that is not known. O(blocks)."""
+    """The blocks of each of these sessions; none for an unknown one. O(blocks)."""
 
     session_ids: tuple[str, ...]
 
 
 class Port:
-    """Answers commands, on the engine's thread."""
+    """Executes commands, on the engine's thread."""
 
     def __init__(
         self,
@@ -276,19 +276,19 @@ class Port:
         self._counters = counters
         self._pressure = pressure
         self._inspector = inspector_of(scheduler, ranks)
-        self._load: LoadReporter | None = None  # once a router asks
+        self._load: LoadReporter | None = None  # after a router's first request
 
     @property
     def changes(self) -> ChangeRecord | None:
-        """Names that came and went, where they are published."""
+        """The record of arrivals and departures, if they are published."""
         return self._scheduler.ledger.history.changes
 
     def follow_places(self) -> PlaceChanges:
-        """Names that come and go from now on, for one receiver."""
+        """Arrivals and departures of names from now on, for one receiver."""
         return PlaceChanges(self._scheduler.ledger)
 
     def answer(self, command: Command[ReplyT], now: float) -> object:
-        """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
+        """Execute it; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
         s, look = self._scheduler, self._inspector
         match cast(object, command):
             case Submit(request, pin, fallback):
@@ -358,24 +358,24 @@ class Port:
 
     @property
     def unused_until(self) -> float | None:
-        """When unused blocks give their memory back, if nothing is computed until then."""
+        """When unused blocks return their memory, if nothing is computed until then."""
         return None if self._pressure is None else self._pressure.idle_at(self._scheduler.resizer)
 
     def retire(self) -> None:
-        """Another scheduler follows this one: what it has counted stays counted."""
+        """Another scheduler replaces this one: keep its counts."""
         counters, s = self._counters, self._scheduler
         counters.preemptions_before += s.live.num_preemptions
         counters.kept_before += s.staging.num_kept
         counters.tokens_recomputed_before += s.live.tokens_recomputed
 
     def record(self, updates: list[Update]) -> None:
-        """Clients learn these."""
+        """Count these updates for clients."""
         for update in updates:
             self._counters.record_update(update)
         self.record_ends(updates)
 
     def record_ends(self, updates: list[Update]) -> None:
-        """Keep how choices ended, for the cards of their requests."""
+        """Keep the ends of choices, for the cards of their requests."""
         live = self._scheduler.live
         for update in updates:
             if update.finish is not None:
@@ -417,14 +417,14 @@ class Port:
     # -- sessions
 
     def _restore(self, stored: StoredSession, now: float) -> None:
-        """O(tokens) where it is not known."""
+        """O(tokens) if it is unknown."""
         if stored.session_id not in self._scheduler.session_table:
             self._scheduler.session_holds.restore(stored, now)
 
     def _fork(self, source_id: str, fork: StoredSession, now: float) -> int:
         s = self._scheduler
         s.tenants.check_known(fork.tenant)
-        self._forget(fork.tenant, fork.session_id)  # a scheduler that is new has read it from the store
+        self._forget(fork.tenant, fork.session_id)  # a new scheduler has read it from the store
         source = s.session_table.get(source_id)
         holds = s.session_holds
         made = holds.restore(fork, now) if source is None else holds.fork(fork, source, now)
@@ -479,7 +479,7 @@ def request_of(command: Command[ReplyT]) -> Request | None:
 
 
 def names_tenant(command: Command[ReplyT]) -> bool:
-    """Whether it is a tenant's, or of tenants."""
+    """Whether the command has a tenant or tenants."""
     match cast(object, command):
         case Submit(request):
             return bool(request.tenant)

@@ -1,17 +1,17 @@
-"""A recording: all that a scheduler was given and all that it planned, in a file that `replay` runs again.
+"""A recording: all inputs and plans of a scheduler, in a file that `replay` runs again.
 
     "octavo-recording-2\\n"   then entries, each a length in 4 bytes and msgpack:
 
-    Began        what the scheduler is made of; once at the start, and after each recovery
-    Applied      a command, and when
+    Began        the parameters of the scheduler; once at the start, and after each recovery
+    Applied      a command, and its time
     Refused      it was refused
-    Expired      a step begins at that time: what is due ends
+    Expired      a step begins at that time: expired requests, pins and sessions end
     Planned      the plan, as numbers
-    Committed    what the executor made of the oldest plan that is in flight
+    Committed    the executor's result of the oldest plan in flight
     Recovered    the engine found its state broken: the next `Began` is another scheduler
 
 The engine's thread writes it through a buffer, which it flushes once a second, before it sleeps, and when the
-state broke; the file ends at a bound. It has prompts and answers as token ids, so its mode is 0600.
+state broke; the file ends at a bound. It contains prompts and answers as token ids, so its mode is 0600.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ResultRows(msgspec.Struct, frozen=True, array_like=True):
     """The parts of a `StepResult` that the scheduler reads."""
 
     step_id: int
-    tokens: dict[int, Row]  # of sequences whose samples are tokens alone
+    tokens: dict[int, Row]  # of sequences whose samples are only tokens
     samples: dict[int, tuple[SampledToken, ...]]  # of the others
     failures: dict[int, str]
     dead_ends: dict[int, str]
@@ -82,7 +82,7 @@ class Began(msgspec.Struct, frozen=True, tag=True):
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
-    """A command was carried out."""
+    """A command was executed."""
 
     now: float
     command: AnyCommand
@@ -93,7 +93,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Expired(msgspec.Struct, frozen=True, tag=True):
-    """A step began: what was due has ended."""
+    """A step began: expired requests, pins and sessions have ended."""
 
     now: float
 
@@ -112,7 +112,7 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Recovered(msgspec.Struct, frozen=True, tag=True):
-    """The state was broken and given up. A `Began` follows."""
+    """The state was broken and discarded. A `Began` follows."""
 
     reason: str
 
@@ -166,7 +166,7 @@ def rows_of_result(result: StepResult) -> ResultRows:
 
 
 def result_of_rows(rows: ResultRows) -> StepResult:
-    """What the scheduler read; logprobs, prompts' logprobs and embeddings are none."""
+    """The scheduler's inputs; logprobs, prompts' logprobs and embeddings are missing."""
     samples = {seq_id: tuple(map(SampledToken, tokens)) for seq_id, tokens in rows.tokens.items()}
     return StepResult(
         rows.step_id,
@@ -187,7 +187,7 @@ def _checksum(tokens: tuple[int, ...]) -> int:
 
 
 class Recorder:
-    """Writes a recording. The engine's thread alone calls it. Raises nothing once it is open: where the disk
+    """Writes a recording. Only the engine's thread calls it. Raises nothing once it is open: if the disk
     fails, or the file is full, the recording ends there and the log says so."""
 
     def __init__(
@@ -203,17 +203,17 @@ class Recorder:
 
     @classmethod
     def open(cls, path: Path, *, bytes_max: int = BYTES_MAX, has_tenants: bool = True) -> Recorder:
-        """Into a file of `new_file`. Without `has_tenants` it ends at the first command that names a tenant.
-        Raises ConfigError."""
+        """Record into a file of `new_file`. Without `has_tenants` it ends at the first command that names a
+        tenant. Raises ConfigError."""
         file = os.fdopen(new_file(path, "record"), "wb", _BUFFER_BYTES)
         return cls(file, path, bytes_max=bytes_max, has_tenants=has_tenants)
 
     def begin(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
-        """A scheduler is made of this."""
+        """A scheduler is made with these parameters."""
         self._write(Began(setup, tier))
 
     def apply(self, command: Command[ReplyT], now: float) -> None:
-        """It is carried out next."""
+        """The command is executed next."""
         if not self._has_tenants and names_tenant(command):
             self._end("there are tenants now, whose prompts it may not hold (setting record_tenants)")
         self._write(Applied(now, command))  # type: ignore[arg-type]  # one of the union, as any command is
@@ -230,17 +230,17 @@ class Recorder:
             self.flush()
 
     def schedule(self, plan: StepPlan | None) -> None:
-        """This was planned."""
+        """The plan of this step."""
         if self._is_open:
             self._write(Planned(None if plan is None else rows_of_plan(plan)))
 
     def commit(self, result: StepResult, now: float) -> None:
-        """It is committed next."""
+        """The result is committed next."""
         if self._is_open:
             self._write(Committed(now, rows_of_result(result)))
 
     def recover(self, reason: str) -> None:
-        """The state was given up."""
+        """The state was discarded."""
         self._write(Recovered(reason))
         self.flush()
 
@@ -251,7 +251,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Write what is in the buffer. Again does nothing."""
+        """Flush the buffer and close. Idempotent."""
         self.flush()
         self._end("")
 
@@ -278,7 +278,7 @@ class Recorder:
         self._bytes_left -= len(data)
 
     def flush(self) -> None:
-        """Write what is in the buffer, so that a kill costs none of it."""
+        """Write the buffer to the file, so that a kill loses none of it."""
         if self._is_open:
             try:
                 self._file.flush()

@@ -1,10 +1,9 @@
-"""Runs a recording through the real scheduler, without a model: the first plan that differs, or the first
-invariant that breaks.
+"""Runs a recording through the real scheduler, without a model: finds the first plan that differs, or the
+first invariant that breaks.
 
-Commands, times and what the executor made of each plan come from the file; the plans are made again. After
-each step `Scheduler.check` may compare all that the ledger and its holders must agree on. Entries are written
-before what they stand for is done, so what broke in production breaks here again, at the same entry, unless
-it was the executor that failed.
+Commands, times and the executor's results come from the file; the plans are made again. After each step
+`Scheduler.check` may check all invariants. Entries are written before their action, so a failure in
+production occurs here at the same entry, unless the executor failed.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from octavo.errors import ConfigError, OctavoError, shown
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of it. `fault`: the first difference or broken invariant, in words; "": none."""
+    """The result. `fault`: the first difference or broken invariant, in words; "": none."""
 
     num_entries: int = 0
     num_commands: int = 0
     num_plans: int = 0
-    recoveries: list[str] = field(default_factory=list)  # why the state was given up then
+    recoveries: list[str] = field(default_factory=list)  # why the state was discarded
     is_cut: bool = False  # the file ends inside an entry: the process was killed
     fault: str = ""
 
@@ -75,7 +74,7 @@ def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1)
 
 
 def entries_of(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
-    """Of a recording, up to where it is cut, which `replayed` says then. Raises ConfigError."""
+    """The entries of a recording up to a cut, which `replayed` then notes. Raises ConfigError."""
     if file.read(len(MAGIC)) != MAGIC:
         raise ConfigError(
             f"{path} is no recording of this version; allowed: a file that `octavo serve --record` wrote"
@@ -97,7 +96,7 @@ def entries_of(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry
 
 @dataclass(slots=True)
 class _Run:
-    """A loop in the middle of a recording."""
+    """The state within a recording."""
 
     check_every: int
     _loop: VirtualLoop | None = None
@@ -106,7 +105,7 @@ class _Run:
     _was_refused: bool = False  # the last command, now
 
     def take(self, entry: Entry) -> str:
-        """The next entry. Returns what is wrong, or ""."""
+        """Execute the next entry. Returns the fault, or ""."""
         if isinstance(entry, Began):
             if self._loop is None:
                 self._loop = VirtualLoop(entry.setup, entry.tier)
@@ -120,7 +119,7 @@ class _Run:
         self._was_refused = False
         try:
             return self._take(entry, self._loop)
-        except Exception as error:  # noqa: BLE001 - what broke is what is looked for
+        except Exception as error:  # noqa: BLE001 - finding failures is the purpose
             return f"an invariant broke: {type(error).__name__}: {error}"
 
     def _take(self, entry: Entry, loop: VirtualLoop) -> str:
@@ -144,7 +143,7 @@ class _Run:
                     loop.scheduler.check()
             case Recovered():
                 loop.in_flight.clear()
-                if self._is_planning:  # no plan came of it then
+                if self._is_planning:  # no plan was made then
                     loop.scheduler.schedule(self._now)
                     return "the state broke then while this step was planned, and does not now"
         return ""

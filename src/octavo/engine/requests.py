@@ -1,5 +1,5 @@
-"""What the model says about a request: its chat is rendered, and it is checked against vocabulary, context
-and grammars. Nothing here knows the pool."""
+"""The model's part of a request: its chat is rendered, and it is checked against vocabulary, context and
+grammars. Nothing here knows the pool."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a client must know of the model to check a request."""
+    """The facts of the model that a client needs to check a request."""
 
     name: str
     context_length: int
     vocab_size: int
     grammars: GrammarSource | None = (
-        None  # None: the model's tokens are not known, so no output can follow one
+        None  # None: the model's tokens are unknown, so no grammar can be enforced
     )
     card: ModelCard = field(default_factory=ModelCard)
-    identity: Identity = field(default_factory=Identity)  # how routers read names and tenants
-    event_source: EventSource | None = None  # where they read KV events
+    identity: Identity = field(default_factory=Identity)  # names and tenants for routers
+    event_source: EventSource | None = None  # where routers read KV events
 
 
 def render_chat(
     tokenizer: Tokenizer, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
 ) -> Rendered:
-    """The chat as the model's own template writes it. Raises InvalidRequest as that does, or without one."""
+    """The chat rendered by the model's own template. Raises InvalidRequest as that does, or without one."""
     if tokenizer.chat_template is None:
         raise InvalidRequest(
             f"this model has no chat template; allowed: plain prompts (/v1/completions), {GIVE_ONE}",
@@ -52,11 +52,11 @@ def render_chat(
 
 
 def checked(request: Request, facts: ModelFacts, stop_ids: frozenset[int]) -> Request:
-    """The request, checked against the model: token ids in the vocabulary, an output that can follow what it
-    must; with a seed, drawn where the client gives none, and the state of thinking that its prompt leaves.
-    Raises InvalidRequest or RequestTooLarge. Whether it fits the pool, the scheduler checks."""
+    """The request, checked against the model: token ids in the vocabulary, an enforceable grammar. Adds a
+    seed, drawn if the client gives none, and the state of thinking after its prompt. Raises InvalidRequest or
+    RequestTooLarge. The scheduler checks whether it fits the pool."""
     params, prompt, vocab_size = request.params, request.prompt, facts.vocab_size
-    check_context(len(prompt), facts.context_length, params)  # first: looking at many tokens takes a while
+    check_context(len(prompt), facts.context_length, params)  # first: checking many tokens is slow
     check_tokens("prompt", prompt, vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
@@ -74,7 +74,7 @@ def checked(request: Request, facts: ModelFacts, stop_ids: frozenset[int]) -> Re
 
 
 def _check_guide(params: SamplerParams, facts: ModelFacts) -> None:
-    """Raise InvalidRequest where an output must be led, and the model's tokens are not known."""
+    """Raise InvalidRequest if an output must be constrained, and the model's tokens are unknown."""
     if needs_guide(params) and facts.grammars is None:
         name = "max_thinking_tokens" if params.grammar is None else params.grammar.param
         raise InvalidRequest(f"{name} needs the model's tokens as text, which are not known here", param=name)
@@ -83,8 +83,8 @@ def _check_guide(params: SamplerParams, facts: ModelFacts) -> None:
 def compile_grammar(
     params: SamplerParams, facts: ModelFacts, tenant: str = "", stop: Event | None = None
 ) -> CompiledGrammar | None:
-    """The compiled grammar that an output must follow, if any, to be held until the request ends. Raises
-    InvalidRequest, QueueFull, TrialStopped. May take long the first time: not for the event loop."""
+    """The compiled grammar of an output, if it has one, to be held until the request ends. Raises
+    InvalidRequest, QueueFull, TrialStopped. May be slow the first time: not for the event loop."""
     if params.grammar is None:
         return None
     assert facts.grammars is not None  # as `checked` found
@@ -92,7 +92,7 @@ def compile_grammar(
 
 
 def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts) -> SamplerParams:
-    """Where its output begins is told by the end of the prompt."""
+    """Set the state at the start of the output from the end of the prompt."""
     thinking = params.thinking
     if thinking is None or thinking.state is not None or facts.grammars is None:
         return params
@@ -102,13 +102,13 @@ def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts)
 
 
 def check_context(num_tokens: int, context_length: int, params: SamplerParams | None = None) -> None:
-    """Raise RequestTooLarge unless a prompt of so many tokens leaves room for one more, or, where its
-    embedding is wanted, fits itself."""
+    """Raise RequestTooLarge unless a prompt of so many tokens leaves room for one more or, for an embedding,
+    fits itself."""
     is_pooled = params is not None and params.pooling is not None
     allowed = context_length if is_pooled else context_length - 1
     if num_tokens > allowed:
         follows = "" if is_pooled else ", so that one can follow"
-        # "maximum context length" are the words by which clients know that a larger model may do.
+        # Clients recognise "maximum context length" as the sign that a larger model may do.
         raise RequestTooLarge(
             f"the prompt has {num_tokens:,} tokens; allowed: {allowed:,}{follows}: "
             f"this model's maximum context length is {context_length:,} tokens (setting context_length)",
@@ -128,8 +128,7 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def check_masks(params: SamplerParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
-    """Raise InvalidRequest unless all ids are in the vocabulary and a token is left to be sampled, whatever
-    was sampled before."""
+    """Raise InvalidRequest unless all ids are in the vocabulary and a token can always be sampled."""
     check_tokens("banned_sequences", list(chain.from_iterable(params.banned_sequences)), vocab_size)
     if params.allowed_token_ids is None:
         return

@@ -1,4 +1,4 @@
-"""All that a scheduler is made of, as values: for a start, a recovery, and the replay of a recording."""
+"""The parameters of a scheduler, as values: for a start, a recovery, and the replay of a recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.units import padded_positions
 
 
 class TierSetup(msgspec.Struct, frozen=True):
-    """The offload tiers, and what is stored in them."""
+    """The offload tiers, and their stored names."""
 
     num_slots: int
     num_host: int  # slots in host memory: the first ones
@@ -27,7 +27,7 @@ class TierSetup(msgspec.Struct, frozen=True):
     num_readable: int = 0  # slots in which attention can read cold blocks: the first ones
 
     def new_tier(self) -> OffloadTier:
-        """A ledger over it."""
+        """A new ledger over it."""
         max_age_s = math.inf if self.max_age_s is None else self.max_age_s
         return OffloadTier(
             self.num_slots,
@@ -39,22 +39,22 @@ class TierSetup(msgspec.Struct, frozen=True):
 
 
 class SchedulerSetup(msgspec.Struct, frozen=True):
-    """A pool's size, and the bounds of what is done with it."""
+    """A pool's size, and the bounds of its use."""
 
     config: SchedulerConfig
     num_blocks: int
     capacity: int  # blocks that the pool can grow to
     block_size: int
-    identity: tuple[bytes, ...]  # of model, KV layout and arithmetic: part of the root of every block's name
+    identity: tuple[bytes, ...]  # of model, KV layout and arithmetic: part of every name's root
     num_ready: int = 0  # blocks that have memory from the start
     speculate: Speculation = Speculation.OFF
     pressure: PressureConfig | None = None  # None: the pool keeps its memory
-    pads_steps: bool = False  # a device computes steps as the next of few sizes
+    pads_steps: bool = False  # a device pads steps to one of few sizes
 
     def new_scheduler(
         self, tier: TierSetup | None, speculator: Speculator | None, changes: ChangeRecord | None = None
     ) -> Scheduler:
-        """One that has served nothing. `changes`: where its ledger records what comes and goes."""
+        """A new scheduler. `changes`: where its ledger records arrivals and departures."""
         ledger = Ledger(self.num_blocks, self.block_size, self.capacity)
         ledger.history.changes = changes
         ledger.pool.backing.record_ready(self.num_ready)
@@ -62,15 +62,15 @@ class SchedulerSetup(msgspec.Struct, frozen=True):
         return Scheduler(ledger, self.config, self.root_of_tenant, offload, speculator)
 
     def new_speculator(self) -> Speculator | None:
-        """One that has learned nothing; None: nothing is guessed."""
+        """A new speculator; None: no drafts."""
         if self.speculate is Speculation.OFF:
             return None
         return Speculator(self.speculate, padded=padded_positions if self.pads_steps else None)
 
     def new_pressure(self) -> PressurePolicy | None:
-        """The policy about the machine's memory."""
+        """A new policy for the machine's memory."""
         return None if self.pressure is None else PressurePolicy(self.pressure)
 
     def root_of_tenant(self, tenant: str) -> bytes:
-        """Where the names of a tenant's blocks begin."""
+        """The root of the names of a tenant's blocks."""
         return root_name(tenant.encode(), *self.identity)

@@ -1,10 +1,10 @@
 """The deltas of one request on their way to its event loop.
 
-    feed: d1 d2 d3 ...  ->  waiting, at most so many  ->  a reader, at its own pace
+    feed: d1 d2 d3 ...  ->  waiting, bounded  ->  a reader, at its own pace
                             full: d1+d2 d3+d4 ...
 
-A reader who is behind gets fewer and larger deltas, which say the same: the queue is bounded, whatever a
-client does, and what waits in it is never more than the answer.
+A slow reader gets fewer and larger deltas with the same content: the queue is bounded, whatever the client
+does, and never exceeds the answer.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
 from octavo.types import FinishReason, Update, Usage
 
-WAITING_MAX = 256  # deltas; more where there are very many choices
+WAITING_MAX = 256  # deltas; more with very many choices
 
 
 class Follower(Protocol):
-    """Sees the deltas of a request before its client does."""
+    """Receives the deltas of a request before its client does."""
 
     def take(self, stream: DeltaStream, delta: Delta) -> None:
         """The next delta, before it can be read."""
 
     def end(self) -> None:
-        """There will be no more deltas. May come again."""
+        """There will be no more deltas. May be called again."""
 
 
 class DeltaStream:
     """The deltas of one request, all choices interleaved; it ends after each choice's final one. Fed on its
-    event loop; iterate it once, on that loop. Leaving the iteration early must be followed by `cancel()`,
-    which frees the request's blocks within two steps."""
+    event loop; iterate it once, on that loop. After leaving the iteration early call `cancel()`, which frees
+    the request's blocks within two steps."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class DeltaStream:
         self.accepted: Future[int] | None = None
         self._waiting: deque[Delta] = deque()
         self._waiting_max = max(WAITING_MAX, 4 * assembler.num_choices)
-        self._came = asyncio.Event()  # something waits, or has ended
+        self._came = asyncio.Event()  # a delta waits, or the stream has ended
         self._has_ended = False
 
     @property
     def num_shared(self) -> int:
-        """Of the prompt's blocks, the leading ones under names that all tenants share."""
+        """The leading blocks of the prompt under names that all tenants share."""
         return 0 if self.accepted is None else self.accepted.result()
 
     @property
     def request_id(self) -> int:
-        """The engine's id."""
+        """The engine's id of the request."""
         return self._request_id
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -84,7 +84,7 @@ class DeltaStream:
         self._cancel(self._request_id, None)
 
     def abandon(self) -> None:
-        """Its event loop was closed, so nothing will feed it."""
+        """Its event loop was closed: no more deltas will come."""
         if self.follower is not None:
             self.follower.end()
 
@@ -99,13 +99,13 @@ class DeltaStream:
                 self.follower.take(self, delta)
             self._put(delta)
             if delta.finish is not None and update.finish is None:
-                self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
+                self._cancel(self._request_id, update.choice)  # a stop string: the engine can stop
             if self.assembler.finished:
                 self._has_ended = True
 
     def _put(self, delta: Delta) -> None:
-        """Of each delta that waits, every second joins the one of its choice before it when there are too
-        many; so each token is copied only as often as their number was halved."""
+        """With too many waiting deltas, joins every second one to the previous one of its choice. So each
+        token is copied only as often as their number was halved."""
         if len(self._waiting) >= self._waiting_max:
             self._waiting = deque(joined(self._waiting))
         self._waiting.append(delta)
@@ -113,8 +113,8 @@ class DeltaStream:
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same in half as many, each two of a choice as one. O(tokens)."""
-    made, open_at = list[Delta](), dict[int, int]()  # by choice: where one stands that another may join
+    """Half as many deltas, each joined from two of a choice. O(tokens)."""
+    made, open_at = list[Delta](), dict[int, int]()  # by choice: the index of a delta that another may join
     for delta in deltas:
         place = open_at.pop(delta.choice, None)
         if place is None:
@@ -133,7 +133,7 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
 
 
 def end_all(streams: dict[int, DeltaStream], reason: str) -> None:
-    """Every choice that has not ended yet ends with an error; the assembler drops what comes after an end."""
+    """End every unfinished choice with an error; the assembler drops updates after an end."""
     usage = Usage(0, 0, 0, 0)
     for request_id, stream in streams.items():
         finals = [
@@ -145,7 +145,7 @@ def end_all(streams: dict[int, DeltaStream], reason: str) -> None:
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> bool:
-    """Feed streams on their event loop; False when it has been closed."""
+    """Feed streams on their event loop; False if it is closed."""
 
     def feed() -> None:
         for stream, updates in work:
@@ -153,6 +153,6 @@ def call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, lis
 
     try:
         loop.call_soon_threadsafe(feed)
-    except RuntimeError:  # what asyncio says of a closed loop; asking before would be a race
+    except RuntimeError:  # asyncio's error for a closed loop; checking before would be a race
         return False
     return True

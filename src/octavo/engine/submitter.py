@@ -1,9 +1,9 @@
-"""The client's end of the engine: requests in, streams of deltas out, on event loops of this process.
+"""The client's side of the engine: requests in, streams of deltas out, on event loops of this process.
 
     submit(...) -> host -> inbox -> engine's thread -> one callback per step -> call_soon_threadsafe -> stream
 
-What the model refuses (context, vocabulary, grammars) is refused here, before the host; what the pool, a
-quota or the queue refuses, by the host and the scheduler, whose reply the client awaits. The host may be in
+Refusals by the model (context, vocabulary, grammars) happen here, before the host. Refusals by the pool, a
+quota or the queue come from the host and the scheduler, whose reply the client awaits. The host may be in
 another process.
 """
 
@@ -30,7 +30,7 @@ from octavo.retention.client_pins import PinRequest
 from octavo.types import Request, Update
 
 REPLY_TIMEOUT_S = 60.0  # a step takes less
-STATS_TIMEOUT_S = 2.0  # who scrapes waits for no step that takes longer
+STATS_TIMEOUT_S = 2.0  # a scrape does not wait for a longer step
 
 
 class Submitter:
@@ -43,34 +43,34 @@ class Submitter:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
-        self._closed: str | None = None  # why nothing is taken any more
+        self._closed: str | None = None  # why requests are refused
         self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
         self._last_stats = EngineStats()  # for when the engine has stopped
-        self._stats_reply: Future[EngineStats] | None = None  # the one that is on its way, for all callers
+        self._stats_reply: Future[EngineStats] | None = None  # the pending one, shared by all callers
         host.join(self)
 
     # -- commands
 
     async def send(self, command: Command[ReplyT]) -> ReplyT:
-        """The engine's reply, between two steps. Raises as the command says, or EngineStopped, also when it
-        drains and no request is left. Cancelling the call withdraws a command that was not carried out
+        """The engine's reply, between two steps. Raises as the command documents, or EngineStopped, also when
+        it drains and no request is left. Cancelling the call withdraws a command that was not executed
         yet."""
         if self._closed is not None and not self._streams:
             raise EngineStopped(self._closed)
         return await self._reply_to(self.host.send(command))
 
     def post(self, command: Command[ReplyT]) -> None:
-        """Send a command, and wait for no reply. Commands are carried out in the order in which they came."""
+        """Send a command without a reply. Commands are executed in order of arrival."""
         self.host.post(command)
 
     async def stats(self, timeout_s: float = STATS_TIMEOUT_S) -> EngineStats:
-        """Counters and gauges, computed between two steps. Those of before where the engine has stopped, or
-        its step takes longer than `timeout_s`: the next caller gets what that step's end showed."""
+        """Counters and gauges, computed between two steps. Returns the last ones if the engine has stopped,
+        or its step takes longer than `timeout_s`: the next caller gets those of that step's end."""
         if self._stats_reply is None or self._stats_reply.done():
             self._stats_reply = self.host.stats()
             self._stats_reply.add_done_callback(self._take_stats)
         reply = wrap_future(self._stats_reply)
-        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # a failure was seen
+        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # retrieved
         await asyncio.wait([reply], timeout=timeout_s)
         if not reply.done():
             with contextlib.suppress(EngineStopped):
@@ -101,13 +101,13 @@ class Submitter:
         fallback: str = "",
         follower: Follower | None = None,
     ) -> DeltaStream:
-        """Queue a request, and wait until the engine has taken it. Where its grammar is compiled already, it
-        is in the inbox before this waits for anything.
+        """Queue a request, and wait until the engine has accepted it. If its grammar is compiled already, it
+        is in the inbox before the first wait.
 
-        `cache_salt` of the request, of up to 256 characters: it shares prefix blocks with its tenant's
-        requests of the same salt alone, and with nothing that is pinned. `pin`, `fallback`: as in `Submit`.
-        Raises InvalidRequest, RequestTooLarge, QueueFull, SessionBusy, PinRefused or EngineStopped; then
-        nothing was queued, and no pin opened.
+        `cache_salt` of the request, of up to 256 characters: it shares prefix blocks only with its tenant's
+        requests of the same salt, and with no pin. `pin`, `fallback`: as in `Submit`. Raises InvalidRequest,
+        RequestTooLarge, QueueFull, SessionBusy, PinRefused or EngineStopped; then nothing was queued, and no
+        pin opened.
         """
         compiled = await self.compilers.compiled(request.params, request.tenant)
         request = replace(request, request_id=self.host.new_id(), max_tokens=0, arrival=self.host.clock())
@@ -117,18 +117,18 @@ class Submitter:
         stream.follower = follower
         try:
             stream.accepted = self._open(stream, Submit(request, pin, fallback))
-            await self._reply_to(stream.accepted, timeout_s=None)  # however long the step takes that runs
+            await self._reply_to(stream.accepted, timeout_s=None)  # as long as the current step takes
         except BaseException:
             with self._lock:
                 self._streams.pop(request.request_id, None)
             if stream.accepted is not None:
-                self.host.withdraw(request.request_id)  # should it have been queued, and we not have waited
+                self.host.withdraw(request.request_id)  # it may be queued
             raise
         return stream
 
     def checked(self, request: Request) -> Request:
-        """The request as the engine gets it. Raises InvalidRequest or RequestTooLarge for what the model
-        refuses; what pool, quotas and queue refuse, `submit` alone knows."""
+        """The request as the engine receives it. Raises InvalidRequest or RequestTooLarge for refusals by the
+        model; only `submit` detects those by pool, quotas and queue."""
         return checked(request, self._facts, self.host.stop_ids)
 
     def _open(self, stream: DeltaStream, command: Submit) -> Future[int]:
@@ -154,11 +154,11 @@ class Submitter:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more requests are taken."""
+        """Whether requests are refused."""
         return self._closed is not None
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more requests; True when the running ones ended in time, else they were cancelled."""
+        """Refuse new requests; True when the running ones ended in time, else they were cancelled."""
         with self._lock:
             self._closed = self._closed or "the server is shutting down and takes no more requests"
         deadline = time.monotonic() + timeout_s
@@ -172,13 +172,13 @@ class Submitter:
         return not left
 
     def end(self) -> None:
-        """Take nothing more, and end the engine after the step that runs. Idempotent."""
+        """Refuse new requests, and end the engine after the current step. Idempotent."""
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
         self.host.end()
 
     def close(self) -> None:
-        """The same, and let go of what the engine has. Streams still open end with an error."""
+        """The same, and close the engine. Streams still open end with an error."""
         self.end()
         self.host.close()
         self.compilers.close()
@@ -210,13 +210,13 @@ class Submitter:
                     stream.abandon()
 
     def end_requests(self, request_ids: Collection[int], reason: str) -> None:
-        """The engine has lost these: no update of them will come."""
+        """The engine has lost these requests: no update of them will come."""
         with self._lock:
             lost = {i: self._streams.pop(i) for i in request_ids if i in self._streams}
         end_all(lost, reason)
 
     def give_up(self, reason: str) -> None:
-        """The engine has ended by itself, or its process has."""
+        """The engine, or its process, has ended by itself."""
         with self._lock:
             self._closed = self.gave_up = reason
             streams, self._streams = self._streams, {}

@@ -4,15 +4,15 @@ has ended, in the order of their ends.
     {"timestamp":27482,"input_length":1040,"output_length":52,"hash_ids":[5128850197262311,...,...]}
 
 `timestamp` is the arrival, in milliseconds from the server's start. Each of `hash_ids` names 512 tokens of
-the prompt, the last one the rest. An id is made of the tokens of its block and of all before it, of the
-tenant and its cache_salt, under a key that this process draws and keeps to itself: equal ids are equal blocks
-behind equal prefixes of one tenant in one run of the server, and no id says more.
+the prompt, the last one the rest. An id is computed from the tokens of its block and of all before it, from
+the tenant and its cache_salt, under a random key that never leaves this process. So equal ids mean equal
+blocks after equal prefixes of one tenant in one run of the server, and nothing else.
 
     root      = H(key, length of tenant, tenant, salt)
     digest(i) = H(key, digest(i - 1), tokens of block i)        id(i) = its first 53 bits: exact in a double
 
-No text, no token and no tenant's name is written. The file has mode 0600, and ends at a bound or where the
-disk fails; no request does.
+No text, no token and no tenant's name is written. The file has mode 0600, and ends at a bound or when the
+disk fails; no request fails with it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _ID_BITS = 53
 
 
 def is_traffic(request: Request) -> bool:
-    """Whether it generates tokens for a client: an embedding does not, and neither does what fills a pin."""
+    """Whether it generates tokens for a client: embeddings and requests that fill a pin do not."""
     return request.params.pooling is None and not request.fills_pin
 
 
 class TrafficWriter:
-    """Writes the file. The engine's thread alone calls `write`, which raises nothing: where the disk fails,
-    or the file is full, it ends there and the log says so. `descriptor` is closed with it."""
+    """Writes the file. Only the engine's thread calls `write`, which raises nothing: if the disk fails, or
+    the file is full, it ends there and the log says so. `descriptor` is closed with it."""
 
     def __init__(
         self, descriptor: int, path: Path, *, bytes_max: int = BYTES_MAX, lines_max: int = LINES_MAX
@@ -59,12 +59,12 @@ class TrafficWriter:
 
     @classmethod
     def open(cls, path: Path) -> TrafficWriter:
-        """Into a file of `new_file`. Raises ConfigError."""
+        """Write into a file of `new_file`. Raises ConfigError."""
         return cls(new_file(path, "trace_file"), path)
 
     def write(self, request: Request, arrival_s: float, num_output: int) -> None:
-        """A line of a request that came so many seconds after the start and has ended with so many tokens, of
-        all its choices together; none of one that has no token. O(prompt)."""
+        """Write the line of a request that came so many seconds after the start and has ended with so many
+        tokens, over all its choices; nothing for one without tokens. O(prompt)."""
         if self._descriptor is None or num_output < 1:
             return
         line = {
@@ -89,7 +89,7 @@ class TrafficWriter:
         self._num_bytes += len(data)
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Idempotent."""
         self._end("")
 
     def _ids_of(self, prompt: Sequence[int], tenant: str, salt: str) -> list[int]:
@@ -114,6 +114,6 @@ class TrafficWriter:
             log.warning("the trace in %s ends here: %s", self._path, why)
         try:
             with os.fdopen(descriptor, "wb", 0) as file:
-                file.truncate(self._num_bytes)  # without the part of a line that may be its last
+                file.truncate(self._num_bytes)  # remove the last line if it is incomplete
         except OSError as error:
             log.warning("the trace in %s may lack its end: %s", self._path, error)

@@ -1,7 +1,7 @@
-"""The engine's loop without an engine: a real scheduler, given its commands, results and times by a caller.
+"""The engine's loop without an engine: a real scheduler that a caller gives commands, results and times.
 
-A replay gives it what a recording has, a planner what a model of the machine says. Nothing is computed, and
-no clock is read.
+A replay takes these from a recording, a planner from a model of the machine. Nothing is computed, and no
+clock is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.types import StepPlan, StepResult, Update
 
 
 class VirtualLoop:
-    """One engine's life: a scheduler, and the one that follows where `begin` is called again."""
+    """One engine's life: a scheduler, and its successors after each `begin_again`."""
 
     def __init__(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
         self.in_flight: deque[StepPlan] = deque()
@@ -30,23 +30,23 @@ class VirtualLoop:
         self._port = Port(self.scheduler, self._counters, self._pressure)
 
     def begin_again(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
-        """Another scheduler, as after a state that broke."""
+        """Replace the scheduler, as after a broken state."""
         scheduler = setup.new_scheduler(tier, self._speculator)
         scheduler.continue_from(self.scheduler)
         self.scheduler = scheduler
         self._port = Port(scheduler, self._counters, self._pressure)
 
     def answer(self, command: Command[ReplyT], now: float) -> ReplyT:
-        """Carry out a command. Raises as it says."""
+        """Execute a command. Raises as it documents."""
         return cast(ReplyT, self._port.answer(command, now))
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next plan, which is in flight from now on."""
+        """The next plan, which is then in flight."""
         plan = self.scheduler.schedule(now)
         if plan is not None:
             self.in_flight.append(plan)
         return plan
 
     def commit(self, result: StepResult, now: float) -> list[Update]:
-        """Take the result of the oldest plan in flight."""
+        """Commit the result of the oldest plan in flight."""
         return self.scheduler.commit(self.in_flight.popleft(), result, now)

@@ -21,7 +21,7 @@ from octavo.engine.backends import choose_backend
 from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
-from octavo.engine.offload import OffloadStores, open_below
+from octavo.engine.offload import OffloadStores, open_stores
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
 from octavo.engine.requests import ModelFacts, render_chat
@@ -276,7 +276,7 @@ def _engine_over(
     fingerprint = root_name(b"disk", *identity, layout.encode())
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
     inbox, piece_bytes = Inbox(), backend.bytes_per_layer(shape)
-    below = open_below(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
+    below = open_stores(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
     worker = None if below is None else _worker_over(below, inbox, undo)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
