@@ -1,9 +1,8 @@
-"""Which names came to a tier of a ledger and left it, and which are there: names and places alone, for what
-follows them without tokens.
+"""Arrivals and departures of names in the tiers of a ledger, and the present names: without tokens.
 
-The ledger appends to a list while there is a `PlaceChanges`, and nothing else is kept: what is there is read
-of the ledger itself, in parts. A part that is read late is right then, so a follower may be given parts
-between changes. It knows no reader.
+While there is a `PlaceChanges`, the ledger appends to a list; it keeps nothing else. The present names are
+read from the ledger itself, in parts. A part is correct when it is read, so parts may be sent between
+changes. This module knows no reader.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from octavo.memory.ledger import Ledger
 
 @dataclass(slots=True)
 class NamesOfPlace:
-    """That came to a place, and that left it."""
+    """The names that came to a place, and those that left it."""
 
     added: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
@@ -27,15 +26,15 @@ ByPlace = dict[Place, NamesOfPlace]
 
 
 class PlaceChanges:
-    """Of one ledger, from now on. On the thread that turns its engine."""
+    """The changes of one ledger from now on. On the engine's thread."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         ledger.history.moves = []
 
     def take(self) -> ByPlace:
-        """The changes since the last call. Each name of a place once, as the last change left it: a reader
-        may know it already. O(changes)."""
+        """The changes since the last call. Each name of a place once, with its last change, which may repeat
+        the reader's state. O(changes)."""
         moves, self._ledger.history.moves = self._ledger.history.moves, []
         last: dict[tuple[Place, bytes], bool] = {}
         for name, place, is_added in moves or ():
@@ -47,13 +46,13 @@ class PlaceChanges:
         return found
 
     def names(self) -> list[bytes]:
-        """All that can be found now, and perhaps some that cannot; one that is in the pool and in an offload
-        tier twice. O(names), at the speed of copying a list."""
+        """All findable names, and perhaps some others; a name in the pool and in an offload tier twice.
+        O(names), at the speed of copying a list."""
         tier = self._ledger.tier
         return [*(() if tier is None else tier.stored_names()), *self._ledger.pool.by_name]
 
     def where(self, names: Iterable[bytes]) -> ByPlace:
-        """Where each of these is now, if it can be found. O(names)."""
+        """The present places of each of these names. O(names)."""
         by_name, tier, found = self._ledger.pool.by_name, self._ledger.tier, ByPlace()
         for name in names:
             if name in by_name:
