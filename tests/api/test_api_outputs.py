@@ -107,7 +107,7 @@ def test_pieces_join_to_the_whole() -> None:
     for one in deltas:
         whole.take(one, 101.0)
         pieces.take(one, 101.0)
-        told.append(pieces.taken(one.choice))
+        told.append(pieces.take_new(one.choice))
     wanted = whole.output()
     for index in (0, 1):
         own = [output for piece in told for output in piece.outputs if output.index == index]

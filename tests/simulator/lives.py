@@ -182,7 +182,9 @@ class Simulation:
         stored = {name: slot for slot, (name, _) in below.items() if name}
         kept_of_sessions = self.sessions.restart()
         self._begin(stored)
-        self.executor.below = {slot: found for slot, found in below.items() if stored.get(found[0]) == slot}
+        self.executor.tier_slots = {
+            slot: found for slot, found in below.items() if stored.get(found[0]) == slot
+        }
         self.sessions.restore(kept_of_sessions)
 
     def _tell(self) -> None:
@@ -225,7 +227,7 @@ class Simulation:
         listed = tier.slots()
         leaving = {slot for name, slot in listed.items() if tier.is_storing(name)} | set(tier.dropped)
         leaving |= {transfer.slot for transfer in self.scheduler.context.plan.transfers}  # of the next plan
-        for slot, (name, _) in self.executor.below.items():
+        for slot, (name, _) in self.executor.tier_slots.items():
             assert not name or listed.get(name) == slot or slot in leaving, (
                 "forgotten, and found by a restart"
             )

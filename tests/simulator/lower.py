@@ -52,7 +52,7 @@ class SimulatedTiers:
 
     def after_restart(self, executor: OracleExecutor) -> Below:
         """What is below then: host memory is gone."""
-        return {slot: found for slot, found in executor.below.items() if slot >= self._num_host}
+        return {slot: found for slot, found in executor.tier_slots.items() if slot >= self._num_host}
 
     def on_disk(self, tier: OffloadTier) -> dict[bytes, int]:
         """What the ledger lists there."""
@@ -64,10 +64,10 @@ class SimulatedTiers:
         for transfer in moves:
             assert transfer.source < self._num_host <= transfer.slot, "only host memory moves on to disk"
             ok = self._random.random() >= self._move_failures
-            name, _ = executor.below.get(transfer.slot, (b"", []))
+            name, _ = executor.tier_slots.get(transfer.slot, (b"", []))
             is_there = name == transfer.name  # else something followed it already
             if not ok and is_there:
-                executor.below[transfer.slot] = (b"", [])
+                executor.tier_slots[transfer.slot] = (b"", [])
             scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok))
         return len(moves)
 

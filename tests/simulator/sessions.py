@@ -96,7 +96,7 @@ class SessionLives:
     def check(self) -> None:
         """What must hold between two steps."""
         simulation = self._simulation
-        scheduler, below = simulation.scheduler, simulation.executor.below
+        scheduler, below = simulation.scheduler, simulation.executor.tier_slots
         tier = scheduler.transfers.tier
         for session in scheduler.session_table:
             state = session.state

@@ -1,6 +1,6 @@
-"""The Python API: what programs import from `octavo`. Its names, arguments and defaults are vLLM's where vLLM
-has them; what else there is, is Octavo's own.
+"""The Python API: the names that programs import from `octavo`. Names, arguments and defaults are vLLM's
+where vLLM has them; the others are Octavo's own.
 
-    prompts, SamplingParams --> LLM        the caller turns the engine  --> RequestOutput
-                            --> AsyncLLM   a thread turns it
+    prompts, SamplingParams --> LLM        the caller runs the engine's steps  --> RequestOutput
+                            --> AsyncLLM   a thread runs them
 """

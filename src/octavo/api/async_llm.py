@@ -1,5 +1,5 @@
-"""The asynchronous front door, for programs with an event loop, as with vLLM's `AsyncLLM`: a thread turns the
-engine, and each request is an async iterator of outputs.
+"""The asynchronous API, for programs with an event loop, as vLLM's `AsyncLLM`: a thread runs the engine, and
+each request is an async iterator of outputs.
 
     llm = AsyncLLM("smollm2-135m")
     async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32), "request-1"):
@@ -42,31 +42,31 @@ from octavo.types import FinishReason, Request
 
 @dataclass(slots=True)
 class _Running:
-    """A request, from when it is asked for to when its caller has its end."""
+    """A request, from its call to its end."""
 
     name: str
     is_aborted: bool = False
-    cancel: Callable[[], object] | None = None  # None: there is nothing to be cancelled yet
+    cancel: Callable[[], object] | None = None  # None: nothing to cancel yet
 
     def abort(self) -> None:
-        """End it now, or as soon as there is something to end."""
+        """End it now, or as soon as it can be cancelled."""
         self.is_aborted = True
         if self.cancel is not None:
             self.cancel()
 
     def started(self, cancel: Callable[[], object]) -> None:
-        """From now on `cancel` ends it."""
+        """`cancel` ends it from now on."""
         self.cancel = cancel
         if self.is_aborted:
             cancel()
 
 
 class AsyncLLM:
-    """A model in this process, and a thread that turns its engine; `model` and `settings` are as for `LLM`.
+    """A model in this process, and a thread that runs its engine; `model` and `settings` are as for `LLM`.
 
-    Loading takes a while, in which the event loop stands still. Shut it down, or use it in a `with` or an
-    `async with` statement; after that it raises EngineStopped. What was not shut down is at the program's
-    end. Raises ConfigError or ModelError.
+    Loading takes a while and blocks the event loop. Shut it down, or use it in a `with` or `async with`
+    statement; afterwards it raises EngineStopped. It is shut down at the end of the program at the latest.
+    Raises ConfigError or ModelError.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class AsyncLLM:
         resolved = resolve_settings(name, options, settings)
         self._client: EngineClient = start_engine(name, resolved.options, progress)
         self._seeds = None if resolved.seed is None else random.Random(resolved.seed)
-        self._numbers = itertools.count()  # for requests to which the caller gives no id
+        self._numbers = itertools.count()  # for requests without an id of the caller
         self._is_closed = False
         self._running: dict[str, _Running] = {}  # by the caller's id
-        # The client alone is held by that, and its own thread holds it too. Not closed when this object is
-        # collected: that may happen on any thread, also on one that holds the client's lock.
+        # The exit handler holds only the client, as does the client's own thread. Not closed when this object
+        # is collected: that may happen on any thread, even on one that holds the client's lock.
         atexit.register(self._client.close)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """The same of settings that are a value."""
+        """The same, from settings as a value."""
         return cls(engine_args.model, **engine_args.settings)
 
     def __enter__(self) -> Self:
@@ -208,16 +208,15 @@ class AsyncLLM:
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests, also those whose prompts are still read: their last outputs say "abort". Unknown ids
-        are ignored, because they may have just finished."""
+        """End requests, including those whose prompts are being read; their last outputs have reason "abort".
+        Unknown ids are ignored, because they may have just finished."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             running = self._running.get(name)
             if running is not None:
                 running.abort()
 
     def shutdown(self) -> None:
-        """Stop the engine after the step that runs; requests that are open fail. A second time does
-        nothing."""
+        """Stop the engine after the current step; open requests fail. Idempotent."""
         self._is_closed = True
         self._client.close()
         atexit.unregister(self._client.close)
@@ -254,13 +253,13 @@ class AsyncLLM:
             )
             running.started(stream.cancel)
             gathered = Gathered(running.name, prompt.text, prompt.tokens, order, arrival)
-            async with aclosing(_told(stream, gathered, order)) as outputs:
+            async with aclosing(_outputs_of(stream, gathered, order)) as outputs:
                 async for output in outputs:
                     yield output
 
     @contextmanager
     def _registered(self, request_id: str | None) -> Iterator[_Running]:
-        """A request that `abort` finds by its id. Raises InvalidRequest where another one has it."""
+        """A request that `abort` finds by its id. Raises InvalidRequest if the id is in use."""
         name = self._named(request_id)
         if name in self._running:
             raise InvalidRequest(
@@ -281,17 +280,17 @@ class AsyncLLM:
         return request_id
 
 
-async def _told(
+async def _outputs_of(
     stream: DeltaStream, gathered: Gathered, order: RequestOrder
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of a request. However it ends, nothing of it runs any more."""
+    """The outputs of a request. However the iteration ends, the request is cancelled."""
     kind = order.output_kind
     try:
         async for delta in stream:
             _check(delta)
             gathered.take(delta, time.time())
             if kind is RequestOutputKind.DELTA:
-                yield gathered.taken(delta.choice)
+                yield gathered.take_new(delta.choice)
             elif kind is RequestOutputKind.CUMULATIVE or gathered.finished:
                 yield gathered.output()
     finally:
@@ -299,6 +298,6 @@ async def _told(
 
 
 def _check(delta: Delta) -> None:
-    """Raise RequestFailed for what has failed."""
+    """Raise RequestFailed for a failed choice."""
     if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):
         raise RequestFailed(delta.error or "the request failed")

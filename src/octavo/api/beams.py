@@ -1,4 +1,4 @@
-"""The hypotheses of a search, in vLLM's names."""
+"""The hypotheses of a beam search, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 def found_beams(output: RequestOutput, tokenizer: Tokenizer) -> BeamSearchOutput:
-    """The outputs of a search, each behind its prompt."""
+    """The outputs of a search, each with its prompt in front."""
     sequences = []
     for found in output.outputs:
         tokens = [*output.prompt_token_ids, *found.token_ids]

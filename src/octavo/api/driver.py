@@ -1,7 +1,7 @@
-"""An engine without a thread: its caller turns it, and is told what each request got. For one thread.
+"""An engine without a thread: its caller runs the steps and receives each request's deltas. For one thread.
 
-Text becomes tokens, and deltas become outputs, above it; here are requests, steps, and what is lost when a
-step breaks.
+Tokenising and the making of outputs are in the layers above. This one has requests, steps, and the losses of
+a broken step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFaile
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import FinishReason, Request, Update
 
-Take = Callable[[int, Delta], None]  # told a request's id, and what it got
+Take = Callable[[int, Delta], None]  # receives a request's id, and its delta
 
 
 class Driver:
@@ -35,12 +35,12 @@ class Driver:
         self._vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
         self._ids = itertools.count(1)
         self._is_closed = False
-        self._turn_lock = threading.RLock()  # held by the thread that queues or turns
-        self._assemblers: dict[int, Assembler] = {}  # of requests that were queued and have not finished
+        self._turn_lock = threading.RLock()  # held by the thread that queues requests or runs steps
+        self._assemblers: dict[int, Assembler] = {}  # of queued, unfinished requests
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were queued and have not had their last delta."""
+        """Queued requests without their last delta."""
         return len(self._assemblers)
 
     def check_open(self) -> None:
@@ -68,7 +68,7 @@ class Driver:
         return request
 
     def submit(self, request: Request) -> None:
-        """Queue it. Raises QueueFull or InvalidRequest; then nothing was queued."""
+        """Queue it. Raises QueueFull or InvalidRequest, and then queues nothing."""
         compiled = compile_grammar(request.params, self._facts)
         with self._alone():
             try:
@@ -77,14 +77,14 @@ class Driver:
             except BaseException:
                 self._assemblers.pop(request.request_id, None)
                 raise
-            self.engine.inbox.wake()  # a step may find work now
+            self.engine.inbox.wake()  # a step may have work now
 
     def step(self) -> list[tuple[int, Delta]]:
-        """Turn the engine once: (request id, what it got); not all get something.
+        """Run one step of the engine; returns (request id, delta) for the requests that have one.
 
         A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
-        ones are lost; EngineStopped, that they were lost by `close`; InvalidRequest, that another thread
-        turns it, and nothing is lost.
+        requests are lost (EngineStopped: by `close`), except InvalidRequest: another thread runs a step, and
+        nothing is lost.
         """
         self.check_open()
         with self._alone():
@@ -92,13 +92,13 @@ class Driver:
                 if self.engine.has_work and self.engine.idle:
                     self.engine.inbox.wait()  # for a transfer
                 return self._deltas(self.engine.step())
-            except BaseException as error:  # ctrl-c too: what a step left half done would fail later calls
+            except BaseException as error:  # ctrl-c too: the state after half a step would fail later calls
                 self._forget(error)
                 raise
 
     def run(self, requests: Sequence[Request], take: Take, each_step: Callable[[], None]) -> None:
-        """Have all of them answered. Raises InvalidRequest while others are unfinished or another thread is
-        at it, RequestFailed if one fails; then none is left."""
+        """Run all these requests to their end. Raises InvalidRequest while others are unfinished or another
+        thread is active, RequestFailed if one fails; then none is left."""
         with self._alone():
             self._run(requests, take, each_step)
 
@@ -113,7 +113,7 @@ class Driver:
             self._turn(list(reversed(ranked)), take, each_step)
         except RequestFailed:
             raise
-        except BaseException as error:  # between two steps; one that broke has left nothing
+        except BaseException as error:  # between two steps; a broken step has left no request
             if self._assemblers or self.engine.has_work:
                 self._forget(error)
             raise
@@ -123,8 +123,8 @@ class Driver:
         self.engine.inbox.post(Cancel(request_id))
 
     def close(self) -> None:
-        """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
-        threads. A second time does nothing."""
+        """Drop unfinished requests, store kept blocks in the offload tier, if there is one, and end all
+        threads. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -142,7 +142,7 @@ class Driver:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """For the thread that queues or turns; another one is refused, and does not wait for it."""
+        """For the thread that queues or runs steps; another one is refused, without waiting."""
         if not self._turn_lock.acquire(blocking=False):
             raise InvalidRequest(
                 "another thread is in generate, chat, embed, beam_search, add_request or step of this LLM; "
@@ -160,7 +160,7 @@ class Driver:
             assembler = self._assemblers.get(update.request_id)
             delta = None if assembler is None else assembler.take(update)
             if assembler is None or delta is None:
-                continue  # what came behind a stop string
+                continue  # tokens after a stop string
             deltas.append((update.request_id, delta))
             if delta.finish is not None and update.finish is None:
                 self.engine.inbox.post(Cancel(update.request_id, update.choice))
@@ -169,14 +169,14 @@ class Driver:
         return deltas
 
     def _turn(self, unsent: list[Request], take: Take, each_step: Callable[[], None]) -> None:
-        """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
-        given."""
+        """Run steps until all is done. The bounded queue is refilled as it empties, so any number of prompts
+        may be given."""
         engine = self.engine
         while unsent or engine.has_work:
             while unsent and engine.num_waiting < engine.config.max_rows:
                 try:
                     self.submit(unsent[-1])
-                except QueueFull:  # compiled grammars of those that run take all memory that they may
+                except QueueFull:  # compiled grammars of running requests use all their memory
                     if not self._assemblers:
                         raise
                     break
@@ -196,6 +196,6 @@ class Driver:
             self.step()
 
     def _forget(self, error: BaseException) -> None:
-        """Every unfinished request is lost."""
+        """Forget every unfinished request."""
         self._assemblers.clear()
         self.engine.recover(error)

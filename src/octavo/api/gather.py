@@ -31,19 +31,19 @@ _REASONS = {
 
 @dataclass(slots=True)
 class _GatheredChoice:
-    """What there is of one output."""
+    """The parts of one output so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs = field(default_factory=list)  # of each, where they were asked for
-    cumulative: float = 0.0  # of all its tokens, also of those that have been told already
+    logprobs: Logprobs = field(default_factory=list)  # of each token, if requested
+    cumulative: float = 0.0  # of all its tokens, returned ones included
     finish: FinishReason | None = None
     stop: str | int | None = None
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))
 
 
 class Gathered:
-    """The outputs of one request. `request_id` and the prompt's `text` are as the caller is to see them."""
+    """The outputs of one request. `request_id` and the prompt's `text` are for the caller."""
 
     def __init__(
         self, request_id: str, text: str | None, prompt: Sequence[int], order: RequestOrder, arrival: float
@@ -56,8 +56,8 @@ class Gathered:
         self._first: float | None = None
         self._finished: float | None = None
         self._choices = [_GatheredChoice() for _ in range(order.n)]
-        self._prompt_logprobs: Logprobs = []  # of its second token on
-        self._has_told_prompt = False  # its beginning has been told, and is not told again
+        self._prompt_logprobs: Logprobs = []  # from its second token on
+        self._has_returned_prompt = False  # they have been returned, and are returned once
         self.embedding = b""
 
     @property
@@ -83,16 +83,16 @@ class Gathered:
             self._finished = now
 
     def output(self) -> RequestOutput:
-        """All that there is so far. O(what there is)."""
+        """All outputs so far. O(tokens)."""
         return self._output(range(len(self._choices)))
 
-    def taken(self, index: int) -> RequestOutput:
-        """What has come of one output since the last time, and no more after it."""
+    def take_new(self, index: int) -> RequestOutput:
+        """The new part of one output since the last call."""
         output = self._output([index])
         self._choices[index].text = ""
         self._choices[index].token_ids.clear()
         self._choices[index].logprobs.clear()
-        self._has_told_prompt |= bool(self._prompt_logprobs)
+        self._has_returned_prompt |= bool(self._prompt_logprobs)
         self._prompt_logprobs.clear()
         return output
 
@@ -104,7 +104,7 @@ class Gathered:
             [self._completion(index) for index in indices],
             self.finished,
             RequestMetrics(self._arrival, self._first, self._finished),
-            self._told_prompt_logprobs(),
+            self._new_prompt_logprobs(),
             self._choices[0].usage.num_cached,
         )
 
@@ -122,26 +122,26 @@ class Gathered:
             choice.usage,
         )
 
-    def _told_prompt_logprobs(self) -> PromptLogprobs | None:
+    def _new_prompt_logprobs(self) -> PromptLogprobs | None:
         if self._order.params.prompt_logprobs is None or (
-            self._has_told_prompt and not self._prompt_logprobs
+            self._has_returned_prompt and not self._prompt_logprobs
         ):
             return None
-        first: PromptLogprobs = [] if self._has_told_prompt else [None]
+        first: PromptLogprobs = [] if self._has_returned_prompt else [None]
         return [*first, *self._prompt_logprobs]
 
     def _at(self, info: TokenInfo) -> dict[int, Logprob]:
-        """The token that stands there, then the likeliest."""
+        """The actual token, then the likeliest."""
         ranks = {token: index + 1 for index, (token, _, _) in enumerate(info.top)}
-        told = {info.token: self._one(info.logprob or 0.0, ranks.get(info.token), info.data)}
+        by_token = {info.token: self._one(info.logprob or 0.0, ranks.get(info.token), info.data)}
         for token, data, logprob in info.top:
-            told.setdefault(token, self._one(logprob, ranks[token], data))
-        return told
+            by_token.setdefault(token, self._one(logprob, ranks[token], data))
+        return by_token
 
     def _one(self, logprob: float, rank: int | None, data: bytes) -> Logprob:
         return Logprob(logprob, rank, data.decode("utf-8", "replace") if self._order.detokenize else None)
 
 
 def _stop_reason(stop: str | int | None, params: SamplerParams) -> str | int | None:
-    """As in vLLM: an end token of the model's own is none."""
+    """As in vLLM: None for an end token of the model."""
     return None if isinstance(stop, int) and stop not in params.stop_token_ids else stop

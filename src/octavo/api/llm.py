@@ -1,5 +1,5 @@
-"""The synchronous front door, for scripts: prompts in, finished outputs out, as with vLLM's `LLM`. No thread;
-the caller turns the engine.
+"""The synchronous API, for scripts: prompts in, finished outputs out, as vLLM's `LLM`. It has no thread: the
+caller runs the engine's steps.
 
     from octavo import LLM, SamplingParams
     llm = LLM("smollm2-135m")
@@ -52,16 +52,16 @@ from octavo.serving.embedding import vector_of
 from octavo.serving.start import build_engine
 from octavo.text.tokenizer import Tokenizer
 
-# What is asked; `SamplerParams`, which the engine itself takes, goes as it is.
+# Parameters of a call; `SamplerParams`, the engine's own, pass unchanged.
 OneParams = SamplingParams | SamplerParams
 Params = OneParams | Sequence[OneParams] | None  # one for all, one for each, or the default ones
 
 
 class LLM:
     """A model in this process. `model` is an alias, a folder, a .gguf file or a Hugging Face repository;
-    `settings` are Octavo's own or vLLM's, by name, on top of `options`; `progress` is told each phase.
+    `settings` are Octavo's own or vLLM's, by name, on top of `options`; `progress` receives each phase.
 
-    Close it, or use it in a `with` statement; after that it raises EngineStopped. Raises ConfigError or
+    Close it, or use it in a `with` statement; afterwards it raises EngineStopped. Raises ConfigError or
     ModelError.
     """
 
@@ -75,7 +75,7 @@ class LLM:
         name = None if model is None else os.fspath(model)
         resolved = resolve_settings(name, options, settings)
         options = resolved.options
-        if options.pace is None:  # a caller that waits for all answers gains nothing from steady streams
+        if options.pace is None:  # steady streams are useless to a caller that waits for all answers
             options = replace(options, pace=False)
         self.started = build_engine(name, options, progress)
         self._driver = Driver(self.started.engine, self.tokenizer, self.started.facts)
@@ -89,12 +89,12 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """For benchmarks and tests: the engine that the caller turns."""
+        """For benchmarks and tests: the engine whose steps the caller runs."""
         return self._driver.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The engine's own; programs have `get_tokenizer`."""
+        """The engine's own; programs use `get_tokenizer`."""
         return self.started.loaded.tokenizer
 
     def get_tokenizer(self) -> TokenizerView:
@@ -102,8 +102,7 @@ class LLM:
         return TokenizerView(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is taken where none are given. They are neutral; a model's generation_config is not looked
-        at."""
+        """The defaults. They are neutral: a model's generation_config is not read."""
         return SamplingParams()
 
     def generate(
@@ -150,7 +149,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or every one of a list, rendered with the model's own template. Messages are dicts
-        as in OpenAI's API. `tools` are told to the model; its calls stay in the text.
+        as in OpenAI's API. `tools` are passed to the template; the model's calls stay in the text.
 
         Raises as `generate`, and InvalidRequest when there is no template, when it refuses a chat, or when a
         message lacks its fields.
@@ -197,12 +196,12 @@ class LLM:
         ]
         outputs = []
         for gathered in self._run(read, [order] * len(read), use_tqdm, [0] * len(read)):
-            told = gathered.output()
+            whole = gathered.output()
             vector = vector_of(gathered.embedding, params.dimensions, normalize=params.normalize)
             embedded = EmbeddingOutput(vector.tolist())
             outputs.append(
                 EmbeddingRequestOutput(
-                    told.request_id, embedded, told.prompt_token_ids, True, told.num_cached_tokens
+                    whole.request_id, embedded, whole.prompt_token_ids, True, whole.num_cached_tokens
                 )
             )
         return outputs
@@ -247,7 +246,7 @@ class LLM:
         refuse_task("reward", "generate() with logprobs")
 
     def add_request(self, prompt: Prompt, params: OneParams | None = None) -> int:
-        """Queue a prompt for a caller of `step` instead of `generate`; its request id.
+        """Queue a prompt for a caller of `step` instead of `generate`; returns its request id.
 
         Raises InvalidRequest, RequestTooLarge, QueueFull or EngineStopped; then nothing was queued.
         """
@@ -259,10 +258,10 @@ class LLM:
         return request.request_id
 
     def step(self) -> list[tuple[int, Delta]]:
-        """Turn the engine once: (request id, what it got) of those that were added; not all get something.
+        """Run one step of the engine; returns (request id, delta) for the added requests that have one.
 
         A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
-        ones are lost; EngineStopped, that they were lost by `close`.
+        requests are lost; EngineStopped, that `close` dropped them.
         """
         return self._driver.step()
 
@@ -271,23 +270,23 @@ class LLM:
         self.abort(request_id)
 
     def abort(self, request_ids: int | str | Iterable[int | str]) -> None:
-        """`cancel` of one, or of several: ids as `add_request` gives them, or as an output's `request_id`.
-        Raises InvalidRequest for what is neither; then none is cancelled."""
+        """`cancel` for one id or several: as `add_request` returns them, or an output's `request_id`. Raises
+        InvalidRequest for other values, and then cancels none."""
         for request_id in request_numbers(request_ids):
             self._driver.cancel(request_id)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were added and have not had their last delta."""
+        """Added requests without their last delta."""
         return self._driver.num_unfinished
 
     def close(self) -> None:
-        """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
-        threads. A second time does nothing."""
+        """Drop unfinished requests, store kept blocks in the offload tier, if there is one, and end all
+        threads. Idempotent."""
         self._driver.close()
 
     def _orders(self, given: object, count: int) -> list[RequestOrder]:
-        """What is asked of each of `count` prompts, with seeds where the engine has one."""
+        """The orders of `count` prompts, with seeds if the engine has one."""
         read: dict[int, RequestOrder] = {}  # by the parameters' identity: most calls have one for all
         each = each_params(given, count)
         for params in each:
@@ -298,7 +297,7 @@ class LLM:
         return orders if seeds is None else [order.with_seed(seeds.getrandbits(63)) for order in orders]
 
     def _cut(self, prompt: ReadPrompt, order: RequestOrder) -> ReadPrompt:
-        """The prompt as far as it is to be taken."""
+        """The prompt, truncated as requested."""
         room = self.started.facts.context_length - (order.params.pooling is None)
         return prompt.cut_to(order.truncate_prompt_tokens, room)
 
@@ -309,7 +308,7 @@ class LLM:
         use_tqdm: UseTqdm,
         priority: Sequence[int],
     ) -> list[Gathered]:
-        """Answer all of them, in their order."""
+        """Answer all prompts, in order."""
         arrival = time.time()
         found: dict[int, Gathered] = {}
         requests = []

@@ -1,4 +1,4 @@
-"""What a program gets back, in vLLM's names."""
+"""The results for programs, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from octavo.types import Usage
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token at one place, under the raw logits. `rank` 1 is the likeliest; None where it is not among
-    the tokens that `logprobs` asked for: the engine tells no rank beyond them."""
+    """One token at one position, under the raw logits. `rank` 1 is the likeliest; None for a token that is
+    not among the `logprobs` likeliest: the engine reports no rank beyond them."""
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
 
-Logprobs = list[dict[int, Logprob]]  # a place each: the token that stands there first, then the likeliest
+Logprobs = list[dict[int, Logprob]]  # per position: first the actual token, then the likeliest
 PromptLogprobs = list[dict[int, Logprob] | None]  # None for the first token, which nothing predicts
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One output of a request. `finish_reason`: "stop", "length", "abort" (cancelled), "timeout", or None
-    while it goes on. `stop_reason`: the stop string or token of `stop_token_ids` that ended it.
-    `cumulative_logprob` and `logprobs` are there where `logprobs` was asked for."""
+    while it is unfinished. `stop_reason`: the stop string or token of `stop_token_ids` that ended it.
+    `cumulative_logprob` and `logprobs` are present if `logprobs` was requested."""
 
     index: int
     text: str
@@ -34,16 +34,16 @@ class CompletionOutput:
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))  # Octavo's own: what it has cost
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))  # Octavo's own: its cost
 
     def finished(self) -> bool:
-        """True once it goes on no more."""
+        """True after its end."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of the epoch; None: not yet."""
+    """Times of events, in seconds of the epoch; None: not yet."""
 
     arrival_time: float
     first_token_time: float | None = None
@@ -57,8 +57,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and its outputs. `prompt` is its text, of a chat as the template wrote it; None where token
-    ids were given. `prompt_token_ids` is as the engine had it."""
+    """A prompt and its outputs. `prompt` is its text, for a chat as the template wrote it; None if token ids
+    were given. `prompt_token_ids`: the engine's token ids."""
 
     request_id: str
     prompt: str | None
@@ -67,7 +67,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: PromptLogprobs | None = None
-    num_cached_tokens: int = 0  # of the prompt, that did not have to be computed
+    num_cached_tokens: int = 0  # cached tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers."""
+        """The length of the vector."""
         return len(self.embedding)
 
 
@@ -96,7 +96,7 @@ class EmbeddingRequestOutput:
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
     """One hypothesis. `tokens` and `text` begin with the prompt, as vLLM's do; `logprobs` are of the output
-    alone, and `cum_logprob` is their sum."""
+    only, and `cum_logprob` is their sum."""
 
     tokens: list[int]
     logprobs: Logprobs

@@ -1,9 +1,9 @@
-"""What a program asks of a request, in vLLM's names and with vLLM's defaults, and what the engine is asked.
+"""The parameters of a request, in vLLM's names and with vLLM's defaults, and their conversion for the engine.
 
     SamplingParams --order_of(tokenizer)--> RequestOrder(SamplerParams, n, ...)
 
-Unlike what the engine takes, these values may be changed until they are used; so they are looked at when they
-are made, and once more when they are used.
+Unlike the engine's parameters, these values are mutable until they are used. So they are checked when they
+are made, and again when they are used.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class RequestOutputKind(enum.Enum):
-    """What `AsyncLLM.generate` yields."""
+    """The outputs that `AsyncLLM.generate` yields."""
 
-    CUMULATIVE = 0  # all that there is so far, again and again
-    DELTA = 1  # what has come since the last time
-    FINAL_ONLY = 2  # all, once
+    CUMULATIVE = 0  # all so far, repeatedly
+    DELTA = 1  # the new part since the last output
+    FINAL_ONLY = 2  # one complete output
 
 
 @dataclass(slots=True)
 class StructuredOutputsParams:
-    """What an output must follow: exactly one of the first five."""
+    """A constraint of the output: exactly one of the first five."""
 
     json: str | Mapping[str, object] | None = None  # a JSON schema
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None  # EBNF as llama.cpp writes it, or Lark
     json_object: bool | None = None
-    disable_any_whitespace: bool = (
-        False  # JSON has a space behind commas and colons, and no other, either way
-    )
+    disable_any_whitespace: bool = False  # JSON has a space after commas and colons, and no other, either way
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
@@ -50,7 +48,7 @@ class StructuredOutputsParams:
         self.as_grammar()
 
     def as_grammar(self) -> Grammar:
-        """The grammar that is meant. Raises InvalidRequest."""
+        """The grammar for the engine. Raises InvalidRequest."""
         for name, instead in _UNBUILT_OUTPUTS.items():
             if _plain(getattr(self, name)) not in (None, False):
                 raise _unsupported(f"structured_outputs.{name}", getattr(self, name), instead)
@@ -86,8 +84,8 @@ _UNBUILT_OUTPUTS = {
 
 @dataclass(slots=True)
 class BeamSearchParams:
-    """A search for the likeliest outputs, as `LLM.beam_search` does it. Hypotheses are ranked as in
-    transformers, and so is it decided when a search is over."""
+    """A search for the likeliest outputs, for `LLM.beam_search`. The ranking of hypotheses and the end of the
+    search are those of transformers."""
 
     beam_width: int
     max_tokens: int
@@ -101,7 +99,7 @@ class BeamSearchParams:
         self.order()
 
     def order(self) -> RequestOrder:
-        """What the engine is asked. Raises InvalidRequest."""
+        """The order for the engine. Raises InvalidRequest."""
         require_range("beam_width", self.beam_width, 1, BEAM_WIDTH_MAX, whole=True)
         require_range("max_tokens", self.max_tokens, 1, TOKENS_MAX, whole=True)
         if self.structured_outputs is not None:
@@ -119,8 +117,8 @@ class BeamSearchParams:
 
 @dataclass(slots=True)
 class PoolingParams:
-    """How the vectors of `LLM.embed` are made. `pooling` None: as the model is served; else "last" or "mean".
-    `dimensions`: so many numbers, from the first on. `normalize`: to length one."""
+    """The vectors of `LLM.embed`. `pooling`: "last" or "mean"; None: the served model's default.
+    `dimensions`: keep so many leading numbers. `normalize`: to length one."""
 
     dimensions: int | None = None
     normalize: bool = True
@@ -131,7 +129,7 @@ class PoolingParams:
         self.check()
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no model could do."""
+        """Raise InvalidRequest for values that no model supports."""
         if self.dimensions is not None:
             require_range("dimensions", self.dimensions, 1, TOKENS_MAX, whole=True)
         for name, allowed in (
@@ -144,32 +142,30 @@ class PoolingParams:
                 raise InvalidRequest(f"{name} is {shown(getattr(self, name))}; allowed: {words}", param=name)
 
     def order(self, served: Pooling) -> RequestOrder:
-        """What the engine is asked. Raises InvalidRequest."""
+        """The order for the engine. Raises InvalidRequest."""
         self.check()
         return RequestOrder(pooling_params(served if self.pooling is None else Pooling(self.pooling)))
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrder:
-    """What is asked of the engine for one request, and how its output is told."""
+    """The order of one request for the engine, and the form of its output."""
 
     params: SamplerParams
     n: int = 1
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    truncate_prompt_tokens: int | None = (
-        None  # the last so many tokens of the prompt are taken; -1: all that fit
-    )
+    truncate_prompt_tokens: int | None = None  # keep the last so many tokens of the prompt; -1: all that fit
 
     def with_seed(self, seed: int) -> RequestOrder:
-        """The same, drawn from this seed unless it has one of its own."""
+        """The order with this seed, unless it has one already."""
         if self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=seed))
 
     def params_for(self, num_prompt: int, context_length: int) -> SamplerParams:
-        """What is asked behind a prompt of so many tokens. As in vLLM, an output that would pass the context
-        is to end where that does; a prompt that fills it is left to be refused."""
+        """The parameters for a prompt of so many tokens. As in vLLM, an output that would exceed the context
+        ends at its end; a prompt that fills the context is left to be refused."""
         params, room = self.params, context_length - num_prompt
         if params.pooling is not None or params.max_tokens is None or not 1 <= room < params.max_tokens:
             return params
@@ -178,11 +174,11 @@ class RequestOrder:
 
 @dataclass(slots=True, repr=False)
 class SamplingParams:
-    """How the outputs of a request are drawn, and where they end. Raises InvalidRequest when it is made, or
-    when it is used.
+    """The sampling of a request's outputs, and their ends. Raises InvalidRequest when it is made, or when it
+    is used.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all. `max_tokens` None goes to the end of the context.
-    `logprobs` k asks for the logprob of each token and of the k likeliest, up to 20.
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all. `max_tokens` None continues to the end of the
+    context. `logprobs` k requests the logprob of each token and of the k likeliest, up to 20.
     """
 
     n: int = 1
@@ -211,15 +207,15 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
-    thinking_token_budget: int | None = None  # then the thinking is closed; means nothing to other models
+    thinking_token_budget: int | None = None  # ends the thinking; no effect on other models
     truncate_prompt_tokens: int | None = None
     # Octavo's own; see `SamplerParams`.
     banned_sequences: Sequence[Sequence[int]] = ()
-    beams: BeamParams | None = None  # search instead of sampling; the n best come ranked
-    grammar: Grammar | None = None  # as `structured_outputs`, ready made
+    beams: BeamParams | None = None  # search instead of sampling; returns the n best, ranked
+    grammar: Grammar | None = None  # like `structured_outputs`, ready made
     thinking: Thinking | None = None
     speculate: bool = True
-    # What vLLM has and Octavo has not: refused by name, unless it asks for nothing.
+    # vLLM's fields that Octavo does not have: refused by name, unless they have their default.
     best_of: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -249,21 +245,21 @@ class SamplingParams:
         self.check()
 
     def __repr__(self) -> str:
-        """What differs from the defaults."""
+        """The values that differ from the defaults."""
         values = ((own, _plain(getattr(self, own.name))) for own in fields(self))
-        told = [f"{own.name}={value!r}" for own, value in values if value not in (own.default, [])]
-        return f"SamplingParams({', '.join(told)})"
+        changed = [f"{own.name}={value!r}" for own, value in values if value not in (own.default, [])]
+        return f"SamplingParams({', '.join(changed)})"
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no model could do."""
+        """Raise InvalidRequest for values that no model supports."""
         self._sampler_params()
 
     def clone(self) -> Self:
-        """A copy that can be changed alone."""
+        """An independent copy."""
         return copy.copy(self)
 
     def order_of(self, tokenizer: Tokenizer) -> RequestOrder:
-        """What the engine is asked. Raises InvalidRequest."""
+        """The order for the engine. Raises InvalidRequest."""
         params = self._sampler_params()
         if words := self._words():
             banned = bad_word_ids(lambda text: tokenizer.encode(text, add_bos=False), words)
@@ -275,7 +271,7 @@ class SamplingParams:
         return RequestOrder(params, self.n, self.detokenize, self.output_kind, self.truncate_prompt_tokens)
 
     def _take_plain(self) -> None:
-        """Lists and numbers for arrays and what they hold."""
+        """Convert arrays to lists, and their items to plain numbers."""
         for own in fields(self):
             setattr(self, own.name, _plain(getattr(self, own.name)))
 
@@ -365,7 +361,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What a field may be, since it then asks for nothing; and what there is instead."""
+    """The allowed values of an unsupported field, and what to use instead."""
 
     instead: str
     harmless: tuple[object, ...] = field(default=(None,))
@@ -395,20 +391,20 @@ _REFUSED: Mapping[str, _Refusal] = {
 
 
 def order_of(given: SamplingParams | SamplerParams, tokenizer: Tokenizer) -> RequestOrder:
-    """What the engine is asked; `SamplerParams` is taken as it is. Raises InvalidRequest."""
+    """The order for the engine; `SamplerParams` pass unchanged. Raises InvalidRequest."""
     return RequestOrder(given) if isinstance(given, SamplerParams) else given.order_of(tokenizer)
 
 
 def _plain(given: object) -> object:
-    """A list for an array, a number for one of an array's own kind: those compare item by item, so no test
-    for equality can hold them."""
+    """A list for an array, a number for an array's item: arrays compare item by item, so they cannot be
+    tested for equality."""
     tolist = getattr(given, "tolist", None)
     plain: object = tolist() if callable(tolist) else given
     return plain
 
 
 def _count(given: int | None) -> int | None:
-    """True is one, as in vLLM."""
+    """True counts as one, as in vLLM."""
     return 1 if given is True else given
 
 

@@ -1,4 +1,4 @@
-"""What a call gives once for all prompts or once for each of them, and what it may not give."""
+"""Arguments given once for all prompts or once for each, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ID_DIGITS = 19  # no request's number is longer
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """How texts become tokens."""
+    """Options for tokenising texts."""
 
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None  # the last so many are taken; -1: all that fit
+    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: all that fit
 
     def applied_to(self, order: RequestOrder) -> RequestOrder:
-        """The same with the prompt cut, unless it is cut already."""
+        """The order with truncation of the prompt, unless it has that already."""
         if self.truncate_prompt_tokens is None or order.truncate_prompt_tokens is not None:
             return order
         return replace(order, truncate_prompt_tokens=self.truncate_prompt_tokens)
 
 
 def tokenization_of(given: Mapping[str, object] | None, truncate: int | None = None) -> Tokenization:
-    """From vLLM's `tokenization_kwargs`, and what is given beside it. Raises InvalidRequest."""
+    """From vLLM's `tokenization_kwargs`, and the separate argument. Raises InvalidRequest."""
     fields = dict(given or {})
     begins = fields.pop("add_special_tokens", True)
     most = fields.pop("truncate_prompt_tokens", truncate)
@@ -80,8 +80,7 @@ def each_priority(given: int | Sequence[int] | None, count: int) -> list[int]:
 
 
 def request_numbers(given: object) -> list[int]:
-    """Ids of requests, one or several, each a number or, as outputs have it, the text of one. Raises
-    InvalidRequest."""
+    """Request ids from one or several, each a number or, as in outputs, its text. Raises InvalidRequest."""
     is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
     return [_request_number(one) for one in ([given] if is_one else cast("Iterable[object]", given))]
 
@@ -98,7 +97,7 @@ def _request_number(given: object) -> int:
 
 
 def refuse_lora(given: object) -> None:
-    """Raise InvalidRequest where an adapter is wanted."""
+    """Raise InvalidRequest if an adapter is given."""
     if given is not None:
         raise InvalidRequest(
             f"lora_request is {shown(given)}, which is not supported; use instead: None, and a model with "
@@ -109,7 +108,7 @@ def refuse_lora(given: object) -> None:
 
 
 def refuse_task(name: str, instead: str) -> NoReturn:
-    """Raise InvalidRequest for what the models that are served cannot do."""
+    """Raise InvalidRequest for a task that the served models do not support."""
     raise InvalidRequest(
         f"{name}() is not supported: models here have no head for it; use instead: {instead}",
         code="unsupported_parameter",

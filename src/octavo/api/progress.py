@@ -1,7 +1,7 @@
-"""A bar for work that takes long: how many requests have ended, and how fast tokens go in and come out.
+"""A progress bar for long calls: the number of ended requests, and the rates of input and output tokens.
 
-It appears after two seconds, and where somebody can see it: on a terminal. A program may hand in what makes a
-bar of its own, such as `tqdm.tqdm`; that is made at once. Time is an argument.
+It appears after two seconds, on a terminal only. A program may pass a factory for its own bar, such as
+`tqdm.tqdm`; that bar is made at once. Time is an argument.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ DRAWN_EVERY_S = 0.2
 
 
 class ProgressBar(Protocol):
-    """What `tqdm.tqdm` makes, as far as it is used."""
+    """The used part of `tqdm.tqdm`'s interface."""
 
     def update(self, n: int = 1) -> object:
         """So many more have ended."""
 
     def close(self) -> object:
-        """Nothing more comes."""
+        """The work is done."""
 
 
 UseTqdm = bool | Callable[..., ProgressBar]
 
 
 class WorkBar:
-    """The bar of one call, whether it is ever seen or not. Close it."""
+    """The bar of one call, whether it is shown or not. Close it."""
 
     def __init__(
         self, what: str, total: int, use_tqdm: UseTqdm, now: float, console: Console | None = None
@@ -39,24 +39,24 @@ class WorkBar:
         self._total = total
         self._begun = self._drawn = now
         self._ended = self._input_tokens = self._output_tokens = 0
-        self._told = 0  # to a bar of the program's own
+        self._reported = 0  # to a bar of the program's own
         self._theirs = None if isinstance(use_tqdm, bool) else use_tqdm(total=total, desc=what)
         self._console = console or Console(stderr=True)
         self._is_wanted = use_tqdm is True and self._console.is_terminal
         self._bar: Progress | None = None
 
     def count(self, *, ended: int = 0, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """What has happened; nothing is drawn."""
+        """Count without drawing."""
         self._ended += ended
         self._input_tokens += input_tokens
         self._output_tokens += output_tokens
 
     def draw(self, now: float) -> None:
-        """Let it be seen, if it is time."""
+        """Draw, if it is time."""
         if self._theirs is not None:
-            if self._ended > self._told:
-                self._theirs.update(self._ended - self._told)
-                self._told = self._ended
+            if self._ended > self._reported:
+                self._theirs.update(self._ended - self._reported)
+                self._reported = self._ended
         elif self._is_wanted and now - self._begun >= APPEARS_AFTER_S and self._is_due(now):
             self._draw(now)
 
@@ -83,7 +83,7 @@ class WorkBar:
         self._bar.refresh()
 
     def close(self) -> None:
-        """It stays on the terminal as it was drawn last."""
+        """The terminal keeps the last drawing."""
         if self._bar is not None:
             self._bar.stop()
         if self._theirs is not None:

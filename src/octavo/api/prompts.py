@@ -1,4 +1,4 @@
-"""Prompts and chats in all the forms in which a program may give them, and the token ids that they mean.
+"""Prompts and chats in all accepted forms, and their token ids.
 
 "text"   ["text", ...]   {"prompt": "text"}   {"prompt_token_ids": [1, 2]}   [1, 2]   [[1, 2], ...]
 [{"role": ..., "content": ...}, ...]   or a list of such chats; content is text, or a list of text parts
@@ -21,21 +21,21 @@ from octavo.types import ChatMessage, ChatOptions
 
 
 class TextPrompt(TypedDict):
-    """Text, and what its cached blocks are shared under."""
+    """Text, and the cache salt of its blocks."""
 
     prompt: str
     cache_salt: NotRequired[str | None]
 
 
 class TokensPrompt(TypedDict):
-    """Token ids, perhaps with the text that they stand for."""
+    """Token ids, optionally with their text."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str | None]
     cache_salt: NotRequired[str | None]
 
 
-# A dict is one of the two above; as a mapping, since lists of literals would be typed as neither.
+# A dict of one of the two kinds above; typed as a mapping, because list literals match neither.
 Prompt = str | Mapping[str, object] | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
 Message = ChatMessage | Mapping[str, object]
@@ -62,20 +62,20 @@ _MESSAGE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """One prompt as the engine takes it. `text` None: token ids were given."""
+    """One prompt for the engine. `text` None: token ids were given."""
 
     tokens: tuple[int, ...]
     text: str | None
     cache_salt: str = ""
 
     def cut_to(self, most: int | None, room: int) -> ReadPrompt:
-        """Its last `most` tokens; None: all, -1: as many as there is `room` for."""
+        """Its last `most` tokens; None: all, -1: as many as fit into `room`."""
         most = room if most == -1 else most
         return self if most is None else replace(self, tokens=self.tokens[-most:])
 
 
 def listed_prompts(given: object) -> list[object]:
-    """A list of prompts, or one that stands alone. Raises InvalidRequest."""
+    """A list of prompts, from a list or a single prompt. Raises InvalidRequest."""
     if isinstance(given, str | Mapping):
         return [given]
     if isinstance(given, bytes) or not isinstance(given, Collection):
@@ -120,7 +120,7 @@ def _ids(given: object) -> tuple[int, ...]:
 
 
 def listed_chats(given: object) -> list[list[ChatMessage]]:
-    """A list of chats, or one that stands alone; text is what a user says. Raises InvalidRequest."""
+    """A list of chats, from one or several; text is a user's message. Raises InvalidRequest."""
     if isinstance(given, str):
         return [[ChatMessage("user", given)]]
     if not isinstance(given, list | tuple):
@@ -160,7 +160,7 @@ def chat_options(
     template_kwargs: Mapping[str, object] | None,
     tools: Sequence[Mapping[str, object]] | None,
 ) -> ChatOptions:
-    """How chats become prompts. Raises InvalidRequest for what contradicts itself."""
+    """The chat options. Raises InvalidRequest for contradictory ones."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt are both True; allowed: one of them (a message "
@@ -176,6 +176,6 @@ def chat_options(
 
 
 def read_chat(messages: Sequence[ChatMessage], options: ChatOptions, tokenizer: Tokenizer) -> ReadPrompt:
-    """One chat, as the model's own template writes it. Raises InvalidRequest."""
+    """One chat, rendered by the model's own template. Raises InvalidRequest."""
     rendered = render_chat(tokenizer, messages, options)
     return ReadPrompt(tuple(encode_rendered(tokenizer, rendered)), rendered.text)

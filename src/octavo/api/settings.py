@@ -1,10 +1,10 @@
-"""Settings by name, as `LLM` and `AsyncLLM` take them: Octavo's own, and vLLM's where vLLM has them.
+"""The settings of `LLM` and `AsyncLLM` by name: Octavo's own, and vLLM's.
 
     LLM("model", max_model_len=4096)  -->  StartOptions(context_length=4096)
 
-A setting of vLLM's becomes one of Octavo's, or changes no answer and is taken as it comes, or is refused by
-name unless its value asks for nothing. `None` is as good as left out. The fields of `Settings` say which is
-which. `EngineArgs` holds settings as a value, as vLLM's programs hand them around.
+A setting of vLLM's becomes one of Octavo's, or is ignored because it changes no answer, or is refused by name
+unless it has its default. `None` equals absence. The fields of `Settings` show the treatment of each.
+`EngineArgs` holds settings as a value, which vLLM's programs pass around.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ Object = Mapping[str, object] | None
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """What becomes of one of vLLM's settings."""
+    """The treatment of one of vLLM's settings."""
 
     words: str
     becomes: str = ""  # a field of `StartOptions`
     read: Callable[[object], object] = lambda given: given  # its value, None for the default; or ValueError
-    only: tuple[object, ...] | None = None  # the values that are taken; None: any
+    only: tuple[object, ...] | None = None  # the accepted values; None: any
 
     @property
     def treatment(self) -> str:
-        """In a few words, for documentation."""
+        """A short text for the documentation."""
         if self.becomes:
             return f"`{self.becomes}`"
         if not self.only:
@@ -78,8 +78,8 @@ _NO_LORA = "adapters are not built; merge it into the weights"
 
 
 class OwnSettings(TypedDict, total=False):
-    """The settings of `StartOptions`, each with its own name: once more, for type checkers, which cannot make
-    them of its fields."""
+    """The settings of `StartOptions`, each with its own name: repeated for type checkers, which cannot derive
+    them from its fields."""
 
     weights: str | None
     packed_cache: bool | None
@@ -128,7 +128,7 @@ class OwnSettings(TypedDict, total=False):
 class Settings(OwnSettings, total=False):
     """All settings: Octavo's own, and vLLM's."""
 
-    seed: Int  # of the requests that have none of their own, all together
+    seed: Int  # of the requests without one, all together
     tokenizer: Text  # the model's own
     max_model_len: Annotated[Int, Vllm("tokens of prompt and output together", "context_length")]
     max_num_seqs: Annotated[Int, Vllm("sequences that run at once", "max_seqs")]
@@ -155,9 +155,9 @@ class Settings(OwnSettings, total=False):
     hf_token: Annotated[bool | str | None, Vllm("the environment's HF_TOKEN is read", only=(False,))]
     hf_overrides: Annotated[Object, Vllm("change the model's config.json", only=({},))]
     load_format: Annotated[
-        Text, Vllm("told by the files: safetensors, or GGUF", only=("auto", "safetensors", "gguf"))
+        Text, Vllm("set by the files: safetensors, or GGUF", only=("auto", "safetensors", "gguf"))
     ]
-    config_format: Annotated[Text, Vllm("told by the files", only=("auto", "hf"))]
+    config_format: Annotated[Text, Vllm("set by the files", only=("auto", "hf"))]
     download_dir: Annotated[Text, Vllm("the environment's OCTAVO_CACHE is read", only=())]
     generation_config: Annotated[Text, Vllm("defaults are neutral; give SamplingParams", only=("vllm",))]
     override_generation_config: Annotated[Object, Vllm("give SamplingParams", only=({},))]
@@ -184,7 +184,7 @@ class Settings(OwnSettings, total=False):
     async_scheduling: Annotated[Switch, Vllm("steps overlap on a GPU; it changes no answer")]
     disable_async_output_proc: Annotated[Switch, Vllm("it changes no answer")]
     scheduling_policy: Annotated[Text, Vllm("requests have priorities, always", only=("fcfs", "priority"))]
-    disable_log_stats: Annotated[Switch, Vllm("statistics are in engine.stats, and logged by no one")]
+    disable_log_stats: Annotated[Switch, Vllm("statistics are in engine.stats, and never logged")]
     disable_log_requests: Annotated[Switch, Vllm("requests are not logged")]
     enable_log_requests: Annotated[Switch, Vllm("requests are not logged", only=(False,))]
     max_logprobs: Annotated[Int, Vllm("20 at most", only=tuple(range(21)))]
@@ -217,16 +217,16 @@ _OWN = {own.field: own for own in settings_of(StartOptions)}
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """What settings come to."""
+    """The result of resolving settings."""
 
     options: StartOptions
-    seed: int | None = None  # from which requests without a seed get theirs; None: drawn afresh
+    seed: int | None = None  # for requests without a seed; None: a random one each
 
 
 def resolve_settings(
     model: str | None, options: StartOptions | None, settings: Mapping[str, object]
 ) -> ResolvedSettings:
-    """What settings come to, on top of `options`. Raises ConfigError."""
+    """The resolved settings, on top of `options`. Raises ConfigError."""
     given = {name: value for name, value in settings.items() if value is not None}
     seed, tokenizer = given.pop("seed", None), given.pop("tokenizer", None)
     if seed is not None and not (is_number(seed, whole=True) and isinstance(seed, int)):
@@ -247,7 +247,7 @@ def resolve_settings(
 
 
 def _meant(name: str, value: object) -> tuple[str, object]:
-    """The field of `StartOptions` that is meant, and its value; None: the default. Raises ConfigError."""
+    """The target field of `StartOptions`, and its value; None: the default. Raises ConfigError."""
     if name in _OWN:
         return name, value
     setting = VLLM_SETTINGS.get(name)
@@ -269,7 +269,7 @@ def _meant(name: str, value: object) -> tuple[str, object]:
 
 
 class EngineArgs:
-    """A model and its settings, also from a command line; they are checked when an engine is made."""
+    """A model and its settings, also from a command line; checked when an engine is made."""
 
     def __init__(self, model: str | None = None, **settings: Unpack[Settings]) -> None:
         self.model = model
@@ -277,7 +277,7 @@ class EngineArgs:
 
     @staticmethod
     def add_cli_args(parser: "ArgumentParser") -> "ArgumentParser":
-        """Add `--model`, and an option for each setting that is a number, a text, or on or off."""
+        """Add `--model`, and an option for each setting of type number, text, or switch."""
         from argparse import BooleanOptionalAction
 
         parser.add_argument("--model")
@@ -294,7 +294,7 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: "Namespace") -> Self:
-        """Of what `add_cli_args` has added; what else is there is the program's own."""
+        """From the options of `add_cli_args`; other attributes are ignored."""
         given = {name: value for name, value in vars(args).items() if name in _HINTS}
         model = vars(args).get("model")
         if not isinstance(model, str | None):

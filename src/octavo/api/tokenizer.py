@@ -1,4 +1,4 @@
-"""The model's tokenizer as programs know tokenizers: the part of transformers' names that prompts need."""
+"""The model's tokenizer for programs: the part of transformers' interface that prompts need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class TokenizerView:
-    """What `LLM.get_tokenizer` gives."""
+    """The result of `LLM.get_tokenizer`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary: dict[str, int] = {}  # made when it is asked for
+        self._vocabulary: dict[str, int] = {}  # made on first use
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, with the begin token if the model wants one. Raises InvalidRequest."""
+        """Token ids, with the begin token if the model has one. Raises InvalidRequest."""
         if not isinstance(text, str):
             raise InvalidRequest(f"text is {shown(text)}; allowed: a string", param="text")
         return self._tokenizer.encode(text, add_special_tokens)
@@ -39,7 +39,7 @@ class TokenizerView:
         tokenize: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> str | list[int]:
-        """One chat as the model's own template writes it: token ids, or text. Raises InvalidRequest."""
+        """One chat rendered by the model's own template: token ids, or text. Raises InvalidRequest."""
         options = chat_options(add_generation_prompt, continue_final_message, chat_template_kwargs, tools)
         chats = listed_chats(conversation)
         if len(chats) != 1:
@@ -64,7 +64,7 @@ class TokenizerView:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self._tokenizer.vocab_size
 
     @property
@@ -94,7 +94,7 @@ class TokenizerView:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's own text."""
+        """The template's source."""
         template = self._tokenizer.chat_template
         return None if template is None else template.source
 

@@ -159,7 +159,7 @@ class Room:
             largest = max((need for whose, need in needs if whose == tenant), default=1)
             own = kept + largest - policy.maximum
         # With guarantees, a tenant's pins use only the tenant's own blocks. Those of `shared` are the
-        # operator's, # and the pool's bound keeps them off the guarantees of others.
+        # operator's, and the pool's bound keeps them off the guarantees of others.
         if self._context.ledger.quotas.has_guarantees and tenant != SHARED:
             own = max(own, kept - policy.guaranteed)
         in_budget = pins.num_blocks - (pins.num_soft if hard_only else 0) + more

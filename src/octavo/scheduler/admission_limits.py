@@ -38,7 +38,7 @@ class AdmissionLimits:
         self._shares = shares
         self._soft_holds = soft_holds
         # Blocks that the running sequences will still take, and those that a priority could free: cached
-        # until # `forget_counts`.
+        # until `forget_counts`.
         self._promised: int | None = None
         self._freed: dict[tuple[int, str, int], set[int]] = {}
         # Tables of soft holds that count as released, and the blocks that only they hold.

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 
-# The rank of a prompt in a step: (-priority, service of its tenant, arrival, choice). The first two are its #
+# The rank of a prompt in a step: (-priority, service of its tenant, arrival, choice). The first two are its
 # turn.
 Place = tuple[int, float, int, int]
 

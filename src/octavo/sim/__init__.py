@@ -1,9 +1,9 @@
-"""The real scheduler and ledger without a model, on a virtual clock: what a pool makes of a trace.
+"""The real scheduler and ledger without a model, on a virtual clock: the memory use and schedule of a trace.
 
-    Job        a request as lengths and an arrival       Pool      blocks, and how long a step lasts
-    serve      a trace to its end, with a look at every step
-    replay_paged, replay_reserved    what of the memory is stored, reserved or lost: in blocks, and under
-                                     policies that reserve a contiguous run for each request
+    Job        a request as lengths and an arrival       Pool      blocks, and the time of a step
+    serve      a trace to its end, with a callback in every step
+    replay_paged, replay_reserved    the parts of memory that are stored, reserved or lost: in blocks, and
+                                     under policies that reserve a contiguous run for each request
 
 Twenty requests, ten a second, on 100 blocks: how many ran at once, and how often one was preempted.
 
@@ -14,7 +14,7 @@ Twenty requests, ten a second, on 100 blocks: how many ran at once, and how ofte
     >>> found.running_max, found.preemptions
     (6, 4)
 
-What `serve` calls in each step sees the scheduler itself: its queues, its ledger, its events.
+A callback of `serve` receives the scheduler in each step: its queues, its ledger, its events.
 
     >>> from octavo.sim import requests_of, serve
     >>> waiting = []
@@ -25,9 +25,9 @@ What `serve` calls in each step sees the scheduler itself: its queues, its ledge
     >>> max(waiting)
     9
 
-Which request runs and which block is whose is decided by the code that serves; only the arithmetic is the
-oracle's (`OracleExecutor`): each slot holds what it should mean, so a wrong block is an error at once. The
-same trace and seed give the same figures on every machine. `octavo bench memory` prints such figures.
+The production code decides which request runs and which block is whose. Only the arithmetic is the oracle's
+(`OracleExecutor`): each slot holds what it should mean, so a wrong block is an error at once. The same trace
+and seed give the same figures on every machine. `octavo bench memory` prints such figures.
 """
 
 from octavo.sim.driver import Look, Pool, ServedTrace, replay_paged, requests_of, serve

@@ -1,6 +1,6 @@
-"""Allocators that give every request one contiguous run of KV slots: what serving did before paging.
+"""Allocators that give every request one contiguous run of KV slots, as servers did before paging.
 
-Two of them, over slots [0, num_slots); both are exact and deterministic, and both know only sizes:
+Two of them, over slots [0, num_slots); both are exact and deterministic, and both only know sizes:
 
     FirstFit         the lowest hole that is large enough; neighbouring holes become one
 
@@ -11,9 +11,9 @@ Two of them, over slots [0, num_slots); both are exact and deterministic, and bo
 
         1024 = [            512            |     256     | 128 |  free 128 ]
 
-A memory that is no power of two is several whole trees of falling size: 7,680 = 4,096 + 2,048 + 1,024 + 512.
-Buddies of different trees have different sizes, so they are never joined.
-Source: Knowlton 1965, for the buddies; Kwon et al. 2023, section 6.1, assumes that Orca uses them.
+A memory whose size is no power of two consists of trees of falling size: 7,680 = 4,096 + 2,048 + 1,024 + 512.
+Buddies of different trees have different sizes, so they are never joined. Source: Knowlton 1965, for the
+buddies; Kwon et al. 2023, section 6.1, assumes that Orca uses them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Extent:
 
 
 class Allocator(Protocol):
-    """What a policy needs of contiguous memory."""
+    """A policy's interface to contiguous memory."""
 
     @property
     def num_free(self) -> int:
@@ -45,13 +45,13 @@ class Allocator(Protocol):
 
     @property
     def largest_hole(self) -> int:
-        """The size of the largest piece that `take` could give."""
+        """The largest size that `take` could give."""
 
     def take(self, size: int) -> Extent | None:
-        """A piece of at least `size` slots, or None, which changes nothing."""
+        """A piece of at least `size` slots; None changes nothing."""
 
     def give(self, piece: Extent) -> None:
-        """Give back a piece that was taken."""
+        """Return a piece."""
 
 
 class FirstFit:
@@ -68,7 +68,7 @@ class FirstFit:
 
     @property
     def largest_hole(self) -> int:
-        """Slots of the largest hole; 0 when there is none."""
+        """Slots of the largest hole; 0 without any."""
         return max((hole.size for hole in self._holes), default=0)
 
     def take(self, size: int) -> Extent | None:
@@ -82,7 +82,7 @@ class FirstFit:
         return None
 
     def give(self, piece: Extent) -> None:
-        """The piece becomes a hole, one with the holes that it touches."""
+        """The piece becomes a hole, joined with adjacent holes."""
         index = bisect.bisect(self._holes, piece)
         start, stop = piece.start, piece.stop
         first, last = index, index
@@ -111,7 +111,7 @@ class BuddyAllocator:
 
     @property
     def largest_hole(self) -> int:
-        """Slots of the largest free piece; 0 when there is none."""
+        """Slots of the largest free piece; 0 without any."""
         return max((1 << order for order, starts in enumerate(self.free) if starts), default=0)
 
     def take(self, size: int) -> Extent | None:
@@ -130,17 +130,17 @@ class BuddyAllocator:
         return Extent(start, 1 << wanted)
 
     def give(self, piece: Extent) -> None:
-        """Free the piece, and join it with its buddy for as long as that is free and whole too."""
+        """Free the piece, and join it with its buddy as long as that is free and whole too."""
         order, start = piece.size.bit_length() - 1, piece.start
         self.num_free += piece.size
         while (buddy := start ^ (1 << order)) in self.free[order]:
             self.free[order].remove(buddy)
             start = min(start, buddy)
             order += 1
-        assert start not in self.free[order], "a piece was given back twice"
+        assert start not in self.free[order], "a piece was returned twice"
         self.free[order].add(start)
 
 
 def rounded(size: int) -> int:
-    """The smallest power of two that is not below `size`: 25 becomes 32, 32 stays."""
+    """The smallest power of two that is at least `size`: 25 becomes 32, 32 stays."""
     return 1 << (size - 1).bit_length()

@@ -1,13 +1,13 @@
-"""The real scheduler and ledger on a trace of lengths: which request runs, and which block is whose, is
-decided by the code that serves; only the arithmetic is the oracle's, and the clock is virtual.
+"""The real scheduler and ledger on a trace of lengths. The production code decides which request runs and
+which block is whose; the arithmetic is the oracle's, and the clock is virtual.
 
     trace -> Request -> Scheduler + Memory -> StepPlan -> OracleExecutor -> commit
                               |
-                            look    once a step, when what it writes is reserved and before anybody leaves
+                            look    once a step, with its blocks reserved, before any request ends
 
-A step computes every prompt that enters whole, as the policies of policies.py do, so that steps compare. An
-answer ends at its length, which the scheduler must not know: it admits by what is known so far, and reserves
-a block at a time. Prompts are random, so nothing is shared but what a request shares with itself.
+A step computes all admitted prompts completely, as the policies of policies.py do, so that steps compare. An
+answer ends at its length, which the scheduler must not know: it admits by the known tokens, and reserves a
+block at a time. Prompts are random, so each request shares blocks only with itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from octavo.step.config import SchedulerConfig
 from octavo.types import Request
 
 VOCAB = 32_000
-WINDOW = 32  # positions that the oracle reads for a token: each is checked, and cost stays linear
+WINDOW = 32  # positions that the oracle reads for a token: all are checked, and cost stays linear
 
-Look = Callable[[Scheduler, int], None]  # the scheduler, and how many requests have not arrived yet
+Look = Callable[[Scheduler, int], None]  # the scheduler, and the number of requests yet to arrive
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """KV memory of `num_blocks` blocks, and how long a step lasts in virtual time."""
+    """KV memory of `num_blocks` blocks, and the virtual time of a step."""
 
     num_blocks: int
     block_size: int
@@ -48,7 +48,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
-    """What it took to serve a trace to its end."""
+    """The work to serve a trace to its end."""
 
     steps: int
     preemptions: int
@@ -72,7 +72,7 @@ def requests_of(jobs: Sequence[Job], seed: int, n: int = 1) -> list[Request]:
 
 
 def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> ReplayedTrace:
-    """Serve the trace as the policies of policies.py do, from blocks: what Octavo makes of the memory."""
+    """Serve the trace with the steps of policies.py, from blocks: Octavo's use of the memory."""
     window: Window[Moment] = Window()
 
     def look(scheduler: Scheduler, to_come: int) -> None:
@@ -84,7 +84,7 @@ def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> ReplayedTrace:
 
 
 def slots_of(scheduler: Scheduler) -> Slots:
-    """The pool's slots by what they are, where no block has two holders."""
+    """The pool's slots by kind, if no block has two holders."""
     memory, stored, coming, held = scheduler.ledger, 0, 0, 0
     for sequence in scheduler.live.running:
         assert sequence.table is not None
@@ -92,7 +92,7 @@ def slots_of(scheduler: Scheduler) -> Slots:
         stored += sequence.num_planned
         coming += min(reach, sequence.max_length - 1)
         held += reach
-    assert held == memory.counts().held * memory.block_size, "a block is shared or held by nobody"
+    assert held == memory.counts().held * memory.block_size, "a block is shared, or has no holder"
     return Slots(stored, coming - stored, held - coming, memory.num_available * memory.block_size)
 
 
@@ -101,7 +101,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> ServedTrace:
     rows = sum(request.n for request in requests)
     config = SchedulerConfig(
         max_rows=rows,
-        step_tokens=pool.num_slots + rows,  # never what holds a request back
+        step_tokens=pool.num_slots + rows,  # never the bound that delays a request
         max_waiting=len(requests),
         context_length=1 + max(len(request.prompt) + request.max_tokens for request in requests),
         pace=False,
@@ -122,7 +122,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> ServedTrace:
 
 
 def _step(scheduler: Scheduler, executor: OracleExecutor, now: float, look: Callable[[], None]) -> None:
-    """One turn of the engine, with a look at it before anybody leaves. The only calls of the scheduler's
+    """One step of the engine, with `look` before any request ends. The only place that calls the scheduler's
     step."""
     plan = scheduler.schedule(now)
     assert plan is not None, "work is left, and nothing is planned"

@@ -1,10 +1,9 @@
-"""An executor whose slots hold what they should *mean*, so that any error of ledger or scheduler changes an
-answer.
+"""An executor whose slots hold their *meaning*, so any error of ledger or scheduler changes an answer.
 
-Each slot stores (position, token, owner). The next token folds every slot, read through the block table,
-with the sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen
-at once as foreign. `next_token` is the same function without paging: what a run must equal. A `window` makes
-the token depend on the last positions only, so that a step's cost does not grow with its contexts.
+Each slot stores (position, token, owner). The next token folds every slot, read through the block table, with
+the sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is detected as
+foreign. `next_token` is the same function without paging: the reference of a run. With a `window` the token
+depends on the last positions only, so a step's cost does not grow with its contexts.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def next_token(tokens: Sequence[int], seed: int, choice: int, vocab_size: int) -
 
 
 def likeliest(tokens: Sequence[int], seed: int, vocab_size: int, count: int) -> tuple[tuple[int, float], ...]:
-    """The same for a beam: the first `count` of the vocabulary with what stands for their logprobs."""
+    """The same for a beam: the first `count` of the vocabulary, with stand-ins for their logprobs."""
     drawn = random.Random(next_token(tokens, seed, 0, 2**63))
     ranked = sorted((drawn.expovariate(0.5), token) for token in range(vocab_size))
     return tuple((token, -value) for value, token in ranked[:count])
 
 
 def embedding_of(prompt: Sequence[int]) -> bytes:
-    """What stands for an embedding: a strong hash of everything that it depends on."""
+    """A stand-in for an embedding: a strong hash of its inputs."""
     return hashlib.blake2b(array("Q", prompt).tobytes(), digest_size=16).digest()
 
 
@@ -56,11 +55,11 @@ class _Row:
     parts: list[tuple[int, tuple[int, int, int]]] = field(
         default_factory=list
     )  # of a chunk that is not whole yet
-    num_summed: int = 0  # positions whose hidden rows were wanted, where their mean is
+    num_summed: int = 0  # positions whose hidden states were needed, for a mean
 
 
 class OracleExecutor:
-    """Runs plans over meanings instead of floats. Same diff, same order, same errors as a real executor."""
+    """Runs plans over meanings instead of floats, with a real executor's diffs, order and errors."""
 
     def __init__(
         self,
@@ -79,20 +78,24 @@ class OracleExecutor:
         self.rows: dict[int, _Row] = {}
         self._owner_of_seed = owner_of_seed
         self.shared: Sequence[Sequence[int]] = ()  # prompts whose slots every tenant may read
-        self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
-        self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
-        self.damaged: set[int] = set()  # slots below that attention cannot read
+        self.tier_slots: dict[
+            int, tuple[bytes, list[tuple[int, int, int] | None]]
+        ] = {}  # slot -> name, meanings
+        self.moving: list[Transfer] = []  # transfers before `end_transfer`
+        self.damaged: set[int] = set()  # offload slots that attention cannot read
         self._num_begun = 0
-        self._moved: dict[int, list[tuple[int, int, int] | None]] = {}  # of those, what has moved at once
+        self._moved: dict[
+            int, list[tuple[int, int, int] | None]
+        ] = {}  # of these, the ones that have moved already
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, in the order that StepPlan states."""
         self._apply(plan)
         for transfer in plan.transfers:
             if transfer.move is Move.FORGET:
-                self.below.pop(transfer.slot, None)
+                self.tier_slots.pop(transfer.slot, None)
             elif transfer.move is Move.MOVE:
-                self._move_below(transfer)
+                self._move_between_slots(transfer)
             else:
                 self._begin_transfer(transfer)
         unreadable = {c.seq_id: slots for c in plan.chunks if (slots := self._unreadable(c))}
@@ -119,7 +122,7 @@ class OracleExecutor:
             row = self.rows[row_id]
             seq_id = row.admitted.seq_id
             if seq_id in unreadable:
-                row.tokens.append(0)  # a plan in flight may count on a token; it will be dropped
+                row.tokens.append(0)  # a plan in flight may rely on a token; it will be dropped
                 continue
             if row.admitted.params.pooling is not None:
                 samples[seq_id], pooled[seq_id] = (SampledToken(0),), embedding_of(context)
@@ -128,17 +131,17 @@ class OracleExecutor:
         return StepResult(plan.step_id, samples, prompt_logprobs, pooled=pooled, unreadable=unreadable)
 
     def _unreadable(self, chunk: Chunk) -> tuple[int, ...]:
-        """Slots of its cold blocks that were damaged."""
+        """Damaged slots of its cold blocks."""
         entries = self.rows[chunk.row].blocks
         slots = [entry - COLD_FIRST for entry in entries if entry >= COLD_FIRST]
-        return tuple(slot for slot in slots if slot in self.damaged or not self.below[slot][0])
+        return tuple(slot for slot in slots if slot in self.damaged or not self.tier_slots[slot][0])
 
     def _follow(self, chunk: Chunk) -> None:
-        """Each part of a chunk with cold blocks follows the one before it, and reads all that is before its
-        end."""
+        """Check that each part of a chunk with cold blocks follows the previous one, and reads all positions
+        before its end."""
         row = self.rows[chunk.row]
         has_cold = any(entry >= COLD_FIRST for entry in row.blocks)
-        assert has_cold <= chunk.is_cold, "cold blocks are read by a chunk that does not say so"
+        assert has_cold <= chunk.is_cold, "a chunk that is not cold reads cold blocks"
         if chunk.is_cold:
             wanted = (chunk.start, chunk.length, chunk.num_parts)
             assert chunk.part == (row.parts[-1][0] + 1 if row.parts else 0), "a part is missing"
@@ -155,21 +158,21 @@ class OracleExecutor:
                 assert found[0] == position, f"position {position} reads one of position {found[0]}"
 
     def _sum(self, chunk: Chunk) -> None:
-        """A mean is of all hidden rows, in order of positions, in one row's life."""
+        """A mean sums all hidden states, in order of positions, while the sequence keeps its row."""
         row = self.rows[chunk.row]
         if row.admitted.params.pooling is Pooling.MEAN and chunk.is_last_part:
             assert row.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
             row.num_summed = chunk.stop
 
-    def _move_below(self, transfer: Transfer) -> None:
-        """At once: a worker that moves one thing after another has done it before anything later."""
-        name, meanings = self.below.pop(transfer.source)
-        assert name == transfer.name, "a slot below has another's bytes"
-        self.below[transfer.slot] = (name, meanings)
+    def _move_between_slots(self, transfer: Transfer) -> None:
+        """Immediately: a sequential worker has done it before anything later."""
+        name, meanings = self.tier_slots.pop(transfer.source)
+        assert name == transfer.name, "an offload slot has another block's bytes"
+        self.tier_slots[transfer.slot] = (name, meanings)
 
     def _walk(self, row: _Row, context: list[int], drafts: tuple[int, ...]) -> tuple[SampledToken, ...]:
-        """The samples of a chunk: one, and one more behind each draft that was right. Now and then a draft's
-        position is not sampled, as if it could not be; a token that ends the output ends them, or does not.
+        """The samples of a chunk: one, and one more after each accepted draft. At times a draft's position is
+        not sampled, as if that were impossible. A token that ends the output may or may not end the samples.
         """
         samples: list[SampledToken] = []
         for guess in (*drafts, None):
@@ -182,7 +185,7 @@ class OracleExecutor:
         return tuple(samples)
 
     def _sample(self, row: _Row, context: list[int]) -> SampledToken:
-        """The row's next token; of a beam its candidates, of which a later plan takes one."""
+        """The row's next token; for a beam its candidates, of which a later plan takes one."""
         admitted = row.admitted
         beams = admitted.params.beams
         if beams is None:
@@ -193,9 +196,9 @@ class OracleExecutor:
         return SampledToken(*top[0], top)
 
     def _begin_transfer(self, transfer: Transfer) -> None:
-        """Every other one moves at once, at the first moment that it may; the rest at the last one."""
+        """Every other transfer moves at the earliest possible moment, the rest at the latest."""
         self.moving.append(transfer)
-        self._num_begun += 1  # its id also counts those of other lives in this process
+        self._num_begun += 1  # its id also counts those of other runs in this process
         if self._num_begun % 2:
             self._moved[transfer.transfer_id] = self._move(transfer)
 
@@ -203,24 +206,24 @@ class OracleExecutor:
         size = self.block_size
         own = slice(transfer.block * size, (transfer.block + 1) * size)
         if transfer.move is Move.VERIFY:
-            return self.below[transfer.slot][1]
+            return self.tier_slots[transfer.slot][1]
         if transfer.move is Move.STORE:
             stored = self.slots[own]
-            assert None not in stored, "a block is stored that nothing was written to"
+            assert None not in stored, "a block is stored before it was written"
             return stored
-        name, meanings = self.below[transfer.slot]
-        if not name:  # a move of the same plan has failed: its checksum says so
+        name, meanings = self.tier_slots[transfer.slot]
+        if not name:  # a move of the same plan has failed, as its checksum shows
             meanings = [None] * size
-        assert name in (transfer.name, b""), "a slot below has another's bytes"
+        assert name in (transfer.name, b""), "an offload slot has another block's bytes"
         self.slots[own] = meanings
         return meanings
 
     def end_transfer(self, transfer: Transfer, ok: bool) -> TransferDone:
-        """It has moved by now. Not ok: what it should have written is garbage."""
+        """Ends a transfer that has moved. Not ok: its target holds garbage."""
         self.moving.remove(transfer)
         moved = self._moved.pop(transfer.transfer_id, None) or self._move(transfer)
         if transfer.move is Move.STORE:
-            self.below[transfer.slot] = (transfer.name if ok else b"", moved)
+            self.tier_slots[transfer.slot] = (transfer.name if ok else b"", moved)
             self.damaged.discard(transfer.slot)
         elif None in moved:
             ok = False
@@ -255,10 +258,10 @@ class OracleExecutor:
         return block * self.block_size + position % self.block_size
 
     def _meaning(self, row: _Row, position: int) -> tuple[int, int, int] | None:
-        """What attention finds at a position."""
+        """The meaning that attention finds at a position."""
         block = row.blocks[position // self.block_size]
         if block >= COLD_FIRST:
-            return self.below[block - COLD_FIRST][1][position % self.block_size]
+            return self.tier_slots[block - COLD_FIRST][1][position % self.block_size]
         return self.slots[self._slot(row, position)]
 
     def _write(self, chunk: Chunk) -> None:
@@ -280,7 +283,7 @@ class OracleExecutor:
         return tuple(SampledToken(admitted.tokens[position], float(position)) for position in following)
 
     def _is_shared(self, position: int, token: int) -> bool:
-        """Whether it could belong to a prefix that all tenants share."""
+        """Whether it may belong to a prefix that all tenants share."""
         return any(position < len(prompt) and prompt[position] == token for prompt in self.shared)
 
     def _read(self, chunk: Chunk) -> list[int]:

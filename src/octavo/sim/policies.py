@@ -1,32 +1,32 @@
-"""What a trace of requests costs in KV memory under policies that reserve a contiguous run for each request.
+"""The KV memory of a trace of requests under policies that reserve a contiguous run for each request.
 
-A request is known by its lengths only. With a prompt of p and an output of o tokens it comes to store
-p + o - 1 positions (the last token is sampled, never computed), and runs for o steps: the first computes the
-prompt whole, each later one a position. A step advances all that run, and requests enter and leave at every
-step (iteration-level scheduling, Yu et al. 2022), so policies differ in what they reserve, and only in that:
+A request is known by its lengths only. With a prompt of p and an output of o tokens it finally stores p + o -
+1 positions (the last token is sampled, never computed), and runs for o steps: the first computes the whole
+prompt, each later one a position. A step advances all running requests. Requests start and end at every step
+(iteration-level scheduling, Yu et al. 2022), so policies differ only in their reservations:
 
     static        the longest request there may be; the lowest hole that has it
     Orca Max      the same, from a buddy allocator
     Orca Pow2     the prompt, and the next power of two of the true output; buddies
-    Orca Oracle   what will truly be stored; buddies
-    Octavo        see replay.py: the real scheduler and ledger, which reserve nothing ahead
+    Orca Oracle   the true final size; buddies
+    Octavo        see driver.py: the real scheduler and ledger, which reserve nothing ahead
 
-A moment of the memory, after a step has written and before anybody leaves it:
+The memory at one moment, after a step has written and before any request ends:
 
     [ stored ######| reserved ....| internal      ][ stored ####| ...  ][ free          ][ stored ### | ...
 
-    stored      K and V of a token are there
-    reserved    not yet, but the request that holds the slot will store there
-    internal    the request holds the slot and will never store there: the maximum, or a power of two, or the
-                end of a last block, is more than it comes to
-    external    free although a request waits: holes that are too small, or room that a scheduler leaves
+    stored      holds K and V of a token
+    reserved    empty, but the request that holds the slot will store there
+    internal    the request holds the slot and will never store there: the maximum, a power of two, or the
+                end of a last block exceeds its final size
+    external    free although a request waits: holes that are too small, or room left by a scheduler
 
-These four are all of the memory while anybody waits; free memory that nobody waits for is not wasted and is
-left out. `external` is what figure 2 of the paper calls external fragmentation & others.
+These four are the whole memory while a request waits; free memory without a waiting request is not wasted and
+does not count. Figure 2 of the paper calls `external` external fragmentation & others.
 
-Requests enter by arrival. Where the first in line finds no hole, others may pass it under the bound that the
-scheduler has too (BYPASS_MAX), so that policies differ by memory alone; the paper's queue is strict.
-Source: Kwon et al. 2023, sections 2.2 to 3.1 and 6.1.
+Requests are admitted by arrival. If the first in the queue finds no hole, others may pass it under the
+scheduler's bound (BYPASS_MAX), so that policies differ by memory only; the paper's queue is strict. Source:
+Kwon et al. 2023, sections 2.2 to 3.1 and 6.1.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Job:
 
     @property
     def positions(self) -> int:
-        """What it stores in the end."""
+        """Positions that it finally stores."""
         return self.prompt + self.output - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """All slots of the memory at one moment, by what they are."""
+    """All slots of the memory at one moment, by kind."""
 
     stored: int
     reserved: int
@@ -66,7 +66,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTrace:
-    """What a policy made of a trace. The four shares add up to 1."""
+    """The result of a policy on a trace. The four shares add up to 1."""
 
     policy: str
     stored: float
@@ -75,7 +75,7 @@ class ReplayedTrace:
     external: float
     running: float  # requests at once, on average
     running_max: int
-    measured_steps: int  # steps that the five means are over
+    measured_steps: int  # steps in the five means
     steps: int  # to the end of the last request
     preemptions: int
 
@@ -84,8 +84,8 @@ T = TypeVar("T")
 
 
 class Window(Generic[T]):
-    """Figures of steps, up to the last step in which a request waits or is yet to come: what follows is a
-    memory that runs empty. All steps, where nobody ever waits."""
+    """Figures of steps, up to the last one with a request that waits or is yet to arrive: after it the memory
+    runs empty. All steps, if no request ever waits."""
 
     def __init__(self) -> None:
         self._steps: list[T] = []
@@ -99,7 +99,7 @@ class Window(Generic[T]):
 
     @property
     def steps(self) -> list[T]:
-        """Those that count."""
+        """The steps that count."""
         return self._steps[: self._stop] or self._steps
 
 
@@ -131,7 +131,7 @@ def replayed(policy: str, moments: Sequence[Moment], steps: int, preemptions: in
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How much is reserved for a request, and where."""
+    """The size and place of a request's reservation."""
 
     name: str
     allocator: Callable[[int], Allocator]  # over so many slots
@@ -139,7 +139,7 @@ class Policy:
 
 
 def reservation_policies(max_length: int) -> tuple[Policy, ...]:
-    """The policies that reserve, where no request is longer than `max_length` tokens."""
+    """The policies that reserve, if no request is longer than `max_length` tokens."""
 
     def whole(job: Job) -> int:
         return max_length
@@ -167,8 +167,8 @@ def replay_reserved(jobs: Sequence[Job], policy: Policy, num_slots: int, step_s:
 
 
 @dataclass(slots=True, eq=False)
-class _Served:
-    """A request on its way. It runs once it has a piece."""
+class _ActiveJob:
+    """A job in the queue, or running once it has a piece."""
 
     job: Job
     wanted: int
@@ -185,18 +185,18 @@ class _Server:
         self._allocator = policy.allocator(num_slots)
         self._step_s = step_s
         self._to_come = deque(sorted(jobs, key=lambda job: job.arrival))
-        self._waiting: list[_Served] = []  # by arrival
-        self._running: list[_Served] = []
+        self._waiting: list[_ActiveJob] = []  # by arrival
+        self._running: list[_ActiveJob] = []
         self._now = 0.0
         self._window: Window[Moment] = Window()
 
     def run(self) -> ReplayedTrace:
-        """All steps."""
+        """Run all steps."""
         steps = 0
         while self._to_come or self._waiting or self._running:
             self._arrive()
-            self._enter()
-            assert self._running, f"{self._policy.name}: a request fits not even alone"
+            self._admit()
+            assert self._running, f"{self._policy.name}: a request does not fit even alone"
             self._compute()
             moment = Moment(self._slots(), len(self._running), len(self._waiting))
             self._window.add(moment, moment.waiting, len(self._to_come))
@@ -210,12 +210,12 @@ class _Server:
             self._now = max(self._now, self._to_come[0].arrival)
         while self._to_come and self._to_come[0].arrival <= self._now:
             job = self._to_come.popleft()
-            self._waiting.append(_Served(job, self._policy.wanted(job)))
+            self._waiting.append(_ActiveJob(job, self._policy.wanted(job)))
 
-    def _enter(self) -> None:
-        """Whoever finds a piece, in order of arrival, with the scheduler's bound on passing."""
-        head: _Served | None = None  # the first that found none
-        too_large = 1 << 62  # a size for which there is no hole in this step
+    def _admit(self) -> None:
+        """Start waiting jobs that find a piece, by arrival, with the scheduler's bound on passing."""
+        head: _ActiveJob | None = None  # the first one without a piece
+        too_large = 1 << 62  # a size without a hole in this step
         for request in self._waiting[:SCAN_MAX]:
             if request.wanted < too_large:
                 request.piece = self._allocator.take(request.wanted)
