@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.api.talking import TalkingTokenizer
 
 from octavo import Logprob, SamplingParams
-from octavo.api.gather import Gathered
+from octavo.api.gather import OutputGatherer
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.types import FinishReason, Usage
 
 USAGE = Usage(3, 2, 1, 0)
 
 
-def gathered(**fields: object) -> Gathered:
+def gathered(**fields: object) -> OutputGatherer:
     order = SamplingParams(**fields).order_of(TalkingTokenizer())  # type: ignore[arg-type]
-    return Gathered("7", "abc", [26, 27, 28], order, 100.0)
+    return OutputGatherer("7", "abc", [26, 27, 28], order, 100.0)
 
 
 def delta(

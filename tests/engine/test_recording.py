@@ -22,7 +22,7 @@ from octavo.cli.replay import in_words
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.recording import MAGIC, Recorder
-from octavo.engine.replay import Replayed, replay
+from octavo.engine.replay import ReplayResult, replay
 from octavo.engine.requests import ModelFacts
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, PinRefused
@@ -135,7 +135,7 @@ def record(path: Path, count: int = 96, seed: int = 1, **options: object) -> int
         llm.close()
 
 
-def replayed(path: Path, **given: int) -> Replayed:
+def replayed(path: Path, **given: int) -> ReplayResult:
     return replay(path, lambda count: None, **given)
 
 

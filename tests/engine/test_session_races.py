@@ -27,7 +27,7 @@ from octavo.conversations.record import TTL_S_MAX
 from octavo.conversations.store import ConversationStore, needed_s
 from octavo.engine.offload import open_disk
 from octavo.engine.port import Port
-from octavo.engine.steady_clock import Seen, Sources, SteadyClock
+from octavo.engine.steady_clock import ClockReading, Sources, SteadyClock
 from octavo.errors import (
     InvalidRequest,
     SessionBusy,
@@ -149,7 +149,7 @@ def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache_and_a_clock
             sources = Sources(
                 partial(float, began + days * day), partial(float, passed * day), partial(str, "boot")
             )
-            clock = SteadyClock(Seen("boot", 0.0, began), sources)
+            clock = SteadyClock(ClockReading("boot", 0.0, began), sources)
             store = open_disk(options, BLOCK_BYTES, b"f" * 32, day, clock, needed_s)
             assert store is not None
             assert len(store.entries()) == left

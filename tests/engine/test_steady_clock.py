@@ -14,7 +14,7 @@ from tests.executor.store import bytes_of as bytes_of_block
 from octavo.config import StartOptions
 from octavo.conversations.store import GRACE_S, ConversationStore
 from octavo.engine.offload import open_clock, open_disk
-from octavo.engine.steady_clock import CLOCK_FILE, Seen, Sources, SteadyClock
+from octavo.engine.steady_clock import CLOCK_FILE, ClockReading, Sources, SteadyClock
 from octavo.errors import UnknownSession
 from octavo.executor.disk import DiskStore, namespace_of
 
@@ -134,7 +134,7 @@ def test_a_file_that_makes_no_sense_is_none(written: str, machine: Machine, tmp_
 
 def test_where_the_boot_has_no_name_nothing_is_sure(machine: Machine) -> None:
     machine.boot = ""
-    assert not SteadyClock(Seen("", 1000.0, NOON + DAY), machine.sources()).is_sure
+    assert not SteadyClock(ClockReading("", 1000.0, NOON + DAY), machine.sources()).is_sure
 
 
 def test_a_disk_that_refuses_the_time_is_told(

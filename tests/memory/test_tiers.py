@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.memory.tiers import Moved, OffloadTier
+from octavo.memory.tiers import OffloadTier, SlotMove
 
 
 def store(tier: OffloadTier, *names: bytes) -> list[int | None]:
@@ -21,9 +21,9 @@ def test_the_least_recently_used_of_host_memory_moves_on_and_the_one_of_the_disk
     tier.touch(b"a")
     tier.end_load(b"a", True)
     assert store(tier, b"c") == [1]
-    assert tier.moved == [Moved(b"b", 1, 2)]
+    assert tier.moved == [SlotMove(b"b", 1, 2)]
     assert store(tier, b"d", b"e") == [0, 1]
-    assert tier.moved[1:] == [Moved(b"a", 0, 3), Moved(b"c", 1, 2)]
+    assert tier.moved[1:] == [SlotMove(b"a", 0, 3), SlotMove(b"c", 1, 2)]
     assert b"b" not in tier
     assert (tier.num_evictions, tier.num_stored, tier.num_in_host) == (1, 4, 2)
     assert tier.slots() == {b"a": 3, b"c": 2, b"d": 0, b"e": 1}

@@ -8,7 +8,7 @@ from tests.scheduler.served import Served
 from octavo.params import Timeouts
 from octavo.scheduler.deadlines import Deadline
 from octavo.step.events import EventKind
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 from octavo.types import FinishReason, Update
 
 
@@ -103,9 +103,9 @@ def test_deadlines_come_soonest_first() -> None:
     timers = served.scheduler.timers
     assert timers.pop_due(0.5) == []
     assert timers.pop_due(10.0) == [
-        (Due.DEADLINE, (request, Deadline.QUEUE.value)),
-        (Due.DEADLINE, (request, Deadline.FIRST_TOKEN.value)),
-        (Due.DEADLINE, (request, Deadline.TOTAL.value)),
+        (TimerKind.DEADLINE, (request, Deadline.QUEUE.value)),
+        (TimerKind.DEADLINE, (request, Deadline.FIRST_TOKEN.value)),
+        (TimerKind.DEADLINE, (request, Deadline.TOTAL.value)),
     ]
     assert timers.pop_due(10.0) == []
 
@@ -113,12 +113,12 @@ def test_deadlines_come_soonest_first() -> None:
 def test_a_timer_that_was_set_anew_or_cancelled_is_due_once_or_never() -> None:
     timers = Timers()
     for at in (5.0, 9.0, 2.0, 7.0):
-        timers.set(Due.SESSION, (0, "a"), at)
-    timers.set(Due.PIN, (3, ""), 6.0)
-    timers.set(Due.PIN, (4, ""), 1.0)
-    timers.cancel(Due.PIN, (4, ""))
+        timers.set(TimerKind.SESSION, (0, "a"), at)
+    timers.set(TimerKind.PIN, (3, ""), 6.0)
+    timers.set(TimerKind.PIN, (4, ""), 1.0)
+    timers.cancel(TimerKind.PIN, (4, ""))
     assert timers.next_time() == 6.0
-    assert timers.pop_due(6.9) == [(Due.PIN, (3, ""))]
-    timers.set(Due.DEADLINE, (8, "timeout"), 7.5)
-    assert timers.pop_due(8.0) == [(Due.DEADLINE, (8, "timeout")), (Due.SESSION, (0, "a"))]
+    assert timers.pop_due(6.9) == [(TimerKind.PIN, (3, ""))]
+    timers.set(TimerKind.DEADLINE, (8, "timeout"), 7.5)
+    assert timers.pop_due(8.0) == [(TimerKind.DEADLINE, (8, "timeout")), (TimerKind.SESSION, (0, "a"))]
     assert timers.next_time() is None

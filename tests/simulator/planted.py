@@ -32,7 +32,7 @@ from octavo.memory.table import BlockTable
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.client_pins import ClientPins
 from octavo.retention.pins import Pin, Pins
-from octavo.retention.transfers import Transfers, _Moving
+from octavo.retention.transfers import Transfers, _InFlightTransfer
 from octavo.scheduler import admit as admit_module
 from octavo.scheduler import beam_rows, beams, limits
 from octavo.scheduler import scheduler as scheduler_module
@@ -203,7 +203,7 @@ def _findable_before_it_is_stored(self: OffloadTier, name: bytes, owner: int = 0
     return slot
 
 
-def _store_without_holding(self: Transfers, moving: _Moving) -> None:
+def _store_without_holding(self: Transfers, moving: _InFlightTransfer) -> None:
     _BEGIN(self, moving)
     if moving.holder is not None:
         for block in moving.holder.blocks:
@@ -211,7 +211,7 @@ def _store_without_holding(self: Transfers, moving: _Moving) -> None:
         moving.holder.blocks.clear()
 
 
-def _published_before_it_is_loaded(self: Transfers, moving: _Moving) -> None:
+def _published_before_it_is_loaded(self: Transfers, moving: _InFlightTransfer) -> None:
     _BEGIN(self, moving)
     if moving.transfer.move is Move.LOAD:
         self._context.ledger.publish_loaded(moving.transfer.block, moving.transfer.name)

@@ -20,7 +20,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Self, Unpack
 
-from octavo.api.gather import Gathered
+from octavo.api.gather import OutputGatherer
 from octavo.api.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from octavo.api.params import PoolingParams, RequestOrder, RequestOutputKind, SamplingParams, order_of
 from octavo.api.per_prompt import each_params, each_priority, refuse_lora
@@ -41,7 +41,7 @@ from octavo.types import FinishReason, Request
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningRequest:
     """A request, from its call to its end."""
 
     name: str
@@ -82,7 +82,7 @@ class AsyncLLM:
         self._seeds = None if resolved.seed is None else random.Random(resolved.seed)
         self._numbers = itertools.count()  # for requests without an id of the caller
         self._is_closed = False
-        self._running: dict[str, _Running] = {}  # by the caller's id
+        self._running: dict[str, _RunningRequest] = {}  # by the caller's id
         # The exit handler holds only the client, as does the client's own thread. Not closed when this object
         # is collected: that may happen on any thread, even on one that holds the client's lock.
         atexit.register(self._client.close)
@@ -252,13 +252,13 @@ class AsyncLLM:
                 )
             )
             running.started(stream.cancel)
-            gathered = Gathered(running.name, prompt.text, prompt.tokens, order, arrival)
+            gathered = OutputGatherer(running.name, prompt.text, prompt.tokens, order, arrival)
             async with aclosing(_outputs_of(stream, gathered, order)) as outputs:
                 async for output in outputs:
                     yield output
 
     @contextmanager
-    def _registered(self, request_id: str | None) -> Iterator[_Running]:
+    def _registered(self, request_id: str | None) -> Iterator[_RunningRequest]:
         """A request that `abort` finds by its id. Raises InvalidRequest if the id is in use."""
         name = self._named(request_id)
         if name in self._running:
@@ -266,7 +266,7 @@ class AsyncLLM:
                 f"request_id is {name!r:.80}, and such a request runs; allowed: one that none has",
                 param="request_id",
             )
-        running = self._running[name] = _Running(name)
+        running = self._running[name] = _RunningRequest(name)
         try:
             yield running
         finally:
@@ -281,7 +281,7 @@ class AsyncLLM:
 
 
 async def _outputs_of(
-    stream: DeltaStream, gathered: Gathered, order: RequestOrder
+    stream: DeltaStream, gathered: OutputGatherer, order: RequestOrder
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of a request. However the iteration ends, the request is cancelled."""
     kind = order.output_kind

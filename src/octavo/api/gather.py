@@ -30,7 +30,7 @@ _REASONS = {
 
 
 @dataclass(slots=True)
-class _GatheredChoice:
+class _ChoiceOutput:
     """The parts of one output so far."""
 
     text: str = ""
@@ -42,7 +42,7 @@ class _GatheredChoice:
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))
 
 
-class Gathered:
+class OutputGatherer:
     """The outputs of one request. `request_id` and the prompt's `text` are for the caller."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Gathered:
         self._arrival = arrival
         self._first: float | None = None
         self._finished: float | None = None
-        self._choices = [_GatheredChoice() for _ in range(order.n)]
+        self._choices = [_ChoiceOutput() for _ in range(order.n)]
         self._prompt_logprobs: Logprobs = []  # from its second token on
         self._has_returned_prompt = False  # they have been returned, and are returned once
         self.embedding = b""

@@ -18,7 +18,7 @@ from typing import NoReturn, Self, Unpack
 
 from octavo.api.beams import found_beams
 from octavo.api.driver import Driver
-from octavo.api.gather import Gathered
+from octavo.api.gather import OutputGatherer
 from octavo.api.outputs import BeamSearchOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from octavo.api.params import BeamSearchParams, PoolingParams, RequestOrder, SamplingParams, order_of
 from octavo.api.per_prompt import (
@@ -223,7 +223,7 @@ class LLM:
         if concurrency_limit is not None:
             require_range("concurrency_limit", concurrency_limit, 1, 10**9, whole=True)
         at_once = max(1, len(read) if concurrency_limit is None else concurrency_limit)
-        found: list[Gathered] = []
+        found: list[OutputGatherer] = []
         for start in range(0, len(read), at_once):
             some = read[start : start + at_once]
             found += self._run(some, [order] * len(some), use_tqdm, [0] * len(some))
@@ -307,14 +307,14 @@ class LLM:
         orders: Sequence[RequestOrder],
         use_tqdm: UseTqdm,
         priority: Sequence[int],
-    ) -> list[Gathered]:
+    ) -> list[OutputGatherer]:
         """Answer all prompts, in order."""
         arrival = time.time()
-        found: dict[int, Gathered] = {}
+        found: dict[int, OutputGatherer] = {}
         requests = []
         for prompt, order, rank in zip(prompts, orders, priority, strict=True):
             request = self._driver.new_request(self._cut(prompt, order), order, rank)
-            gathered = Gathered(str(request.request_id), prompt.text, request.prompt, order, arrival)
+            gathered = OutputGatherer(str(request.request_id), prompt.text, request.prompt, order, arrival)
             found[request.request_id] = gathered
             requests.append(request)
         bar = WorkBar("Processed prompts", len(requests), use_tqdm, time.monotonic())

@@ -237,7 +237,7 @@ def resolve_settings(
         raise ConfigError(f"tokenizer is {shown(tokenizer)}; allowed: the model's own, which is used")
     found: dict[str, object] = {}
     for name, value in given.items():
-        field, meant = _meant(name, value)
+        field, meant = _resolve(name, value)
         if meant is None:
             continue
         if field in found and found[field] != meant:
@@ -246,7 +246,7 @@ def resolve_settings(
     return ResolvedSettings(dataclasses.replace(options or StartOptions(), **found), seed)  # type: ignore[arg-type]
 
 
-def _meant(name: str, value: object) -> tuple[str, object]:
+def _resolve(name: str, value: object) -> tuple[str, object]:
     """The target field of `StartOptions`, and its value; None: the default. Raises ConfigError."""
     if name in _OWN:
         return name, value

@@ -36,7 +36,7 @@ from octavo.engine.recording import (
     result_of_rows,
     rows_of_plan,
 )
-from octavo.engine.replay import Replayed, entries_of
+from octavo.engine.replay import ReplayResult, entries_of
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
@@ -189,7 +189,7 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
     run = _Run()
     try:
         with recording.open("rb") as file:
-            for entry in entries_of(file, recording, Replayed()):
+            for entry in entries_of(file, recording, ReplayResult()):
                 run.take(entry)
     except OSError as error:
         raise ConfigError(f"{recording} cannot be read: {error.strerror}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.cli.terminal import phases, write
-from octavo.engine.replay import Replayed, replay
+from octavo.engine.replay import ReplayResult, replay
 from octavo.errors import RequestFailed
 
 
@@ -19,7 +19,7 @@ def run(recording: Path, check_every: int) -> None:
         raise RequestFailed(replayed.fault)
 
 
-def in_words(replayed: Replayed) -> str:
+def in_words(replayed: ReplayResult) -> str:
     """ "812 plans and 96 commands of 2,040 entries replayed: every plan is the same"."""
     text = (
         f"{replayed.num_plans:,} plans and {replayed.num_commands:,} commands of {replayed.num_entries:,} "

@@ -36,7 +36,7 @@ from octavo.errors import ConfigError, OctavoError, shown
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """The result. `fault`: the first difference or broken invariant, in words; "": none."""
 
     num_entries: int = 0
@@ -47,11 +47,11 @@ class Replayed:
     fault: str = ""
 
 
-def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1) -> Replayed:
+def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1) -> ReplayResult:
     """Run it up to the first fault; `progress` gets the number of entries so far. All invariants
     are checked after each step whose number is a multiple of `check_every`, O(everything); 0: never. Raises
     ConfigError for a file that is no recording."""
-    replayed = Replayed()
+    replayed = ReplayResult()
     try:
         with path.open("rb") as file:
             run = _Run(check_every)
@@ -73,7 +73,7 @@ def replay(path: Path, progress: Callable[[int], None], *, check_every: int = 1)
     return replayed
 
 
-def entries_of(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
+def entries_of(file: BinaryIO, path: Path, replayed: ReplayResult) -> Iterator[Entry]:
     """The entries of a recording up to a cut, which `replayed` then notes. Raises ConfigError."""
     if file.read(len(MAGIC)) != MAGIC:
         raise ConfigError(

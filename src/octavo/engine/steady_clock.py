@@ -58,7 +58,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClockReading:
     """Both clocks at one moment of a boot."""
 
     boot: str
@@ -69,14 +69,14 @@ class Seen:
 class SteadyClock:
     """Call it for the time. Any thread may call."""
 
-    def __init__(self, seen: Seen | None = None, sources: Sources | None = None) -> None:
+    def __init__(self, seen: ClockReading | None = None, sources: Sources | None = None) -> None:
         """`seen`: the record of an earlier process, whose time continues."""
         self._sources = sources or Sources()
         boot, since_boot = self._sources.boot_id(), self._sources.since_boot()
         wall = self._sources.wall()
         is_same = seen is not None and seen.boot == boot != ""
         expected = seen.wall + since_boot - seen.since_boot if seen is not None and is_same else wall
-        self._seen = Seen(boot, since_boot, min(wall, expected))
+        self._seen = ClockReading(boot, since_boot, min(wall, expected))
         self._ahead = wall - self._seen.wall  # of the wall clock, as of the last log line
         away = -1.0 if seen is None else wall - seen.wall
         self.is_sure = abs(wall - expected) < MOVED_S if is_same else 0.0 <= away < AWAY_S
@@ -108,11 +108,11 @@ class SteadyClock:
             log.warning("the time could not be written to %s: %s", path, error)
 
 
-def _read(path: Path) -> Seen | None:
+def _read(path: Path) -> ClockReading | None:
     try:
         with path.open("rb") as file:
             stored = json.loads(file.read(_FILE_BYTES_MAX))
-        return Seen(str(stored["boot"]), float(stored["since_boot"]), float(stored["wall"]))
+        return ClockReading(str(stored["boot"]), float(stored["since_boot"]), float(stored["wall"]))
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
 

@@ -26,7 +26,7 @@ IPC_BYTES_MAX = 107  # the system's limit for a socket address
 
 
 @dataclass(frozen=True, slots=True)
-class Publishing:
+class PublisherConfig:
     """The configuration of publishing. Raises ConfigError."""
 
     endpoint: str
@@ -69,7 +69,7 @@ class Publishing:
         }
 
 
-def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | None:
+def publishing_of(options: StartOptions, *, has_tenants: bool) -> PublisherConfig | None:
     """None: nothing is published. Raises ConfigError for conflicting options, and without the package of the
     extra `octavo[events]`."""
     endpoint = options.kv_events
@@ -102,10 +102,10 @@ def publishing_of(options: StartOptions, *, has_tenants: bool) -> Publishing | N
         )
     key = None if options.kv_events_key_file is None else read_key(options.kv_events_key_file)
     form = Form(options.kv_events_form)
-    return Publishing(endpoint, options.kv_events_replay, form, Identity(key), options.kv_events_tenants)
+    return PublisherConfig(endpoint, options.kv_events_replay, form, Identity(key), options.kv_events_tenants)
 
 
-def identity_of(publishing: Publishing | None) -> Identity:
+def identity_of(publishing: PublisherConfig | None) -> Identity:
     """The names and tenants for routers, if events are published."""
     return Identity() if publishing is None else publishing.identity
 

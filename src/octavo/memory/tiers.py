@@ -36,7 +36,7 @@ _HOST, _DISK = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SlotMove:
     """The bytes of `name` go from one slot to another."""
 
     name: bytes
@@ -74,7 +74,7 @@ class OffloadTier:
         self.num_evictions = 0
         self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, even after a restart
-        self.moved: list[Moved] = []  # not carried out yet
+        self.moved: list[SlotMove] = []  # not carried out yet
         self._max_age_s = max_age_s
         self._now: float | None = None
         self._slot_of: dict[bytes, int] = dict(stored)
@@ -298,7 +298,7 @@ class OffloadTier:
         if self.history.changes is not None:
             self.history.changes.end_store(name)
 
-    def end_move(self, moved: Moved, ok: bool) -> None:
+    def end_move(self, moved: SlotMove, ok: bool) -> None:
         """The move has ended. A name that could not be written is forgotten."""
         self._leaving[moved.name] -= 1
         if not self._leaving[moved.name]:
@@ -392,7 +392,7 @@ class OffloadTier:
             if is_verified:
                 self._verified.add(oldest)
             self._leaving[oldest] += 1
-            self.moved.append(Moved(oldest, slot, target))
+            self.moved.append(SlotMove(oldest, slot, target))
         return slot
 
     def _put(self, name: bytes, slot: int, used_at: float | None) -> None:

@@ -32,7 +32,7 @@ from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 from octavo.types import Request
 
 PINS_MAX = 1024
@@ -153,7 +153,7 @@ class ClientPins:
             self._warm_pins.remove(pin)
             return BEYOND_MAXIMUM
         self._pins.fill(pin)
-        self._timers.set(Due.PIN, (pin.filler, ""), pin.expires)
+        self._timers.set(TimerKind.PIN, (pin.filler, ""), pin.expires)
         self._record(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
         self._warm_pins.begin(pin)
         if pin.session_id:
@@ -177,7 +177,7 @@ class ClientPins:
         pin = self.find(tenant, name)
         pin.expires = now + ttl_s
         if pin.table is not None:
-            self._timers.set(Due.PIN, (pin.filler, ""), pin.expires)
+            self._timers.set(TimerKind.PIN, (pin.filler, ""), pin.expires)
         return pin
 
     def release(self, tenant: str, name: str) -> Pin:

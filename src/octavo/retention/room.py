@@ -29,7 +29,7 @@ class AcceptedRequests(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingBlocks:
     """Blocks by which pins would exceed each of their bounds; 0 or less: within it."""
 
     own: int  # the tenant's bounds: its maximum, its guarantee
@@ -149,7 +149,7 @@ class Room:
         found = [block for name in names if (block := ledger.pool.find(name)) is not None]
         return ledger.quotas.charge_of(owner, found) <= ledger.quotas.room(owner)
 
-    def missing(self, tenant: str, more: int = 0, *, hard_only: bool = False) -> Missing:
+    def missing(self, tenant: str, more: int = 0, *, hard_only: bool = False) -> MissingBlocks:
         """Blocks missing if `more` were pinned for that tenant. O(tenants and requests)."""
         pins, policy = self._pins, self._context.ledger.quotas.policy(tenant)
         capacity = (self.hard if hard_only else self.everything).with_more(tenant, more)
@@ -163,7 +163,7 @@ class Room:
         if self._context.ledger.quotas.has_guarantees and tenant != SHARED:
             own = max(own, kept - policy.guaranteed)
         in_budget = pins.num_blocks - (pins.num_soft if hard_only else 0) + more
-        return Missing(
+        return MissingBlocks(
             own, capacity.floor(needs) - capacity.num_blocks, in_budget - self._context.config.pin_blocks
         )
 

@@ -32,7 +32,7 @@ from octavo.retention.session_table import Session, SessionState, SessionTable, 
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 from octavo.types import Request
 
 _NEVER = float("inf")
@@ -255,7 +255,7 @@ class SessionHolds:
         for pin in session.pins:
             self._warm_pins.remove(pin)
         self._table.remove(session)
-        self._timers.cancel(Due.SESSION, (0, session_id))
+        self._timers.cancel(TimerKind.SESSION, (0, session_id))
         return session
 
     def renew(self, session_id: str, now: float) -> None:
@@ -342,7 +342,7 @@ class SessionHolds:
         self._pins.hold(pin, held)
         session.hold = pin
         if is_kept:
-            self._warm_pins.send_down(pin)
+            self._warm_pins.offload(pin)
         else:
             self._warm_pins.begin(pin)
 
@@ -367,7 +367,7 @@ class SessionHolds:
         self._set_timer(session)
 
     def _set_timer(self, session: Session) -> None:
-        self._timers.set(Due.SESSION, (0, session.session_id), session.expires)
+        self._timers.set(TimerKind.SESSION, (0, session.session_id), session.expires)
 
     def _record(self, kind: EventKind, session: Session, text: str) -> None:
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))

@@ -22,7 +22,7 @@ from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.name_history import Cause
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED
-from octavo.memory.tiers import Moved, OffloadTier
+from octavo.memory.tiers import OffloadTier, SlotMove
 from octavo.retention.arena import StagingArena, transfer_average
 from octavo.retention.warm_pins import WarmPins
 from octavo.step.context import Context
@@ -48,7 +48,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moving:
+class _InFlightTransfer:
     """A transfer in flight: a store holds its block, the fetch holds the block of a load; a staged block has
     no holder."""
 
@@ -68,10 +68,10 @@ class Transfers:
         self._context = context
         self._warm_pins = warm_pins
         self._arena = arena
-        self._moving: dict[int, _Moving] = {}
+        self._moving: dict[int, _InFlightTransfer] = {}
         self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are only in _moving
         self._loading: dict[bytes, int] = {}  # name -> transfer
-        self._moves: dict[int, Moved] = {}  # between the offload tiers: uses no block
+        self._moves: dict[int, SlotMove] = {}  # between the offload tiers: uses no block
         self._num_stores = 0
         self._verifying: set[bytes] = set()  # for running sequences
         self.num_failed_stores = 0  # consecutive failures; concurrent ones count once
@@ -205,7 +205,7 @@ class Transfers:
         holder = Holder(HolderKind.STORE, label="on its way to an offload tier", is_fixed=True)
         self._context.ledger.adopt(self._context.ledger.open(holder, charges=False), [name])
         self._num_stores += 1
-        self._begin(_Moving(Transfer(self._new_id(), block, slot, name, Move.STORE), holder, None))
+        self._begin(_InFlightTransfer(Transfer(self._new_id(), block, slot, name, Move.STORE), holder, None))
         return True
 
     def _begin_moves(self, tier: OffloadTier) -> None:
@@ -229,7 +229,7 @@ class Transfers:
         if slot is None:
             return False
         self._begin_moves(self.tier)
-        self._begin(_Moving(Transfer(self._new_id(), block, slot, name, Move.STORE), None, None))
+        self._begin(_InFlightTransfer(Transfer(self._new_id(), block, slot, name, Move.STORE), None, None))
         return True
 
     def _send_forgets(self, tier: OffloadTier) -> None:
@@ -311,7 +311,7 @@ class Transfers:
             transfer = Transfer(self._new_id(), block, self.tier.begin_load(name), name, Move.LOAD)
             fetch.pending.add(transfer.transfer_id)
             self._loading[name] = transfer.transfer_id
-            self._begin(_Moving(transfer, None, fetch))
+            self._begin(_InFlightTransfer(transfer, None, fetch))
         self._fetches[seq_id] = fetch
 
     def verify(self, seq_id: int, tenant: str, names: Many[bytes]) -> None:
@@ -326,7 +326,7 @@ class Transfers:
         for name in names:
             transfer = Transfer(self._new_id(), -1, self.tier.begin_load(name), name, Move.VERIFY)
             fetch.pending.add(transfer.transfer_id)
-            self._begin(_Moving(transfer, None, fetch))
+            self._begin(_InFlightTransfer(transfer, None, fetch))
         self._fetches[seq_id] = fetch
 
     def verify_for_running(self, name: bytes) -> None:
@@ -335,7 +335,7 @@ class Transfers:
         if name not in self._verifying:
             self._verifying.add(name)
             transfer = Transfer(self._new_id(), -1, self.tier.begin_load(name), name, Move.VERIFY)
-            self._begin(_Moving(transfer, None, None))
+            self._begin(_InFlightTransfer(transfer, None, None))
 
     def let_go(self, seq_id: int) -> None:
         """Release the fetch of a sequence that was admitted or has ended, or whose blocks were reclaimed."""
@@ -460,7 +460,7 @@ class Transfers:
         """True while its bytes in the tier are read, even if the name was forgotten there."""
         return name in self._loading or (self.tier is not None and self.tier.is_read(name))
 
-    def _begin(self, moving: _Moving) -> None:
+    def _begin(self, moving: _InFlightTransfer) -> None:
         self._moving[moving.transfer.transfer_id] = moving
         self._context.plan.transfers.append(moving.transfer)
 

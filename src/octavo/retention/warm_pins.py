@@ -23,7 +23,7 @@ from octavo.retention.pins import Pin, Pins, Strength
 from octavo.retention.session_table import SessionState, SessionTable
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 
 
 class WarmPins:
@@ -59,7 +59,7 @@ class WarmPins:
             return
         why_not = self._keep_soft(pin) if pin.is_soft else self.pin_requested(pin.tenant, pin.names)
         if not why_not:
-            self.send_down(pin)
+            self.offload(pin)
             return
         text = f"pin {pin.name} stays hot: {why_not}, and it has {pin.num_blocks:,}"
         self._context.events.record(
@@ -132,7 +132,7 @@ class WarmPins:
         num_own, num_kept = len({*names, *+own}), len({*names, *+kept})
         return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
 
-    def send_down(self, pin: Pin) -> None:
+    def offload(self, pin: Pin) -> None:
         """The tier keeps the pin's names; store those that are missing, then release the blocks."""
         tier = self._tier
         assert tier is not None
@@ -169,7 +169,7 @@ class WarmPins:
             session.hold = None
         elif session is not None and session.resumed is pin:
             session.resumed = None
-        self._timers.cancel(Due.PIN, (pin.filler, ""))
+        self._timers.cancel(TimerKind.PIN, (pin.filler, ""))
 
     def is_whole(self, pin: Pin) -> bool:
         """False if names that it holds or keeps were removed."""

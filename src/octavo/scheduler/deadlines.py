@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 
 from octavo.params import NO_TIMEOUTS
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 from octavo.types import Request
 
 
@@ -32,10 +32,10 @@ def set_deadlines(timers: Timers, request: Request) -> None:
     ):
         if seconds is not None:
             key = (request.request_id, deadline.value)
-            timers.set(Due.DEADLINE, key, request.arrival + seconds)
+            timers.set(TimerKind.DEADLINE, key, request.arrival + seconds)
 
 
 def cancel_deadlines(timers: Timers, request: Request) -> None:
     """The request has ended: cancel its timers."""
     for deadline in Deadline if request.timeouts != NO_TIMEOUTS else ():
-        timers.cancel(Due.DEADLINE, (request.request_id, deadline.value))
+        timers.cancel(TimerKind.DEADLINE, (request.request_id, deadline.value))

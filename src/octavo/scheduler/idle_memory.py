@@ -28,7 +28,7 @@ class IdleMemory:
         self._context = context
         self.gives_back = False
 
-    def want(self, num_blocks: int) -> None:
+    def set_size(self, num_blocks: int) -> None:
         """The operator has set the size: do not undo it later."""
         self.blocks_wanted, self.why_smaller = num_blocks, ""
 

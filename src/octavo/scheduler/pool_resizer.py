@@ -59,7 +59,7 @@ class PoolResizer:
         if memory.pool.num_evictions > evicted_before:
             self.context.events.record_evictions(self.context.now, memory.pool.num_evictions - evicted_before)
         if not for_now:
-            self.idle_memory.want(num_blocks)
+            self.idle_memory.set_size(num_blocks)
         if num_blocks > before:
             self.context.plan.keep(num_blocks)
         if num_blocks < before:

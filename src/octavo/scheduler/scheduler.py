@@ -77,7 +77,7 @@ from octavo.step.headroom import Headroom
 from octavo.step.latency_target import LatencyTarget
 from octavo.step.prefill_budget import PrefillBudget
 from octavo.step.step_times import StepTimes, shape_of
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
 
 
@@ -256,9 +256,9 @@ class Scheduler:
         updates: list[Update] = []
         if self.timers.soonest <= now:
             for what, (number, name) in self.timers.pop_due(now):
-                if what is Due.DEADLINE:
+                if what is TimerKind.DEADLINE:
                     updates += self._time_out(number, Deadline(name))
-                elif what is Due.PIN:
+                elif what is TimerKind.PIN:
                     self.client_pins.expire(now)  # all that are due, in the order of creation
                 else:
                     self.session_holds.expire(name, now)

@@ -25,7 +25,7 @@ _FRESH_STEPS, _KEPT_STEPS = 256, 2048  # so long a measured size is trusted, and
 
 
 @dataclass(slots=True)
-class _Measured:
+class _SizeCost:
     """One size: its correction, a logarithm; its number of measurements, and the step of the last one."""
 
     correction: float
@@ -39,7 +39,7 @@ class SizeCosts:
     def __init__(self, padded: Callable[[int], int] | None = None) -> None:
         """`padded`: the positions that a device computes for a step of so many."""
         self._padded = padded
-        self._measured: dict[int, _Measured] = {}
+        self._measured: dict[int, _SizeCost] = {}
         self._sizes: list[int] = []  # measured ones, ascending
         self._scale: float | None = None
         self._size_before = 0  # of the last step; 0: not usable
@@ -100,7 +100,7 @@ class SizeCosts:
         is_stale = self.is_stale(size)
         measured = self._measured.get(size)
         if measured is None:
-            measured = _Measured(math.log(self.of(size) / self.at_first(size)))
+            measured = _SizeCost(math.log(self.of(size) / self.at_first(size)))
             self._measured[size] = measured
             bisect.insort(self._sizes, size)
         measured.seen_at = self._num_steps

@@ -8,7 +8,7 @@ import heapq
 import math
 
 
-class Due(enum.IntEnum):
+class TimerKind(enum.IntEnum):
     """A kind of timer; simultaneous ones are due in this order."""
 
     DEADLINE = 0
@@ -24,10 +24,10 @@ class Timers:
 
     def __init__(self) -> None:
         self.soonest = math.inf  # no timer is due earlier
-        self._heap: list[tuple[float, Due, Key]] = []
-        self._set: dict[tuple[Due, Key], float] = {}
+        self._heap: list[tuple[float, TimerKind, Key]] = []
+        self._set: dict[tuple[TimerKind, Key], float] = {}
 
-    def set(self, due: Due, key: Key, at: float) -> None:
+    def set(self, due: TimerKind, key: Key, at: float) -> None:
         """Set the timer, replacing an earlier one of the same key. O(log n)."""
         self._set[due, key] = at
         self.soonest = min(self.soonest, at)
@@ -36,7 +36,7 @@ class Timers:
             self._heap = [(at, *what) for what, at in self._set.items()]
             heapq.heapify(self._heap)
 
-    def cancel(self, due: Due, key: Key) -> None:
+    def cancel(self, due: TimerKind, key: Key) -> None:
         """Cancel the timer, if there is one."""
         self._set.pop((due, key), None)
 
@@ -47,7 +47,7 @@ class Timers:
         self.soonest = self._heap[0][0] if self._heap else math.inf
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> list[tuple[Due, Key]]:
+    def pop_due(self, now: float) -> list[tuple[TimerKind, Key]]:
         """The timers due by `now`, each once: by kind, then by time."""
         found = []
         while (at := self.next_time()) is not None and at <= now:
