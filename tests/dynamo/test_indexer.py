@@ -119,7 +119,7 @@ def test_dynamos_indexer_finds_what_the_ledger_finds_by_tier(indexer: httpx.Clie
         subscribed = Subscribed(indexer, life, seed)
         life.run(300)
         life.publish()
-        for batch in life.channel.stream.tell_all():  # what was lost is told once more
+        for batch in life.channel.stream.snapshot():  # what was lost is told once more
             subscribed.send(batch)
         for request in life.books.requests.values():
             if not life._has_two_names:

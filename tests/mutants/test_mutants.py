@@ -66,13 +66,13 @@ def test_only_what_a_test_could_notice_is_mutated() -> None:
 
 
 TOY_TEST = """
-from octavo.step.timers import Due, Timers
+from octavo.step.timers import TimerKind, Timers
 
 def test_of_two_the_due_one_is_popped():
     timers = Timers()
-    timers.set(Due.PIN, (1, ""), at=2.0)
-    timers.set(Due.PIN, (2, ""), at=4.0)
-    assert timers.pop_due(2.0) == [(Due.PIN, (1, ""))]
+    timers.set(TimerKind.PIN, (1, ""), at=2.0)
+    timers.set(TimerKind.PIN, (2, ""), at=4.0)
+    assert timers.pop_due(2.0) == [(TimerKind.PIN, (1, ""))]
 
 def test_without_any_none_is_due():
     assert Timers().next_time() is None
