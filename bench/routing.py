@@ -5,7 +5,8 @@
 
 Virtual replicas are an 8B model in bf16 on one H200 each, by the times that a step took there (docs/gpu.md):
 5.6 ms and 0.0327 ms for each row or position of a prompt; attention at 98 TFLOP/s for prompts and 2.35 TB/s
-for decoding; 100 GB of KV. The trace's speed is so many times its own for each replica as --speed says.
+for decoding; 100 GB of KV; a target of 100 ms between tokens. For each replica the trace is played --speed
+times as fast.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def time_router(num_replicas: int, num_blocks: int) -> None:
 
 def h200_8b() -> Calibration:
     """Written by hand."""
-    config = SchedulerConfig(max_rows=256, step_tokens=2048, context_length=131_072)
+    config = SchedulerConfig(max_rows=256, step_tokens=2048, context_length=131_072, target_itl_s=0.1)
     num_blocks = KV_BYTES // BYTES_PER_BLOCK
     setup = SchedulerSetup(config, num_blocks, num_blocks, BLOCK, (b"8B",))
     return Calibration(
@@ -166,8 +167,8 @@ def main() -> None:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--replicas", type=int, nargs="+")
     parser.add_argument("--blocks", type=int, default=10_000_000)
-    parser.add_argument("--speed", type=float, default=0.25, help="of the trace, for each replica")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of traffic")
+    parser.add_argument("--speed", type=float, default=0.15, help="of the trace, for each replica")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of traffic")
     parser.add_argument("--delay", type=float, default=0.1, help="seconds by which reports are late")
     given = parser.parse_args()
     if given.trace is None:

@@ -36,6 +36,8 @@ def test_the_model_is_what_steps_took() -> None:
         server.step()
     assert (load := reporter.report()).step_model is not None
     assert load.step_model.stretch > 1.5
+    assert load.step_model.decode_s > DECODE_S
+    assert load.step_model.row_s < 0.3 * load.step_model.decode_s
     assert 400 < load.decode_left < 500
 
 

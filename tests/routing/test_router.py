@@ -90,6 +90,39 @@ def test_short_prompts_leave_a_replica_with_a_long_one_alone() -> None:
     assert chosen(router, prompt_of(range(4)), 0.0, "r1").delay_ms == pytest.approx(65)
 
 
+def test_of_replicas_that_cost_alike_one_with_the_blocks_is_taken() -> None:
+    fast = msgspec.structs.replace(IDLE, step_model=StepModel(1e-6, 0.0))
+    for first in range(0, 4000, 100):
+        router = router_of(4, fast)
+        hold(router, "r3", range(first, first + 10))
+        assert chosen(router, prompt_of(range(first, first + 12))).replica_id == "r3"
+
+
+def test_answers_spread_where_many_sequences_decode_though_one_has_the_blocks() -> None:
+    router = router_of(2)
+    hold(router, "r0", range(10))
+    for decode_s, replica_id in ((0.011, "r0"), (0.014, "r1")):
+        slow = msgspec.structs.replace(MODEL, decode_s=decode_s)
+        router.on_load("r0", msgspec.structs.replace(IDLE, num_running=9, step_model=slow), 0.0)
+        quick = msgspec.structs.replace(MODEL, decode_s=0.01)
+        router.on_load("r1", msgspec.structs.replace(IDLE, step_model=quick), 0.0)
+        choice = chosen(router, prompt_of(range(12)))
+        assert choice.replica_id == replica_id
+        assert choice.decode_ms == pytest.approx(64 * (11 if replica_id == "r0" else 10))
+
+
+def test_a_burst_of_one_prefix_spreads_before_any_report() -> None:
+    model = StepModel(0.0001, 0.0, decode_s=0.01, row_s=0.001)
+    router = router_of(4, msgspec.structs.replace(IDLE, step_model=model))
+    places = Counter[str]()
+    for number in range(60):
+        choice = chosen(router, Prompt(161, {"f": range(10)}), 0.0001 * number)
+        router.on_sent(choice.replica_id, choice, str(number), 0.0001 * number)
+        places[choice.replica_id] += 1
+    assert len(places) == 4
+    assert max(places.values()) < 25
+
+
 def test_a_queue_shrinks_while_time_passes() -> None:
     router = router_of(1, busy(0.5, bits=3))
     assert chosen(router, prompt_of(range(4)), 0.2).wait_ms == pytest.approx(300)
@@ -246,6 +279,10 @@ def test_reports_of_replicas_that_are_gone_change_nothing() -> None:
     assert chosen(router, prompt_of(range(4))).num_hits == 0
 
 
+def cost_ms(choice: Choice) -> float:
+    return choice.wait_ms + choice.prefill_ms + choice.delay_ms + choice.decode_ms
+
+
 HOLDINGS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 12), st.sampled_from(list(Place))),
     max_size=12,
@@ -264,7 +301,7 @@ def test_no_replica_costs_much_less_than_the_chosen_one(
     for slot, chat, count, place in holdings:
         hold(router, f"r{slot}", range(100 * chat, 100 * chat + count), place)
     for slot, (seconds, bits, is_full, stretch) in enumerate(loads):
-        model = StepModel(0.001, 1e-6, stretch, load_s=0.002)
+        model = StepModel(0.001, 1e-6, stretch, load_s=0.002, decode_s=stretch / 1000)
         router.on_load(f"r{slot}", busy(seconds, bits, is_full=is_full, step_model=model), 0.0)
     for number, (chat, count) in enumerate(requests):
         now, prompt = 0.01 * number, prompt_of(range(100 * chat, 100 * chat + count))
@@ -281,9 +318,9 @@ def test_no_replica_costs_much_less_than_the_chosen_one(
             assert choice is NoReplica.FULL
             continue
         assert isinstance(choice, Choice)
-        least = min(one.wait_ms + one.prefill_ms + one.delay_ms for one in single)
+        least = min(map(cost_ms, single))
         margin = max(1000 * routing.MARGIN_S, routing.MARGIN * least)
-        assert choice.wait_ms + choice.prefill_ms + choice.delay_ms <= least + margin + 1e-6
+        assert cost_ms(choice) <= least + margin + 1e-6
         router.on_sent(choice.replica_id, choice, str(number), now)
 
 

@@ -86,8 +86,16 @@ class LoadReporter:
         position_s = whole_s / step_tokens
         budget = max(1, scheduler.planner.prompt_budget(num_decoding, max(1, num_prompts)))
         stretch = 1.0 + (decode_s + times.between_s) / (budget * position_s) if num_decoding else 1.0
-        load_s = scheduler.transfers.load_s or 0.0
-        return StepModel(position_s, (read_s - whole_s) / _READ, stretch, load_s, self._end_gap_s or 0.0)
+        one_s, two_s = (times.decode_s(num_decoding + more) or 0.0 for more in (1, 2))
+        return StepModel(
+            position_s,
+            (read_s - whole_s) / _READ,
+            stretch,
+            scheduler.transfers.load_s or 0.0,
+            self._end_gap_s or 0.0,
+            times.between_s + one_s,
+            max(0.0, two_s - one_s),
+        )
 
     def _tenants_full(self) -> tuple[str, ...]:
         """Of the tenants with most requests in the queue, those that may queue no more."""

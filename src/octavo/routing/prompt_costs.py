@@ -1,6 +1,7 @@
 """What a prompt costs on each replica: what is known of replicas, and the arithmetic over it.
 
     cost, seconds    wait + prefill of what is not cached + loads from offload tiers + delay of others
+                     + the first tokens of the answer, which come slower where many sequences decode
     wait             prompts that the replica computes before this one, of its last `Load` and sent since;
                      where rows or blocks are short, the time between two ends for each request that waits;
                      where no load has come for long, as long as that
@@ -21,6 +22,7 @@ from octavo.memory.names import hits_max
 from octavo.routing.block_index import Run
 from octavo.routing.reports import LENGTHS, Hello, Load, StepModel
 
+DECODED = 64  # tokens of an answer that count: how long it becomes is not known
 SILENT_S = 3.0  # without a load, where one comes each second at least
 IDLE_LOAD = Load(0, 0, 0, (), 0, 0, 0)
 
@@ -83,8 +85,9 @@ class KnownReplica:
         wait_s = max(0.0, queue_s * self.model.stretch - (now - self.loaded_at))
         wait_s += (sent[length] + min(own_s, sent[-1] - sent[length])) * self.model.stretch
         rows = self.hello.max_seqs
-        if (rows and load.num_running + load.num_waiting >= rows) or num_blocks > load.free_blocks:
-            wait_s = max(wait_s, (load.num_waiting + 1) * self.model.end_gap_s)
+        queued = load.num_waiting + len(self.sent)
+        if (rows and load.num_running + queued >= rows) or num_blocks > load.free_blocks:
+            wait_s = max(wait_s, (queued + 1) * self.model.end_gap_s)
         silent_s = now - self.loaded_at
         if silent_s > SILENT_S:
             wait_s = max(wait_s, silent_s)
@@ -101,12 +104,13 @@ class PromptCost:
     prefill_s: float
     load_s: float
     delay_s: float  # of others
+    decode_s: float  # of the first tokens
     saved_s: float
 
     @property
     def total_s(self) -> float:
         """What is the least for the best replica."""
-        return self.wait_s + self.prefill_s + self.load_s + self.delay_s
+        return self.wait_s + self.prefill_s + self.load_s + self.delay_s + self.decode_s
 
     @property
     def num_hits(self) -> int:
@@ -163,4 +167,6 @@ class CostSearch:
         prefill_s = own_s * model.stretch
         delay_s = prefill_s * replica.num_longer(length)
         saved_s = model.prefill_s(0, cached) * model.stretch - load_s
-        return PromptCost(replica, hits, wait_s, prefill_s, load_s, delay_s, saved_s)
+        step_s = model.decode_s + model.row_s * len(replica.sent)
+        decode_s = step_s * min(DECODED, prompt.max_tokens or DECODED)
+        return PromptCost(replica, hits, wait_s, prefill_s, load_s, delay_s, decode_s, saved_s)

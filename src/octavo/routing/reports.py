@@ -79,6 +79,8 @@ class StepModel(msgspec.Struct, frozen=True):
     )
     load_s: Seconds = 0.0  # a block, from an offload tier
     end_gap_s: Seconds = 0.0  # from one request's end to the next one's, while others wait
+    decode_s: Seconds = 0.0  # a step in which one sequence more decodes than do now
+    row_s: Seconds = 0.0  # by which it is longer with yet another one
 
     def prefill_s(self, start: int, stop: int) -> float:
         """The positions [start, stop) of a prompt, each of which reads those before it, alone."""

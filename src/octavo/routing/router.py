@@ -59,6 +59,7 @@ class Choice:
     wait_ms: float
     prefill_ms: float
     delay_ms: float  # of longer prompts in its queue
+    decode_ms: float  # of the answer's first tokens
     ranked: tuple[str, ...]  # the others, the best one first
     prompt: Prompt
 
@@ -197,7 +198,7 @@ class Router:
             return NoReplica.FULL if is_there else NoReplica.NONE
         ranked = sorted(search.costs.values(), key=lambda cost: (cost.total_s, cost.replica.index))
         most = max(ranked, key=lambda cost: cost.num_hits)
-        best = self._of_ring(search, ranked[0], most)
+        best = self._of_ring(search, ranked, most)
         counts.chosen += 1
         counts.moved += best.num_hits < most.num_hits
         size = best.replica.hello.block_size
@@ -208,6 +209,7 @@ class Router:
             1000 * best.wait_s,
             1000 * (best.prefill_s + best.load_s),
             1000 * best.delay_s,
+            1000 * best.decode_s,
             tuple(cost.replica.replica_id for cost in ranked[: RANKED_MAX + 1] if cost is not best),
             prompt,
         )
@@ -326,16 +328,19 @@ class Router:
             if stop < len(names) and (index := self._expected.get(names[stop])) is not None:
                 yield index
 
-    def _of_ring(self, search: CostSearch, best: PromptCost, most: PromptCost) -> PromptCost:
-        """Of those that cost nearly the least, the first one of the ring behind what is new of the prompt;
-        `best` where there is none."""
-        prompt, enough_s = search.prompt, best.total_s + max(MARGIN_S, MARGIN * best.total_s)
+    def _of_ring(self, search: CostSearch, ranked: Sequence[PromptCost], most: PromptCost) -> PromptCost:
+        """Of those that cost nearly the least the ones with most hits, and of these the first one of the ring
+        behind what is new of the prompt."""
+        prompt, least_s = search.prompt, ranked[0].total_s
+        enough_s = least_s + max(MARGIN_S, MARGIN * least_s)
+        near = [cost for cost in ranked if cost.total_s <= enough_s]
+        best = max(near, key=lambda cost: cost.num_hits)
         names = prompt.names.get(most.replica.hello.fingerprint, ())
         key = names[min(most.num_hits, len(names) - 1)].to_bytes(8, "little") if names else prompt.key
         start = bisect_left(self._ring, (_hash(key), 0))
         for at in range(start, start + min(_RING, len(self._ring))):
             cost = search.look_at(self._ring[at % len(self._ring)][1])
-            if cost is not None and cost.total_s <= enough_s:
+            if cost is not None and cost.total_s <= enough_s and cost.num_hits >= best.num_hits:
                 return cost
         return best
 
