@@ -1,7 +1,7 @@
 """What a cluster's relay costs: CPU us for each chunk that it passes on, and what it adds to the first token.
 
     python -m bench.relay_cost chunks  [--streams 64] [--per-second 50] [--seconds 6]
-    python -m bench.relay_cost first   [--requests 60] [--tokens 500]
+    python -m bench.relay_cost first   [--requests 60] [--tokens 500] [--chat]
 
 `chunks`: a process that only writes chunks stands for the replicas; the relay is the real one, over the tiny
 model's tokenizer and template. `first`: a real replica of the tiny model, asked directly and through a relay
@@ -156,16 +156,17 @@ def _measure_chunks(folder: str, streams: int, per_second: float, seconds: float
         writer.kill()
 
 
-def _first_s(client: httpx.Client, url: str, prompt: str, headers: dict[str, str]) -> float:
+def _first_s(client: httpx.Client, url: str, text: str, headers: dict[str, str], is_chat: bool) -> float:
+    """Until the whole answer of one token is there."""
+    prompt = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
     begun = time.perf_counter()
-    body = {"prompt": prompt, "max_tokens": 2, "stream": True}
-    with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
-        assert answer.status_code == 200, answer.read()
-        next(answer.iter_raw())
-        return time.perf_counter() - begun
+    answer = client.post(url + path, json=prompt | {"max_tokens": 1}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return time.perf_counter() - begun
 
 
-def _measure_first(folder: str, requests: int, num_tokens: int) -> None:
+def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool) -> None:
     child = ReplicaChild(new_replica(), [folder, *SMALL])
     fleet, port = fleet_of([child]), _free_port()
     target = fleet.known["id-0"].base_url
@@ -181,7 +182,7 @@ def _measure_first(folder: str, requests: int, num_tokens: int) -> None:
                         :num_tokens
                     ]  # the tiny model's tokens are bytes
                     headers = child.replica.headers if name == "direct" else {}
-                    times[name].append(_first_s(client, where, prompt, headers) * 1e3)
+                    times[name].append(_first_s(client, where, prompt, headers, is_chat) * 1e3)
         for name, found in times.items():
             deciles = statistics.quantiles(found, n=20)
             print(f"{name}: first token after {statistics.median(found):.2f} ms, p95 {deciles[-1]:.2f} ms")
@@ -207,13 +208,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--chat", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tiny = str(write_tiny_folder(Path(folder) / "tiny"))
         if given.what == "chunks":
             _measure_chunks(tiny, given.streams, given.per_second, given.seconds)
         else:
-            _measure_first(tiny, given.requests, given.tokens)
+            _measure_first(tiny, given.requests, given.tokens, is_chat=given.chat)
 
 
 if __name__ == "__main__":
