@@ -26,6 +26,11 @@ def test_a_life_that_shows_something_answers_as_without_paging(seed: int, overla
     drive(seed, overlap, steps=300)
 
 
+def test_every_planted_bug_breaks_something_that_is_there() -> None:
+    """Also after a renaming: the hunt for them is the full tier's."""
+    assert [bug.name for bug in BUGS if not hasattr(bug.target, bug.attribute)] == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) -> None:
