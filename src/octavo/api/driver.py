@@ -52,7 +52,7 @@ class Driver:
         """A checked request, not yet queued; lower priorities run earlier. Raises InvalidRequest or
         RequestTooLarge."""
         params = order.params_for(len(prompt.tokens), self._facts.context_length)
-        asked = Request(
+        requested = Request(
             next(self._ids),
             tuple(prompt.tokens),
             params,
@@ -61,7 +61,7 @@ class Driver:
             arrival=self.engine.clock(),
             cache_salt=prompt.cache_salt,
         )
-        request = checked(asked, self._facts, self.engine.config.stop_ids)
+        request = checked(requested, self._facts, self.engine.config.stop_ids)
         with self._alone():
             request = self.engine.apply(FitRequest(request))
         compile_grammar(params, self._facts)  # refused here, and ready when it is queued

@@ -20,12 +20,12 @@ class BlockNamer:
     shared_names: Collection[bytes]
 
     def chain(
-        self, tenant: str, tokens: array[int], said: Many[bytes] = (), num_shared: int = 0
+        self, tenant: str, tokens: array[int], session_names: Many[bytes] = (), num_shared: int = 0
     ) -> NameChain:
         """The names of the full blocks: first the names that the operator shares, then the tenant's own.
         O(tokens).
 
-        `said`: names that a session has already; the first `num_shared` of them are shared. Tokens that
+        `session_names`: names of a session; the first `num_shared` of them are shared. Tokens that
         extend a session keep its choice of names, whatever is pinned now: its blocks have no other names.
         """
         chain, shared = self._empty(tenant), self.shared_names
@@ -33,12 +33,12 @@ class BlockNamer:
             whole = self._empty(SHARED)
             whole.extend(tokens)
             count = next((i for i, name in enumerate(whole.names) if name not in shared), len(whole.names))
-            if num_shared and whole.names[:num_shared] == list(said[:num_shared]):
+            if num_shared and whole.names[:num_shared] == list(session_names[:num_shared]):
                 count = num_shared
-            elif said and not num_shared:
+            elif session_names and not num_shared:
                 own = self._empty(tenant)
                 own.extend(tokens[: self.block_size])
-                count = 0 if own.names == [said[0]] else count
+                count = 0 if own.names == [session_names[0]] else count
             chain.begin_with_shared(whole.names[:count])
         chain.extend(tokens)
         return chain

@@ -20,10 +20,10 @@ def with_max_tokens(
     the `room(True)` blocks without soft holds. At least 1."""
     if request.max_tokens:
         return request
-    asked, num_prompt = request.params.max_tokens, len(request.prompt)
+    requested, num_prompt = request.params.max_tokens, len(request.prompt)
     left = context_length - num_prompt
-    if asked is not None and asked <= left:
-        return replace(request, max_tokens=asked)
+    if requested is not None and requested <= left:
+        return replace(request, max_tokens=requested)
     fits = tokens_that_fit(num_prompt, request.params, room(False), block_size)
     if fits < 1:
         fits = tokens_that_fit(num_prompt, request.params, room(True), block_size)

@@ -82,8 +82,8 @@ class LongContexts:
         policy, size = capacity.policy(request.tenant), self._context.ledger.block_size
         room = min(capacity.room_in_pool(request.tenant, own), capacity.room_in_maximum(request.tenant, own))
         fits = blocks_needed(fitted, size) <= room
-        asked, left = request.params.max_tokens, self._context.config.context_length - len(request.prompt)
-        is_open = not request.max_tokens and (asked is None or asked > left)
+        requested, left = request.params.max_tokens, self._context.config.context_length - len(request.prompt)
+        is_open = not request.max_tokens and (requested is None or requested > left)
         if not self._may_be_long(request) or room < HOT_MIN or left < 1:
             return fitted
         if fits and (not is_open or fitted.max_tokens >= min(left, ANSWER_MIN)):

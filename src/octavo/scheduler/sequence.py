@@ -211,8 +211,8 @@ class Sequence:
     @property
     def needs_prompt_logprobs(self) -> bool:
         """True while logprobs of prompt positions are missing."""
-        asked = self.request.params.prompt_logprobs is not None
-        return asked and self.prompt_logprobs_done < self.num_prompt - 1
+        requested = self.request.params.prompt_logprobs is not None
+        return requested and self.prompt_logprobs_done < self.num_prompt - 1
 
     @property
     def needs_mean(self) -> bool:
