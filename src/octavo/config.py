@@ -23,6 +23,12 @@ WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 HOST_KV_KINDS = ("f32", "bf16", "int8")
 KV_KINDS = (*HOST_KV_KINDS, "fp16", "fp8")  # the last two on a device alone
 SESSION_TTL_S = 86_400
+# Settings that change what steps and transfers take, or how much a server holds: a calibration is theirs.
+MEASURED = (
+    *("weights", "kv", "backend", "device", "attention", "tensor_parallel_size", "threads"),
+    *("max_seqs", "step_tokens", "context_length", "kv_memory_bytes"),
+    *("host_cache_bytes", "disk_cache", "disk_size_bytes"),
+)
 
 
 def backend_of(name: str, source: str) -> str:

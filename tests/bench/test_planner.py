@@ -11,6 +11,7 @@ from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
+from octavo.memory.quota import TenantPolicy
 from octavo.step.config import SchedulerConfig
 
 POSITION_S, BASE_S, ROW_S = 0.001, 0.005, 0.0005
@@ -36,8 +37,7 @@ def calibration_of(setup: SchedulerSetup, noise: float = 0.0, drift: float = 0.0
         between_s=BETWEEN_S,
         between_row_s=0.0,
         http_s=HTTP_S,
-        load_s=None,
-        store_s=None,
+        moves={},
         rows_max=64,
         positions_max=1024,
         num_steps=1000,
@@ -166,10 +166,28 @@ def test_blocks_come_back_from_a_tier_in_the_time_that_was_measured() -> None:
     tier = TierSetup(num_slots=400, num_host=400, max_age_s=None, stored=[])
 
     def served(load_s: float) -> Served:
-        calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, load_s=load_s, store_s=0.0001)
+        moves = {"load host": load_s, "store host": 0.0001}
+        calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves=moves)
         return Planner(calibration, TARGETS, setup).served(Traffic(trace_of(first, second, again)))
 
     quick = served(0.0002)
     assert quick.cached_tokens > 500, "nothing came back"
     assert quick.report.ttft_ms.p50 > quick.report.ttft_ms.mean
     assert served(1.0).report.e2e_ms.p99 > quick.report.e2e_ms.p99
+
+
+def test_a_transfer_that_was_not_measured_is_refused() -> None:
+    setup = setup_of(blocks=60)
+    traffic = Traffic(trace_of(*[TraceRequest(30.0 * i, 600, 2, (2 * i, 2 * i + 1)) for i in range(3)]))
+    tier = TierSetup(num_slots=400, num_host=0, max_age_s=None, stored=[])
+    calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves={"load disk": 0.001})
+    with pytest.raises(ConfigError, match=r"\(store disk; measured: load disk\); allowed"):
+        Planner(calibration, TARGETS, setup).served(traffic)
+
+
+def test_requests_that_name_no_tenant_are_the_tenants_in_turn() -> None:
+    few = trace_of(*[TraceRequest(1.0 * i, 16, 2) for i in range(4)], TraceRequest(5.0, 16, 2, tenant="b"))
+    policies = (TenantPolicy("a"), TenantPolicy("shared"), TenantPolicy("b"))
+    calibration = msgspec.structs.replace(calibration_of(setup_of()), tenants=policies)
+    served = Planner(calibration, TARGETS, setup_of()).served(Traffic(few))
+    assert {name: report.requests for name, report in served.of_tenants.items()} == {"a": 2, "b": 3}

@@ -87,7 +87,14 @@ ALLOWED: dict[str, set[str]] = {
     | LEDGER
     | BYTES
     | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.database", "octavo.files"}
-    | {"octavo.kv_events", "octavo.routing", "octavo.tenants", "octavo._native"},
+    | {
+        "octavo.kv_events",
+        "octavo.setting",
+        "octavo.__version__",
+        "octavo.routing",
+        "octavo.tenants",
+        "octavo._native",
+    },
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
     | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}

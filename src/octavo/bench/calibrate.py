@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx2
+
 from octavo.bench.calibration import Calibration, fit
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import first_token_s
@@ -27,6 +29,9 @@ Serve = Callable[[StartOptions, int], None]  # with these settings on this port,
 PROMPT_MIN, SHORT, LONGEST = 8, 64, 1024  # tokens of prompts
 OUTPUT_MIN, OUTPUT_MAX = 8, 256
 PHASE_S = 4.0  # short, and all of them again and again: what slows the machine down falls on all alike
+MOVED_PROMPT, MOVED_OUTPUT = 512, 8  # tokens of a request whose blocks go to a tier, and come back
+MOVED_MAX, MOVED_S = 64, 20.0  # requests, and seconds in which these are sent once
+MOVED_POOL = 4  # of their prompts, that the pool has room for then
 _READY_S = 600.0
 _END_S = 30.0
 
@@ -84,7 +89,35 @@ async def _load(
             await asyncio.gather(
                 *(asking.ask(index, number, is_short=short[number]) for number in range(count))
             )
+        if options.host_cache_bytes or options.disk_cache is not None:
+            tell("calibrating: blocks that go to a tier, and come back")
+            await _move_blocks(client, url, options, first)
     return first
+
+
+async def _move_blocks(client: Client, url: str, options: StartOptions, first_s: list[float]) -> None:
+    """Prompts that the pool has no room for, twice: they are stored, and loaded. With a small pool, so that
+    few are enough."""
+    length = min(MOVED_PROMPT, (options.context_length or LONGEST) - MOVED_OUTPUT - 1)
+    blocks = MOVED_POOL * -(-length // options.block_size)
+    async with httpx2.AsyncClient(timeout=_READY_S) as pool:
+        resized = await pool.patch(f"{url}/kv", json={"blocks": blocks})
+    if resized.status_code != 200:
+        raise RequestFailed(f"the server's pool did not shrink to {blocks} blocks: {resized.text}")
+    r, asked = random.Random("moved"), list[list[int]]()
+    ends = time.perf_counter() + MOVED_S
+    while len(asked) < MOVED_MAX and time.perf_counter() < ends:
+        asked.append([r.randrange(FIRST_TOKEN, 1000) for _ in range(length)])
+        await _ask(client, asked[-1], first_s)
+    for prompt in reversed(asked):  # the oldest may be forgotten
+        await _ask(client, prompt, first_s)
+
+
+async def _ask(client: Client, prompt: list[int], first_s: list[float]) -> None:
+    answer = await client.complete(prompt, MOVED_OUTPUT)
+    if answer.error:
+        raise RequestFailed(f"the server did not answer: {answer.error} {answer.detail}")
+    first_s.append(first_token_s(answer))
 
 
 async def _connected(

@@ -25,7 +25,7 @@ from typing import cast
 
 import msgspec
 
-from octavo.engine.port import Command
+from octavo.engine.port import Command, FinishTransfer
 from octavo.engine.recording import (
     Applied,
     Began,
@@ -40,7 +40,9 @@ from octavo.engine.replay import ReplayResult, entries_of
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
+from octavo.memory.quota import TenantPolicy
 from octavo.step.step_times import Fit, StepShape, shape_of
+from octavo.types import Transfer
 
 STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps that a calibration is made of
 WINDOW_S = 10.0
@@ -81,13 +83,13 @@ class Calibration(msgspec.Struct, frozen=True):
     between_s: float
     between_row_s: float
     http_s: float  # from a client's request to the engine, and back
-    load_s: float | None  # of a block, from an offload tier
-    store_s: float | None
+    moves: dict[str, float]  # of a block, by `move_of` its transfer
     rows_max: int  # sequences that decoded in one step
     positions_max: int  # of a step
     num_steps: int
     error_p50: float  # of steps that were held out: |log(measured / predicted)|
     error_p95: float
+    tenants: tuple[TenantPolicy, ...] = ()  # none was measured; a planner asks what these would do
 
     def predicted_s(self, shape: StepShape) -> float:
         """Of a step, without noise and drift."""
@@ -98,13 +100,19 @@ class Calibration(msgspec.Struct, frozen=True):
         return self.between_s + self.between_row_s * shape.decoding
 
 
-VERSION = 3
+VERSION = 4
 _NOISE_MAX = 2000  # of each kind
 
 
 def kind_of(shape: StepShape) -> str:
     """Steps that scatter alike."""
     return "prompt" if shape.prompt else "decode"
+
+
+def move_of(transfer: Transfer, tier: TierSetup | None) -> str:
+    """Transfers that take alike: "load host", "store disk"."""
+    is_host = tier is not None and transfer.slot < tier.num_host
+    return f"{transfer.move.value} {'host' if is_host else 'disk'}"
 
 
 def size_of(shape: StepShape) -> str:
@@ -126,11 +134,13 @@ class _Run:
     gaps: list[tuple[int, float]] = field(default_factory=list)  # sequences that decode, seconds
     first_s: list[float] = field(default_factory=list)  # of requests: to the first token, in the engine
     depth: int = 0  # plans that were made before the oldest was committed
+    moves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     began: Began | None = None
     loop: VirtualLoop | None = None
     _now: float = 0.0
     _committed: float | None = None
     _had_work: bool = False
+    _moving: dict[int, str] = field(default_factory=dict)  # transfers on their way
 
     def take(self, entry: object) -> None:
         if isinstance(entry, Began):
@@ -145,6 +155,10 @@ class _Run:
     def _take(self, entry: object, loop: VirtualLoop) -> None:
         match entry:
             case Applied(now, command):
+                if isinstance(command, FinishTransfer):
+                    kind = self._moving.pop(command.done.transfer_id, None)
+                    if kind is not None and command.done.ok:
+                        self.moves[kind].append(command.done.seconds)
                 with suppress(OctavoError):  # it was refused then, too
                     loop.answer(cast("Command[object]", command), now)
             case Expired(now):
@@ -158,6 +172,9 @@ class _Run:
                         "allowed: a recording of this version"
                     )
                 self.depth = max(self.depth, len(loop.in_flight) - 1)
+                tier = None if self.began is None else self.began.tier
+                for transfer in () if plan is None else plan.transfers:
+                    self._moving[transfer.transfer_id] = move_of(transfer, tier)
             case Committed(now, rows):
                 self._commit(now, rows.seconds, loop)
                 for update in loop.commit(result_of_rows(rows), now):
@@ -208,7 +225,6 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
     residuals = [model.residual(step) for step in steps]
     drift_of = _means_of(windows, residuals, [step.seconds for step in steps])
     between_s, between_row_s = _line(run.gaps)
-    scheduler = run.loop.scheduler
     http_s = 0.0
     if first_token_s and run.first_s:
         http_s = max(0.0, statistics.median(first_token_s) - statistics.median(run.first_s))
@@ -224,8 +240,7 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
         between_s,
         between_row_s,
         http_s,
-        scheduler.transfers.load_s,
-        scheduler.arena.store_s,
+        {kind: statistics.median(seconds) for kind, seconds in run.moves.items()},
         max(step.decoding for step in steps),
         max(step.shape.positions for step in steps),
         len(steps),

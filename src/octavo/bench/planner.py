@@ -16,33 +16,34 @@ import dataclasses
 import heapq
 import math
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from octavo.bench.calibration import Calibration, kind_of
+from octavo.bench.calibration import Calibration, kind_of, move_of
 from octavo.bench.endpoint import Answer
-from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
+from octavo.bench.forecast import Forecast, Highest, Range, spread_of_tenant
+from octavo.bench.load import Arrival, LoadReport, Progress, report_of
 from octavo.bench.traces import RequestTrace, prompts_of
 from octavo.bench.workloads import WorkloadTargets
-from octavo.engine.port import FinishTransfer, Submit
+from octavo.engine.port import FinishTransfer, SetTenants, Submit
 from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
+from octavo.memory.quota import SHARED
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation
 from octavo.step.step_times import StepShape, shape_of
-from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone, Update
+from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone, Update
 
 VOCAB_SIZE = 32_000
 COVERED = 1.25  # times what the calibration measured
 _TOKEN = (SampledToken(3),)
 JUDGES, GOOD = 3, 0.95  # draws, and the part of their answers that must keep the targets
-_MOVED_S = 0.001  # of a block, where no transfer was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Served:
     waits: Counter[str]  # steps at which the first in the queue waited, by reason
     steps: int
     good: float  # part of the answers that kept the targets
+    of_tenants: dict[str, LoadReport]  # where the calibration names tenants
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Results:
     done: list[Answer] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    of_tenants: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Server:
@@ -88,6 +91,8 @@ class Server:
         self._calibration = calibration
         self._random = random.Random(seed)
         self._loop = VirtualLoop(_plain(setup), calibration.tier)
+        if calibration.tenants:
+            self._loop.answer(SetTenants(calibration.tenants), 0.0)
         self.is_idle = True  # it waits for requests alone
         self._now = 0.0
         self._free_at = 0.0  # when the device has computed all that it was given
@@ -98,6 +103,7 @@ class Server:
         self._drift = self._drift_until = 0.0
         self._answers: dict[int, Answer] = {}
         self._done, self._served, self._waits = results.done, results.served, results.waits
+        self._of_tenants = results.of_tenants
         self.on_end: Callable[[float], None] = lambda now: None
         self.on_update: Callable[[Update, float], None] = lambda update, now: None
 
@@ -105,6 +111,11 @@ class Server:
     def now(self) -> float:
         """Its clock, in seconds."""
         return self._now
+
+    @property
+    def senders(self) -> list[str]:
+        """The tenants that send requests."""
+        return [policy.name for policy in self._calibration.tenants if policy.name != SHARED]
 
     @property
     def scheduler(self) -> Scheduler:
@@ -115,6 +126,7 @@ class Server:
         """A request that came at that time."""
         self._now, self.is_idle = max(self._now, at), False
         answer = Answer(at, request.max_tokens)
+        self._of_tenants[request.tenant].append(answer)
         try:
             self._loop.answer(Submit(dataclasses.replace(request, arrival=at)), self._now)
         except OctavoError as error:
@@ -159,16 +171,29 @@ class Server:
             self._waits[scheduler.live.why_waiting(scheduler.live.waiting.first).reason] += 1
         for transfer in plan.transfers:
             if transfer.move is not Move.FORGET:
-                calibration = self._calibration
-                measured = calibration.load_s if transfer.move is Move.LOAD else calibration.store_s
-                seconds = measured or _MOVED_S
+                seconds = self._move_s(transfer)
                 self._moved_at = max(self._now, self._moved_at) + seconds
                 heapq.heappush(self._moving, (self._moved_at, transfer.transfer_id, seconds))
+        if plan.has_cold:
+            raise ConfigError(
+                "the traffic comes to sequences that are larger than the pool, whose cold blocks attention "
+                "reads in a tier: no calibration has their time; allowed: shorter requests, or a larger pool"
+            )
         shape = shape_of(plan.chunks)
         step_s = self._step_s(shape) if plan.chunks else 0.0
         self._free_at = max(self._now, self._free_at) + step_s
         self._ends.append(self._free_at)
         self._seconds.append((step_s, shape))
+
+    def _move_s(self, transfer: Transfer) -> float:
+        kind = move_of(transfer, self._calibration.tier)
+        if (seconds := self._calibration.moves.get(kind)) is None:
+            measured = ", ".join(sorted(self._calibration.moves)) or "none"
+            raise ConfigError(
+                f"the traffic comes to a transfer of another kind than was measured ({kind}; measured: "
+                f"{measured}); allowed: octavo bench calibrate with the server's --host-cache or --disk-cache"
+            )
+        return seconds
 
     def _step_s(self, shape: StepShape) -> float:
         calibration = self._calibration
@@ -246,9 +271,8 @@ def serve(
     seed: int,
 ) -> Served:
     """To the end of the last answer. The server that is the furthest behind turns next."""
-    requests = _requests(traffic, seed)
+    requests = _requests(traffic, seed, servers[0].senders)
     arrivals: list[tuple[float, int, Request]] = []
-    total = len(traffic.trace.requests)
 
     def next_of_user(now: float) -> None:
         if (one := next(requests, None)) is not None:
@@ -281,16 +305,21 @@ def serve(
             servers[last].turn(arrivals[0][0] if arrivals else math.inf)
             front.follow(last)
         else:
-            return _result(results, traffic, targets, total)
+            return _result(results, traffic, targets, servers[0].senders)
 
 
-def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, total: int) -> Served:
-    progress = Progress(total, lambda text: None, results.done)
+def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, senders: Sequence[str]) -> Served:
     seconds = max((answer.ended for answer in results.done), default=0.0)
     seconds = max(seconds, 1e-9)
-    arrival = Arrival(traffic.users) if traffic.users else Arrival(rate_per_s=total / seconds)
-    report = report_of(traffic.trace.name, arrival.in_words(), progress, targets, seconds)
-    good = sum(not answer.error and is_good(answer, targets) for answer in results.done)
+    arrival = (
+        Arrival(traffic.users) if traffic.users else Arrival(rate_per_s=len(traffic.trace.requests) / seconds)
+    )
+
+    def report_on(answers: list[Answer]) -> LoadReport:
+        progress = Progress(len(answers), lambda text: None, answers)
+        return report_of(traffic.trace.name, arrival.in_words(), progress, targets, seconds)
+
+    report = report_on(results.done)
     served = results.served
     return Served(
         report,
@@ -302,7 +331,8 @@ def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, total:
         served["running"],
         results.waits,
         served["steps"],
-        good / max(1, len(results.done)),
+        report.good / max(1, report.requests),
+        {name: report_on(results.of_tenants[name]) for name in senders},
     )
 
 
@@ -311,64 +341,24 @@ def _plain(setup: SchedulerSetup) -> SchedulerSetup:
     return replace(setup, speculate=Speculation.OFF, pressure=None, num_ready=setup.capacity)
 
 
-def _requests(traffic: Traffic, seed: int) -> Iterator[tuple[float, Request]]:
-    """By arrival, numbered from 1."""
+def _requests(traffic: Traffic, seed: int, senders: Sequence[str]) -> Iterator[tuple[float, Request]]:
+    """By arrival, numbered from 1. Those that name no tenant are the senders' in turn."""
+    senders = senders or [""]
     params = SamplerParams(ignore_eos=True)
     trace = traffic.trace
     for number, (one, prompt) in enumerate(
         zip(trace.requests, prompts_of(trace, seed, VOCAB_SIZE), strict=True), 1
     ):
-        yield one.arrival_s, Request(number, prompt, params, one.output, number, tenant=one.tenant)
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A figure over draws."""
-
-    low: float
-    middle: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Range:
-        """Of at least one."""
-        ordered = sorted(values)
-        return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What is to be expected. Times are in milliseconds, named as `bench serve --json` names them."""
-
-    ttft_ms: dict[str, Range]  # mean, p50, p95, p99
-    itl_ms: dict[str, Range]
-    e2e_ms: dict[str, Range]
-    output_tokens_per_s: Range
-    good: Range  # part of the answers that keep the targets
-    hit_rate: float  # of prompts' tokens
-    blocks_peak: int
-    blocks: int  # that there are
-    running_peak: int
-    preemptions: int
-    limit: str  # what keeps requests waiting most; "" nothing does
-    seconds: float  # of traffic
-    refused: dict[str, int]
-    why_refused: str  # the first one
-
-
-@dataclass(frozen=True, slots=True)
-class Highest:
-    """A number of requests or users that is served well, and what a higher one meets: "targets", the end of
-    the "search", or of what the "calibration" covers."""
-
-    number: float
-    bound: str
-
-    def in_words(self) -> str:
-        """ "7.65", "64 or more" or "12 (above: not measured)"."""
-        number = f"{self.number:.3g}"
-        return {"search": f"{number} or more", "calibration": f"{number} (above: not measured)"}.get(
-            self.bound, number
+        yield (
+            one.arrival_s,
+            Request(
+                number,
+                prompt,
+                params,
+                one.output,
+                number,
+                tenant=one.tenant or senders[number % len(senders)],
+            ),
         )
 
 
@@ -424,6 +414,7 @@ class Planner:
             last.seconds,
             dict(reports[0].errors),
             next(iter(reports[0].error_details.values()), ""),
+            {name: spread_of_tenant([one.of_tenants[name] for one in served]) for name in last.of_tenants},
         )
 
     def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> Highest:

@@ -76,6 +76,7 @@ class _MooncakeFields(msgspec.Struct, frozen=True, gc=False):
     input_length: _Tokens
     output_length: _Tokens
     hash_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)], ...] = ()
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""  # ours: for `octavo plan --what-if tenants=FILE`
 
 
 class _LengthFields(msgspec.Struct, frozen=True, gc=False):
@@ -245,7 +246,8 @@ def _parse_mooncake(line: bytes) -> TraceRequest:
     given = _MOONCAKE_DECODER.decode(line)
     if len(given.hash_ids) > -(-given.input_length // BLOCK_TOKENS):
         raise ValueError(f"{len(given.hash_ids):,} ids for {given.input_length:,} tokens")
-    return TraceRequest(given.timestamp / 1000, given.input_length, given.output_length, given.hash_ids)
+    lengths = given.input_length, given.output_length
+    return TraceRequest(given.timestamp / 1000, *lengths, given.hash_ids, given.tenant)
 
 
 def _parse_lengths(line: bytes) -> TraceRequest:

@@ -215,7 +215,8 @@ class Planned:
     )
     what_if: tuple[str, ...] = setting(
         (),
-        "A change, for a column of its own: kv_memory=2x, max_seqs=32 or step_tokens=256; repeatable.",
+        "A change, for a column of its own: kv_memory=2x, max_seqs=32, step_tokens=256, host_cache=4GiB, "
+        "disk_size=off or tenants=FILE; repeatable.",
         metavar="NAME=VALUE",
         group="Planning",
     )

@@ -22,7 +22,7 @@ from octavo.bench.workloads import (
 from octavo.cli import options as opt
 from octavo.cli.given import Only, ResolvedFlags, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
-from octavo.config import StartOptions
+from octavo.config import MEASURED, StartOptions
 
 # While a speed is measured nothing is guessed; offline, prompts are not held back for running answers either.
 PLAIN = StartOptions(pace=True, speculate="off")
@@ -30,8 +30,8 @@ OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
 LONG = StartOptions(pace=True, speculate="off", kv_memory_bytes=64 << 20)
 CALIBRATING = StartOptions(pace=True, speculate="off", kv_ready_bytes=2**30)
 HELD = ("weights", "packed_cache", "kv")
+CALIBRATED = ("packed_cache", *MEASURED)
 COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
-CALIBRATED = (*HELD, *COMPUTED, "context_length", "kv_memory_bytes", "host_cache_bytes", "target_itl_s")
 
 bench_app = typer.Typer(help="Measure this machine, or a server.", no_args_is_help=True)
 

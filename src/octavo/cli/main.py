@@ -252,19 +252,39 @@ def replay(
 @app.command()
 @with_settings
 def plan(
-    model: opt.Model = None,
+    given: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|URL",
+            help="A model, as for serve, or the address of a running server: its settings, pool and tenants.",
+            show_default=False,
+            autocompletion=opt.complete_model,
+        ),
+    ] = None,
     file: opt.File = None,
+    url: OtherUrl = None,
+    api_key: ApiKey = "",
     as_json: opt.AsJson = False,
     *,
     asked: Planned,
     targets: WorkloadTargets,
-    engine: Annotated[StartOptions, Only(*CALIBRATED)] = CALIBRATING,
+    engine: Annotated[StartOptions, Only(*CALIBRATED, "target_itl_s")] = CALIBRATING,
     resolved: ResolvedFlags,
 ) -> None:
     """Tell how a server would do under traffic that is not there yet: latencies, users, what limits it."""
-    from octavo.cli.plan import run_plan
+    from octavo.cli.place import Here, place_of
+    from octavo.cli.plan import of_server, run_plan, stored
 
-    run_plan(opt.named(model or resolved.model, file), engine, asked, targets, as_json=as_json)
+    is_url = model is not None and model.startswith(("http://", "https://"))
+    here = Here(None if is_url else opt.named(model or (None if url else resolved.model), file), engine)
+    asks = (model, "the argument") if is_url else (url, "")
+    place = place_of(given, here, asks[0], api_key, named_by=asks[1])
+    if isinstance(place, Here):
+        calibration = stored(place.model, place.options, asked.calibrate_s)
+    else:
+        calibration = of_server(place.url, place.api_key)
+    run_plan(calibration, asked, targets, as_json=as_json)
 
 
 @app.command()

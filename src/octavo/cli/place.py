@@ -40,9 +40,9 @@ class Here:
 Place = Here | RemoteServer
 
 
-def place_of(given: typer.Context, here: Here, url: str | None, api_key: str) -> Place:
+def place_of(given: typer.Context, here: Here, url: str | None, api_key: str, named_by: str = "") -> Place:
     """The place that a command's options name. Raises ConfigError for options that contradict each other."""
-    named_by = "--url" if is_typed(given, "url") else URL_VARIABLE
+    named_by = named_by or ("--url" if is_typed(given, "url") else URL_VARIABLE)
     if url is not None and here.model is not None and named_by == "--url":
         raise ConfigError(
             f"the model {shown(here.model)} and --url are both given; allowed: one of them (a server answers "

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from rich.table import Table
 
-from octavo import __version__
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
-from octavo.bench.planner import Forecast, Front, Highest, Planner, Range, Server, Traffic
+from octavo.bench.forecast import Forecast, Highest, Range
+from octavo.bench.planner import Front, Planner, Server, Traffic
 from octavo.bench.replicas import Routing, front_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
 from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.cli.remote import ask, require_operator
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases, running_engine
+from octavo.cli.what_if import changed
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import SchedulerSetup
-from octavo.errors import ConfigError, RequestFailed, shown
-from octavo.kernels.probe import probe
+from octavo.errors import ConfigError, RequestFailed
+from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import cache_folder
 from octavo.server.logs import configure_logging
 from octavo.server.run import listening
 from octavo.server.run import serve as run_server
 from octavo.server.settings import ServerSettings
-from octavo.units import parse_bytes
+from octavo.serving.measured import calibration_key
 
 FOLDER = "calibrations"
-WHAT_IFS = ("kv_memory", "max_seqs", "step_tokens")
 RATE_MIN = 0.05
-BLOCKS_MAX, ROWS_MAX, STEP_TOKENS_MAX = 10_000_000, 4096, 65_536
 
 Column = tuple[str, Forecast, Highest]
 
@@ -50,7 +50,7 @@ def run_calibrate(
 ) -> None:
     """Measure, store, and say how far the model of the machine is off. Raises ConfigError, RequestFailed."""
     made = make(model, options, seconds, recording)
-    path = path_of(model, options)
+    path = path_of(calibration_key(model, options))
     calibrations.write(made, path)
     if as_json:
         summary = {
@@ -88,37 +88,83 @@ def make(
         return calibrate(serve, options, seconds, tell)
 
 
-def path_of(model: str | None, options: StartOptions) -> Path:
-    """Where the calibration of these settings on this machine is kept."""
-    machine = probe()
-    own = repr(dataclasses.replace(options, record=None))
-    what = (model or "", own, machine.cpu, machine.cores, machine.chosen, __version__)
-    name = hashlib.blake2b(repr(what).encode(), digest_size=12).hexdigest()
-    return cache_folder() / FOLDER / f"{name}.json"
+def path_of(key: str) -> Path:
+    """Where the calibration of a key is kept."""
+    return cache_folder() / FOLDER / f"{key}.json"
 
 
-def run_plan(
-    model: str | None,
-    options: StartOptions,
-    asked: Planned,
-    targets: WorkloadTargets,
-    *,
-    as_json: bool,
-) -> None:
-    """Forecast, as it is and for each what-if, side by side. Raises ConfigError."""
-    calibration = calibrations.read(path_of(model, options))
-    if calibration is None:
-        calibration = make(model, options, asked.calibrate_s)
-        calibrations.write(calibration, path_of(model, options))
-    columns = [("as it is", calibration.setup)]
-    columns += [(text, changed(calibration.setup, text)) for text in asked.what_if]
+def stored(model: str | None, options: StartOptions, seconds: float) -> Calibration:
+    """Of this model and these settings on this machine, with their target; it is made where there is none."""
+    path = path_of(calibration_key(model, options))
+    if (calibration := calibrations.read(path)) is None:
+        calibration = make(model, options, seconds)
+        calibrations.write(calibration, path)
+    config = dataclasses.replace(calibration.setup.config, target_itl_s=options.target_itl_s)
+    return replace(calibration, setup=replace(calibration.setup, config=config))
+
+
+class _Key(msgspec.Struct):
+    key: str
+    command: str
+
+
+class _Counts(msgspec.Struct):
+    total: int
+
+
+class _Target(msgspec.Struct):
+    seconds: float
+
+
+class _Server(msgspec.Struct):
+    """What a planner reads of /v1/kv."""
+
+    calibration: _Key
+    counts: _Counts
+    capacity: int
+    tenants: list[dict[str, object]]
+    target: _Target | None = None
+
+
+def of_server(url: str, api_key: str) -> Calibration:
+    """Of a running server: its pool, target and tenants as they are now, over the calibration that is stored
+    for its model, settings and machine. Raises OctavoError where it does not answer, and ConfigError where
+    there is no calibration: its steps can only be measured under load."""
+    told = require_operator(ask(url, api_key, "GET", "/v1/kv"))
+    try:
+        server = msgspec.convert(told, _Server)
+        named = [row for row in server.tenants if "weight" in row]  # the others are not in its file any more
+        tenants = tuple(msgspec.convert(row, TenantPolicy) for row in named)
+    except msgspec.ValidationError as error:
+        raise RequestFailed(f"{url}: /v1/kv says not what it must: {error}; is it this version?") from None
+    path, command = path_of(server.calibration.key), server.calibration.command
+    if (calibration := calibrations.read(path)) is None:
+        raise ConfigError(
+            f"there is no calibration of the model, settings and machine of {url}, and steps are measured "
+            f"under load alone; allowed: make one there while it serves no one ({command}), or fit one to "
+            f"what it records at work (octavo serve --record FILE, then {command} --recording FILE); from "
+            f"another machine copy it to {path}"
+        )
+    setup = calibration.setup
+    target_s = None if server.target is None else server.target.seconds
+    config = dataclasses.replace(setup.config, target_itl_s=target_s)
+    blocks, capacity = server.counts.total, server.capacity
+    setup = replace(setup, config=config, num_blocks=blocks, capacity=capacity)
+    return replace(calibration, setup=setup, tenants=tenants)
+
+
+def run_plan(calibration: Calibration, asked: Planned, targets: WorkloadTargets, *, as_json: bool) -> None:
+    """Forecast, as it is and for each what-if, side by side. Raises ConfigError for what the calibration does
+    not cover."""
+    columns = [("as it is", calibration)]
+    columns += [(text, changed(calibration, text)) for text in asked.what_if]
     forecasts: list[Column] = []
     with phases() as tell:
         traffic = traffic_of(asked, calibration.setup)
-        for name, setup in columns:
-            planner = Planner(calibration, targets, setup, draws=asked.draws, tell=_telling(tell, name))
+        for name, own in columns:
+            planner = Planner(own, targets, own.setup, draws=asked.draws, tell=_telling(tell, name))
             if asked.replicas > 1:
-                planner.replicas, planner.front = asked.replicas, _front_of(asked, setup)
+                planner.replicas, planner.front = asked.replicas, _front_of(asked, own.setup)
             forecast = planner.forecast(traffic)
             forecasts.append((name, forecast, _highest(planner, asked, traffic)))
     first = forecasts[0][1]
@@ -197,48 +243,6 @@ def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
     return planner.highest(oftener, RATE_MIN, 64.0)
 
 
-def changed(setup: SchedulerSetup, text: str) -> SchedulerSetup:
-    """The setup with one setting changed. Raises ConfigError."""
-    name, _, value = text.partition("=")
-    config = setup.config
-    if name == "kv_memory":
-        if value.endswith("x"):
-            blocks = round(setup.num_blocks * _number(text, value[:-1]))
-        else:
-            blocks = parse_bytes(value, f"--what-if {name}") // max(1, config.bytes_per_block)
-        if not 1 <= blocks <= BLOCKS_MAX:
-            raise ConfigError(
-                f"--what-if {text} comes to {blocks:,} blocks; allowed: 1 to {BLOCKS_MAX:,}, of "
-                f"{config.bytes_per_block:,} bytes each"
-            )
-        return msgspec.structs.replace(setup, num_blocks=blocks, capacity=blocks)
-    if name in ("max_seqs", "step_tokens"):
-        count, is_rows = _number(text, value), name == "max_seqs"
-        most = ROWS_MAX if is_rows else STEP_TOKENS_MAX
-        if count != int(count) or not 1 <= count <= most:
-            raise ConfigError(f"--what-if is {shown(text)}; allowed: a whole number from 1 to {most:,}")
-        config = dataclasses.replace(
-            config,
-            max_rows=int(count) if is_rows else config.max_rows,
-            step_tokens=config.step_tokens if is_rows else int(count),
-        )
-        return msgspec.structs.replace(setup, config=config)
-    raise ConfigError(
-        f"--what-if is {shown(text)}; allowed: {', '.join(f'{one}=VALUE' for one in WHAT_IFS)}, such as "
-        "kv_memory=2x or max_seqs=32; for other settings calibrate with them"
-    )
-
-
-def _number(text: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < 1e6:
-        raise ConfigError(f"--what-if is {shown(text)}; allowed: a number above 0 behind the =")
-    return number
-
-
 def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets) -> Table:
     def row(name: str, value: Callable[[Forecast], str]) -> tuple[str, ...]:
         return (name, *(value(forecast) for _, forecast, _ in forecasts))
@@ -250,7 +254,7 @@ def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets
         row("between tokens, p95", lambda f: _in_words(f.itl_ms["p95"], 1)),
         row("end to end, p50", lambda f: _in_words(f.e2e_ms["p50"])),
         row("output tokens/s", lambda f: _in_words(f.output_tokens_per_s, 1)),
-        row("good answers", lambda f: f"{100 * f.good.low:.0f} to {100 * f.good.high:.0f} %"),
+        row("good answers", lambda f: _part_in_words(f.good)),
         row("prompt tokens found", lambda f: f"{f.hit_rate:.0%}"),
         row("blocks of a server, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
         row("sequences of a server, peak", lambda f: f"{f.running_peak:,}"),
@@ -258,6 +262,11 @@ def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets
         row("waits are for", lambda f: f.limit or "nothing"),
         (f"highest, {unit_of(asked)}", *(highest.in_words() for _, _, highest in forecasts)),
     ]
+    for name in dict.fromkeys(name for _, forecast, _ in forecasts for name in forecast.of_tenants):
+        own = [forecast.of_tenants.get(name) for _, forecast, _ in forecasts]
+        first = ["" if one is None else _in_words(one["ttft_ms_p95"]) for one in own]
+        good = ["" if one is None else _part_in_words(one["good"]) for one in own]
+        rows += [(f"{name}: first token, p95", *first), (f"{name}: good answers", *good)]
     several = f"{asked.replicas} replicas, router {asked.router}; " if asked.replicas > 1 else ""
     title = (
         f"octavo plan; {several}times in ms, the least to the most of several draws\n"
@@ -268,6 +277,10 @@ def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets
 
 def _in_words(found: Range, digits: int = 0) -> str:
     return f"{found.low:,.{digits}f} to {found.high:,.{digits}f}"
+
+
+def _part_in_words(found: Range) -> str:
+    return f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
 
 
 def _notes(forecasts: Sequence[Column], calibration: Calibration) -> list[str]:

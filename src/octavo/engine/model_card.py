@@ -24,4 +24,6 @@ class ModelCard:
     context_length: int = 0  # as it is served
     chat_template: str = ""  # its source
     fingerprint: str = ""  # names the weights: 64 hexadecimal digits of a strong hash
+    calibration: str = ""  # names what `octavo bench calibrate` measures with these settings, on this machine
+    calibrate_command: str = ""  # which does it
     pooling: Pooling = Pooling.LAST  # of embeddings, unless a client chooses another

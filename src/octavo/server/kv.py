@@ -76,7 +76,8 @@ async def show_kv(edge: Edge, request: Request) -> Response:
         own = await edge.model.control.kv(tenant.name)
         return json_response(kv_row(own) | {"bounds": asdict(tenant.policy(own.bytes_per_block))})
     view = await edge.model.control.kv()
-    row = kv_row(view)
+    card = edge.model.card
+    row = kv_row(view) | {"calibration": {"key": card.calibration, "command": card.calibrate_command}}
     if edge.roster is not None:
         row["tenants"] = _tenants(edge.roster, view)
     return json_response(row)

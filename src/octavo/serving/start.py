@@ -47,6 +47,7 @@ from octavo.sampling.grammars import Grammars
 from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.serving.client import EngineClient
+from octavo.serving.measured import calibrate_command, calibration_key
 from octavo.serving.model_parts import card_of, prepared_tokenizer, words_of
 from octavo.serving.replica_feed import ReplicaFeed, hello_of
 from octavo.speculation.speculator import Speculation
@@ -213,7 +214,10 @@ def build_engine(
         loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
         started = engine_over(loaded, chosen.backend, options, policies_of, progress, replica)
         undo.pop_all()
-    return replace(started, backend_reason=chosen.reason, path=path)
+    measured = calibration_key(model, options), calibrate_command(model, options)
+    card = replace(started.facts.card, calibration=measured[0], calibrate_command=measured[1])
+    facts = replace(started.facts, card=card)
+    return replace(started, backend_reason=chosen.reason, path=path, facts=facts)
 
 
 def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | None:
