@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from octavo.bench.calibration import Calibration, kind_of, move_of
 from octavo.bench.endpoint import Answer
 from octavo.bench.forecast import Forecast, Highest, Range, spread_of_tenant
-from octavo.bench.load import Arrival, LoadReport, Progress, report_of
+from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
 from octavo.bench.traces import RequestTrace, prompts_of
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.port import FinishTransfer, SetTenants, Submit
@@ -269,8 +269,11 @@ def serve(
     traffic: Traffic,
     targets: WorkloadTargets,
     seed: int,
+    bad_max: float = math.inf,
 ) -> Served:
-    """To the end of the last answer. The server that is the furthest behind turns next."""
+    """To the end of the last answer, or until more than `bad_max` answers have missed the targets. The server
+    that is the furthest behind turns next."""
+    num_judged = num_bad = 0
     requests = _requests(traffic, seed, servers[0].senders)
     arrivals: list[tuple[float, int, Request]] = []
 
@@ -286,7 +289,7 @@ def serve(
     else:
         first = next(requests)
         arrivals.append((first[0], 1, first[1]))
-    while True:
+    while num_bad <= bad_max:
         busy = [index for index, server in enumerate(servers) if not server.is_idle]
         last = min(busy, key=lambda index: servers[index].now) if busy else None
         if arrivals and (last is None or arrivals[0][0] <= servers[last].now):
@@ -304,8 +307,12 @@ def serve(
         elif last is not None:
             servers[last].turn(arrivals[0][0] if arrivals else math.inf)
             front.follow(last)
+            ended = results.done[num_judged:]
+            num_judged += len(ended)
+            num_bad += sum(bool(answer.error) or not is_good(answer, targets) for answer in ended)
         else:
-            return _result(results, traffic, targets, servers[0].senders)
+            break
+    return _result(results, traffic, targets, servers[0].senders)
 
 
 def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, senders: Sequence[str]) -> Served:
@@ -374,14 +381,14 @@ class Planner:
     replicas: int = 1
     front: Callable[[Sequence[Server]], Front] = lambda servers: OneServer()
 
-    def served(self, traffic: Traffic, draw: int = 0) -> Served:
-        """One draw."""
+    def served(self, traffic: Traffic, draw: int = 0, bad_max: float = math.inf) -> Served:
+        """One draw; `bad_max` as in `serve`."""
         results = Results()
         servers = [
             Server(self.calibration, self.setup, 1000 * index + draw, results)
             for index in range(self.replicas)
         ]
-        return serve(servers, self.front(servers), results, traffic, self.targets, seed=draw)
+        return serve(servers, self.front(servers), results, traffic, self.targets, draw, bad_max)
 
     def forecast(self, traffic: Traffic) -> Forecast:
         """All draws."""
@@ -426,7 +433,9 @@ class Planner:
             nonlocal beyond
             self.tell(f"trying {number:.3g}")
             try:
-                goods = sorted(self.served(scaled(number), draw).good for draw in range(JUDGES))
+                traffic = scaled(number)
+                bad_max = (1 - GOOD) * len(traffic.trace.requests)
+                goods = sorted(self.served(traffic, draw, bad_max).good for draw in range(JUDGES))
             except ConfigError:
                 beyond = True
                 return False
