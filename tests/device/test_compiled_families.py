@@ -24,7 +24,7 @@ from octavo.device.weights import DeviceWeights
 from octavo.errors import UnsupportedModel
 from octavo.executor.batch import shape_of
 from octavo.kernels.contract import Expert, KvShape, Routing
-from octavo.kernels.recording import Mixed, Node, Record
+from octavo.kernels.recording import MixtureOfExperts, Node, Record
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.params import SamplerParams
@@ -180,7 +180,7 @@ def test_smaller_kinds_of_kv_stay_near(kv: str, tmp_path: Path) -> None:
 
 def test_a_mixture_is_refused_by_name() -> None:
     routing, expert = Routing(2, "softmax", normalised=True), cast(Expert, None)
-    record = Record([Mixed(Node(), Node(), [expert] * 9, routing, "silu")], Node())
+    record = Record([MixtureOfExperts(Node(), Node(), [expert] * 9, routing, "silu")], Node())
     pool = allocate_pool(KvShape(1, 1, 16, BLOCK), 1, CPU)
     with pytest.raises(UnsupportedModel, match=r"a mixture of 9 experts, .* allowed: --backend native"):
         lower(record, pool)

@@ -1,1 +1,1 @@
-"""The torch backend, on CUDA devices and on torch's CPU: the one room that imports torch and Triton."""
+"""The torch backend, on CUDA devices and on torch's CPU: the only package that imports torch and Triton."""

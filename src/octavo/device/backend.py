@@ -29,7 +29,7 @@ NewArithmetic = Callable[[Model, DevicePool, DeviceRows, RankGroup | None], Arit
 
 
 class TorchBackend(Backend):
-    """Sizes, pools and runners of one device; what computes over a pool is the arithmetic's affair."""
+    """Sizes, pools and runners of one device; an `Arithmetic` computes over a pool."""
 
     name = "torch"
     is_host = False
@@ -46,17 +46,17 @@ class TorchBackend(Backend):
         *,
         pads_steps: bool = False,
     ) -> None:
-        """`host_memory`: bytes that the host can spare; `notes`: what `octavo doctor` says of it."""
+        """`host_memory`: available bytes of the host; `notes`: lines of `octavo doctor` about it."""
         self.torch_device = device
         self.device = words_of(device)
         self.weights = weights
         self.arithmetic_id = arithmetic_id
         self.exactness, self.notes, self.pads_steps = exactness, notes, pads_steps
         self.new_arithmetic, self._host_memory = new_arithmetic, host_memory
-        self.is_measured = device.type == "cuda"  # what steps need
+        self.is_measured = device.type == "cuda"  # the memory that steps need
 
     def memory_available(self) -> int:
-        """Bytes to be had for blocks now."""
+        """Bytes available for blocks now."""
         if self.torch_device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()  # what loading left behind is free
@@ -64,11 +64,11 @@ class TorchBackend(Backend):
         return self._host_memory() // 4  # the machine's other programs need theirs
 
     def memory_free(self) -> int:
-        """Bytes of a GPU that neither this process nor another holds, be it for later."""
+        """Bytes of a GPU that no process has allocated or reserved."""
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def memory_used(self) -> int:
-        """Bytes of a GPU that are not free; of a processor those of this process."""
+        """Bytes of a GPU that are not free; on a CPU those of this process."""
         if self.torch_device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.torch_device)
             return total - free
@@ -82,8 +82,8 @@ class TorchBackend(Backend):
         step_tokens: int,
         progress: Callable[[str], None],
     ) -> int | None:
-        """What a GPU's memory loses to a runner over two blocks that is made ready, and has tried its largest
-        step: activations, rows, captures, and what the driver takes for kernels."""
+        """GPU memory used by a warmed runner over two blocks after its largest step: activations, rows,
+        captures, and the driver's memory for kernels."""
         if not self.is_measured:
             return None
         before = self.memory_available()
@@ -95,11 +95,11 @@ class TorchBackend(Backend):
             runner.close()
 
     def bytes_per_block(self, shape: KvShape) -> int:
-        """What a block takes."""
+        """Bytes of a block."""
         return Layout(shape).bytes_per_block
 
     def bytes_per_layer(self, shape: KvShape) -> int:
-        """What a layer of a block takes."""
+        """Bytes of a layer of a block."""
         return Layout(shape).bytes_per_layer
 
     def new_runner(
@@ -110,14 +110,14 @@ class TorchBackend(Backend):
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
     ) -> Runner:
-        """A runner with a pool of its own. Raises ConfigError where it does not fit."""
+        """A runner with a pool of its own. Raises ConfigError if it does not fit."""
         pool = self.allocate_pool(size)
         rows = DeviceRows(config.max_rows, config.context_length, config.block_size, self.torch_device)
         forward = DeviceForward(self.new_arithmetic(model, pool, rows, None), rows, config.stop_ids)
         return Runner(forward, config, transfers, grammars)
 
     def allocate_pool(self, size: PoolSize) -> DevicePool:
-        """Blocks of zeros. Raises ConfigError where they do not fit."""
+        """Blocks of zeros. Raises ConfigError if they do not fit."""
         try:
             return allocate_pool(size.shape, size.num_blocks, self.torch_device)
         except torch.OutOfMemoryError:
@@ -129,5 +129,5 @@ class TorchBackend(Backend):
             ) from None
 
     def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """A device is its own thread: plans are started where they are made."""
+        """A device runs asynchronously, so the calling thread starts plans."""
         return DeviceExecutor(runner)

@@ -1,5 +1,5 @@
-"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and usual steps replayed
-(`sized_steps.py`)."""
+"""Steps by Octavo's own kernels: the decoder is recorded once, its launches are fused, and common step sizes
+are replayed (`sized_steps.py`)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from octavo.types import StepWay
 from octavo.units import blocks_for
 
 _ARGMAX_ROWS = 256  # at once
-_TOPS = (1, 3, 5, 9, 17)  # likeliest tokens: a kernel is compiled for each
-_WARM_SIZES = 8  # before the first request; the others while nothing else is to do
+_TOPS = (1, 3, 5, 9, 17)  # numbers of likeliest tokens: a kernel is compiled for each
+_WARM_SIZES = 8  # before the first request; the others while the engine is idle
 
 
 class CompiledArithmetic:
@@ -70,8 +70,8 @@ class CompiledArithmetic:
         self._scratch = allocate_argmax_scratch(_ARGMAX_ROWS, self._output.shape[0], pool.data.device)
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """Capture the likeliest sizes of decoding, compile what samples, and then try the largest step: what
-        captures keep of memory is gone by then."""
+        """Capture the likeliest sizes of decoding, compile the sampling kernels, and then try the largest
+        step while the captures hold their memory."""
         sizes = list(self._steps.decoding_sizes())[:_WARM_SIZES]
         for number, size in enumerate(sizes, 1):
             progress(f"capturing decoding of {size.tokens:,} ({number} of {len(sizes)})")
@@ -82,24 +82,23 @@ class CompiledArithmetic:
                 self._try_sampling(logits)
         progress(f"trying a step of {step_tokens:,} tokens")
         self._steps.try_largest(step_tokens)
-        # What sampling needs is held when the start looks how much memory is left: captures had let go of it.
+        # Allocate the memory of sampling before the free memory is measured: captures had released it.
         self._try_sampling(self.logits(self._steps.warm(sizes[0])))
 
     def warm_more(self) -> bool:
-        """Capture one more size of decoding; False: there is none left."""
+        """Capture one more size of decoding; False: none is left."""
         size = next((size for size in self._steps.decoding_sizes() if not self._steps.is_warm(size)), None)
         if size is not None:
             self._steps.warm(size)
         return size is not None
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
-        """Write into the rows, and bring the step's arrays to their place."""
+        """Write into the rows, and copy the step's arrays to their place."""
         self._steps.prepare(shape, writes)
 
     def read_cold_from(self, slots: Bytes) -> int | None:
-        """By their distance from the pool, in blocks: a kernel's pointer to a block leads there as to any
-        other. So one kernel reads both memories, where a device sees host memory at the host's
-        addresses."""
+        """Slots are addressed by their distance from the pool, in blocks, like any other block. So one kernel
+        reads both memories, if the device sees host memory at the host's addresses."""
         data = self.pool.data
         first, rest = divmod(slots.ctypes.data - data.data_ptr(), slots.shape[1])
         is_named = not rest and -(2**31) <= first < 2**31 - len(slots)
@@ -114,11 +113,11 @@ class CompiledArithmetic:
             copy_blocks(self.pool.data, *carry(pairs, self.pool.data.device))
 
     def hidden(self) -> Tensor:
-        """(R, E): the wanted rows of the step."""
+        """(R, E): the logit rows of the step."""
         return self._steps.run()
 
     def new_hidden(self, num_rows: int) -> Tensor:
-        """(num_rows, E): room for hidden rows."""
+        """(num_rows, E): memory for hidden rows."""
         return self._output.new_empty((num_rows, self._model.spec.hidden_size))
 
     def way(self) -> StepWay:
@@ -134,7 +133,7 @@ class CompiledArithmetic:
         return self._group.gather_columns(out, self._model.split.widths(self._model.spec.vocab_size))
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """(S, E) -> (S,) int64; of the rank's own rows of the vocabulary, where there are several."""
+        """(S, E) -> (S,) int64; with several ranks, of the rank's own rows of the vocabulary."""
         out = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         cap = self._model.spec.logit_soft_cap
         for part, rows in zip(out.split(_ARGMAX_ROWS), self._scaled(hidden).split(_ARGMAX_ROWS), strict=True):
@@ -142,7 +141,7 @@ class CompiledArithmetic:
         return out
 
     def _scaled(self, hidden: Tensor) -> Tensor:
-        """The rows times what the model multiplies logits by."""
+        """The rows times the model's factor of logits."""
         factor = self._model.spec.logit_scale
         if factor == 1.0:
             return hidden
@@ -151,7 +150,7 @@ class CompiledArithmetic:
         return out
 
     def _try_sampling(self, logits: Tensor) -> None:
-        """Every kernel that samples, over rows of which none changes."""
+        """Compile every sampling kernel, by calls that change no row."""
         count, device = logits.shape[0], logits.device
         rows = torch.zeros(count, dtype=torch.int64, device=device)
         positions = torch.full_like(rows, self._context_length)

@@ -1,4 +1,4 @@
-"""A `RowSampler` by kernels: few launches, whatever is asked of a row."""
+"""A `RowSampler` by kernels: few launches for any sampling parameters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class KernelSampler:
         self._rows = rows
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """tokens stand at `positions` of rows from now on."""
+        """Write tokens to `positions` of rows."""
         append_tokens(self._rows.tokens, rows, positions, tokens)
 
     def penalise(self, logits: Tensor, rows: Tensor, positions: Tensor, longest: int) -> None:
-        """Change logits as these rows' penalties do."""
+        """Apply these rows' penalties to logits."""
         penalties.penalise(logits, self._rows.adjusted, self._rows.tokens, rows, positions, longest)
 
     def add_biases(self, logits: Tensor, rows: Tensor, most: int) -> None:
-        """Change logits as these rows' biases do."""
+        """Add these rows' biases to logits."""
         penalties.add_biases(logits, self._rows.adjusted, rows, most)
 
     def draw_greedily(self, logits: Tensor) -> Tensor:
@@ -46,5 +46,5 @@ class KernelSampler:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row's token, and the likeliest."""
+        """Logprobs of each row's token, and of the likeliest."""
         return likeliest.logprobs(logits, tokens, top)

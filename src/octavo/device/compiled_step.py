@@ -1,17 +1,17 @@
-"""What the kernels need of a step: its arrays, and attention's work lists for each window that layers have.
+"""The kernels' inputs of a step: its arrays, and attention's work lists for each window of the layers.
 
     all chunks one token            one list, a tile for each chunk
     others                          two lists: chunks of one token, and longer chunks in tiles that fill a
                                     product
 
-A chunk is in one list by its length alone: where so many query heads read one kv head that one token fills
-a product, the tiles of both lists hold one token.
+Only a chunk's length decides its list: if so many query heads read one kv head that one token fills a
+product, the tiles of both lists hold one token.
 
-A list of few tiles is cut into partitions and merged (`attend_splitting`), so that few rows of a long context
-keep the whole device busy; the bits are the same. The host makes the lists, and they travel with the plan.
+A list of few tiles is split into partitions and merged (`attend_splitting`), so that few rows of a long
+context use the whole device; the bits are the same. The host makes the lists and copies them with the plan.
 
-Launches depend on a step's size alone (`StepSize`). A smaller step fits a larger size: tokens beyond its own
-stand at position -1, chunks and tiles beyond its own are not looked at.
+Launches depend only on a step's size (`StepSize`). A smaller step fits a larger size: padding tokens have
+position -1, and extra chunks and tiles are not read.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from octavo.executor.batch import StepShape
 from octavo.kernels.contract import Ints
 from octavo.units import padded_positions
 
-PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
-_TOKENS_OF_OTHERS = 32  # steps that are no decoding have a multiple of these
-_ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
+PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor runs about as many at once
+_TOKENS_OF_OTHERS = 32  # steps other than decoding are padded to a multiple of this
+_ROUNDS_TO_FILL = 2  # with so many programs per multiprocessor, walking keeps the device busy
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """What a work list depends on beside the step."""
+    """The sizes, other than the step's, that a work list depends on."""
 
     num_heads: int
     num_kv_heads: int
@@ -63,7 +63,7 @@ class AttentionSizes:
 
     @property
     def split_max(self) -> int:
-        """Tiles of a list that is split, at most: so few leave multiprocessors idle."""
+        """The most tiles of a split list: so few would leave multiprocessors idle."""
         return (_ROUNDS_TO_FILL * self.num_processors - 1) // self.num_kv_heads
 
     @property
@@ -74,22 +74,22 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a step's launches depend on."""
+    """The sizes that a step's launches depend on."""
 
     tokens: int
     chunks: int
-    logits: int  # tokens whose logits are wanted; 0: all, in order
-    singles: int  # chunks of one token that their list has room for; 0: it has none
+    logits: int  # tokens that need logits; 0: all, in order
+    singles: int  # capacity of the list of chunks of one token; 0: it has none
     tiles: int  # the same of tiles of longer chunks
 
     @property
     def is_decoding(self) -> bool:
-        """Every token is a chunk whose logits are wanted."""
+        """Whether every token is a chunk that needs logits."""
         return self.singles == self.tokens and self.logits == 0
 
     def rounded(self) -> StepSize:
-        """The next of few sizes: of decoding as `padded_positions` says. Others are of many kinds, so theirs
-        are coarser: multiples of 32 tokens, lists of one length, a power of two, as are wanted logits."""
+        """The next of few sizes: for decoding by `padded_positions`. Other steps vary more, so their sizes
+        are coarser: multiples of 32 tokens, lists of one length, a power of two, and also for logits."""
         if self.is_decoding:
             tokens = padded_positions(self.tokens)
             return StepSize(tokens, tokens, 0, tokens, 0)
@@ -111,7 +111,7 @@ def size_of(shape: StepShape, sizes: AttentionSizes) -> StepSize:
 
 @dataclass(frozen=True, slots=True)
 class WorkForm:
-    """The sizes of one work list: what a captured step is made for."""
+    """The sizes of one work list, fixed in a captured step."""
 
     window: int | None
     is_single: bool  # lists the chunks of one token; otherwise those of more
@@ -153,7 +153,7 @@ class CompiledStep:
 
 
 def arrays_of(shape: StepShape, size: StepSize, sizes: AttentionSizes) -> list[Ints]:
-    """What a step of this size or a smaller one brings to the device, for `step_in`."""
+    """The arrays of a step of this size or a smaller one, to be copied to the device for `step_in`."""
     num_tokens = shape.positions.size
     arrays = [
         _filled(shape.table_rows, size.chunks, 0),
@@ -176,7 +176,7 @@ def step_in(
     flash: FlashAttention | None,
     partials: AttentionScratch | None,
 ) -> CompiledStep:
-    """The step whose packed arrays lie there."""
+    """The step over packed arrays on the device."""
     forms = _forms_of(size, sizes)
     counts = [size.chunks, size.chunks, size.chunks + 1, size.tokens, size.tokens, size.logits]
     for form in forms:
@@ -216,7 +216,7 @@ def _forms_of(size: StepSize, sizes: AttentionSizes) -> list[WorkForm]:
 
 
 def _list_of(form: WorkForm, starts: Ints, lengths: Ints) -> list[Ints]:
-    """A list's arrays: the tiles of the chunks that belong to it, and how many they are."""
+    """A list's arrays: the tiles of its chunks, and their number."""
     chunks = np.flatnonzero(lengths == 1 if form.is_single else lengths > 1).astype(np.int32)
     tiles = tiles_of(starts[chunks], lengths[chunks], form.tokens_per_tile, form.window)
     arrays = (chunks[tiles.chunks], tiles.rows, tiles.ends)
@@ -225,5 +225,5 @@ def _list_of(form: WorkForm, starts: Ints, lengths: Ints) -> list[Ints]:
 
 
 def _filled(array: Ints, size: int, value: int) -> Ints:
-    """The array, and behind it `value`."""
+    """The array, padded with `value`."""
     return np.concatenate([array, np.full(size - array.size, value, np.int32)])

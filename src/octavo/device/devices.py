@@ -13,7 +13,7 @@ _LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
 
 
 def check_capability(name: str) -> torch.device:
-    """The device of that name. Raises ConfigError where it cannot be used."""
+    """The device of that name. Raises ConfigError if it cannot be used."""
     device = torch.device(name)
     if device.type != "cuda":
         return device
@@ -31,7 +31,7 @@ def check_capability(name: str) -> torch.device:
 
 
 def find_cuda_obstacle(index: int = 0) -> str | None:
-    """Why torch cannot use a CUDA device; None where it can, or where there are not so many."""
+    """Why torch cannot use a CUDA device; None if it can, or if there is no device of that index."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) is a build without CUDA"
     if not torch.cuda.is_available():
@@ -47,12 +47,12 @@ def find_cuda_obstacle(index: int = 0) -> str | None:
 
 
 def num_cuda_devices() -> int:
-    """That torch sees."""
+    """The number of CUDA devices that torch sees."""
     return torch.cuda.device_count()
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """While it is open, launches, events and captures of this thread are the device's."""
+    """A context in which launches, events and captures of this thread go to the device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -64,7 +64,7 @@ def words_of(device: torch.device) -> str:
 
 
 def sees_host_memory(memory: Bytes, device: torch.device) -> bool:
-    """Whether kernels on a CUDA device can read this host memory at the host's address: where the driver
-    holds it in place (`DeviceBlocks.pin`), as 64-bit systems have one address space for both."""
+    """Whether kernels on a CUDA device can read this host memory at the host's address: if the driver has
+    pinned it (`DeviceBlocks.pin`), since 64-bit systems have one address space for both."""
     with current(device):
         return bool(torch.from_numpy(memory[:1]).is_pinned())

@@ -1,11 +1,11 @@
-"""Rows of a step that are drawn from on the device, and what becomes of their tokens.
+"""Sampling of a step's rows on the device, and the copy of their tokens to the host.
 
     greedy, no logprobs     the likeliest token alone; no logits are written
     the others              logits, which penalties and bias adjust, then a `RowSampler`
 
-A chunk with drafts is drawn from at each of its positions at once: noise depends on the position alone, so a
-token is what would have been drawn with the same tokens before it. Tokens behind the first wrong draft stand
-in the row until the next step writes over them.
+A chunk with drafts is sampled at all its positions at once: noise depends on the position alone, so a token
+is the same as with one-token steps after the same tokens. Tokens after the first wrong draft stay in the row
+until the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from octavo.types import SampledToken
 
 
 @dataclass(frozen=True, slots=True)
-class _DrawnPart:
-    """Draws of one kind, on their way to the host."""
+class _PendingDraws:
+    """Draws of one kind, being copied to the host."""
 
     draws: Sequence[Draw]
-    tokens: Tensor  # (S,) int64, on the host when the event has come
+    tokens: Tensor  # (S,) int64, on the host after the event
     logprobs: tuple[Tensor, Tensor, Tensor] | None
 
 
-def begin_drawing(
+def start_draws(
     draws: Sequence[Draw],
     hidden: Tensor,
     arithmetic: Arithmetic,
     stop_ids: frozenset[int],
 ) -> Callable[[SamplingResult], None] | None:
-    """Draw from the step's hidden rows (R, E) and start the tokens on their way to the host. Returns what
-    waits for them and adds them to a `SamplingResult`; None where there are no draws."""
+    """Sample from the step's hidden rows (R, E) and start copying the tokens to the host. Returns a function
+    that waits for them and adds them to a `SamplingResult`; None if there are no draws."""
     plain, others = list[Draw](), list[Draw]()
     for one in draws:
         (plain if _is_plain(one.params) else others).append(one)
@@ -71,15 +71,15 @@ def begin_drawing(
 
 
 def _is_plain(params: SamplerParams) -> bool:
-    """It needs its likeliest token alone."""
+    """Whether it needs only the likeliest token."""
     return params.greedy and params.logprobs is None and not adjusts(params, 0)
 
 
-def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _DrawnPart:
+def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _PendingDraws:
     columns = np.array([(one.first, one.row, one.position, one.count) for one in draws], np.int64).T
     counts = columns[3]
     places, rows, positions = np.repeat(columns[:3], counts, axis=1)
-    later = np.arange(places.size) - np.repeat(np.cumsum(counts) - counts, counts)  # behind its draw's first
+    later = np.arange(places.size) - np.repeat(np.cumsum(counts) - counts, counts)  # after its draw's first
     places, positions = places + later, positions + later
     place, row, position = to_device((places, rows, positions), hidden.device)
     is_all = np.array_equal(places, np.arange(hidden.shape[0]))
@@ -108,16 +108,16 @@ def _begin(draws: Sequence[Draw], hidden: Tensor, arithmetic: Arithmetic) -> _Dr
     if found is not None:
         own, ids, values = map(_to_host, found)
         found = own, ids, values
-    return _DrawnPart(draws, _to_host(tokens), found)
+    return _PendingDraws(draws, _to_host(tokens), found)
 
 
 def _take(
     one: Draw, sampled: Sequence[SampledToken], stop_ids: frozenset[int], taken: SamplingResult
 ) -> None:
-    """The draw's tokens, as far as they count."""
+    """The draw's valid tokens."""
     kept: list[SampledToken] = []
     for place, token in enumerate(sampled):
-        if token.token < 0:  # behind a draft: its failure is reported when it is computed as the newest
+        if token.token < 0:  # after a draft: the failure is reported once it is computed as the newest
             break
         kept.append(token)
         if not one.goes_on(place, token.token, stop_ids):
@@ -129,7 +129,7 @@ def _take(
 
 
 def _to_host(x: Tensor) -> Tensor:
-    """A copy that is whole when an event behind it has come."""
+    """An asynchronous copy, complete after an event recorded behind it."""
     if x.device.type == "cpu":
         return x
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
@@ -137,7 +137,7 @@ def _to_host(x: Tensor) -> Tensor:
     return host
 
 
-def _sampled(part: _DrawnPart) -> list[SampledToken]:
+def _sampled(part: _PendingDraws) -> list[SampledToken]:
     """The part's tokens, each with the logprobs that its request asked for."""
     tokens: list[int] = part.tokens.tolist()
     if part.logprobs is None:

@@ -1,8 +1,8 @@
-"""Attention by torch's own FlashAttention over block tables: `--attention flash`, where this torch has it.
+"""Attention by torch's own FlashAttention over block tables: `--attention flash`, if this torch has it.
 
-`torch.nn.attention.varlen.varlen_attn` takes block tables from torch 2.12 on, with FlashAttention 3 behind it
-(Hopper). It knows no soft cap, no sinks, no ALiBi and no codes in memory; splits over the context are turned
-off, which makes a row's bits its own, but they are others than those of Octavo's kernels: it has an
+`torch.nn.attention.varlen.varlen_attn` accepts block tables from torch 2.12 on, with FlashAttention 3
+(Hopper). It has no soft cap, no sinks, no ALiBi and no codes in memory. Splits over the context are turned
+off, so a row's bits do not depend on other rows; they differ from those of Octavo's kernels, so it has an
 arithmetic id of its own.
 """
 
@@ -29,7 +29,7 @@ _NEEDED = {"block_table", "seqused_k", "num_splits"}
 
 
 def find_flash_obstacle(device: torch.device) -> str | None:
-    """Why torch's FlashAttention cannot be used on the device; None where it can."""
+    """Why torch's FlashAttention cannot be used on the device; None if it can."""
     if device.type != "cuda":
         return "it runs on CUDA devices alone"
     varlen = _varlen()
@@ -43,7 +43,7 @@ def find_flash_obstacle(device: torch.device) -> str | None:
 
 
 def activate_flash() -> None:
-    """Load what `varlen_attn` needs. Raises ConfigError where torch cannot."""
+    """Load what `varlen_attn` needs. Raises ConfigError if torch cannot."""
     try:
         torch.nn.attention.activate_flash_attention_impl(_IMPLEMENTATION)
     except (AttributeError, ImportError, RuntimeError, ValueError) as error:
@@ -54,7 +54,7 @@ def activate_flash() -> None:
 
 
 def check_flash(spec: ModelSpec, shape: KvShape) -> None:
-    """Raises ConfigError where the model or its memory needs what torch's FlashAttention does not know."""
+    """Raise ConfigError if torch's FlashAttention does not support the model or its kind of KV."""
     wanted = None
     if spec.attention_soft_cap is not None:
         wanted = f"the scores' soft cap of {spec.family}"

@@ -1,12 +1,11 @@
-"""A `Forward` over a device: rows, pool and tokens lie there; only what the host reads is waited for.
+"""A `Forward` over a device with its rows, pool and tokens; the host waits only for data that it reads.
 
-    prepare    the plan's writes and the step's arrays --(one copy)--> one kernel puts them in their places
+    prepare    the plan's writes and the step's arrays --(one copy)--> one kernel writes them to their places
     run        hidden rows, by the `Arithmetic`
-    draw       tokens into the rows, and on their way to the host, behind an event
+    draw       tokens to the rows, and asynchronously to the host
 
-The next plan may be started before the step's tokens are known to the host: they are read from the rows.
-Rows with masks, `min_tokens`, beams or grammars are sampled by the host's own sampler, which waits for their
-logits.
+The next plan may start before the host has the step's tokens: kernels read them from the rows. The host's own
+sampler samples rows with masks, `min_tokens`, beams or grammars, and waits for their logits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic
 from octavo.device.devices import current
-from octavo.device.drawing import begin_drawing
+from octavo.device.drawing import start_draws
 from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, to_device
 from octavo.device.sampler import is_drawn_on_device
@@ -40,18 +39,18 @@ class DeviceForward(Forward):
     """A model's arithmetic over rows and a pool on a device."""
 
     def __init__(self, arithmetic: Arithmetic, rows: DeviceRows, stop_ids: frozenset[int]) -> None:
-        """`rows` are those that the arithmetic reads."""
+        """`rows` are the arithmetic's."""
         self.arithmetic, self.pool = arithmetic, arithmetic.pool
         self.blocks = DeviceBlocks(self.pool)
         self._device = self.pool.data.device
         self._rows, self._stop_ids = rows, stop_ids
-        self._is_warm = False  # nothing is left to capture ahead
+        self._is_warm = False  # all sizes are captured
         self._nothing = torch.empty(0, device=self._device)
-        self._hidden = self._nothing  # (R, E) of the step that ran last
+        self._hidden = self._nothing  # (R, E) of the last step
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """This thread's launches are the device's, and no gradients are kept."""
+        """A context for launches on the device, without gradients."""
         with current(self._device), torch.inference_mode():
             yield
 
@@ -64,12 +63,12 @@ class DeviceForward(Forward):
             if (trouble := self.describe_trouble(error)) is None:
                 raise
             raise ConfigError(
-                f"steps of up to {step_tokens:,} tokens (step_tokens) cannot run beside weights and KV "
+                f"steps of up to {step_tokens:,} tokens (step_tokens) cannot run with these weights and KV "
                 f"memory: {trouble.text}"
             ) from error
 
     def warm_more(self) -> bool:
-        """Capture one more size. Where that fails, the others are captured when they are used."""
+        """Capture one more size. If that fails, the others are captured when they are used."""
         try:
             with self.active():
                 self._is_warm = self._is_warm or not self.arithmetic.warm_more()
@@ -82,11 +81,11 @@ class DeviceForward(Forward):
         return not self._is_warm
 
     def anchor(self) -> tuple[int, int]:
-        """Slots of host memory at whole blocks from the pool have block numbers of their own."""
+        """Host slots must be whole blocks away from the pool, so that they have block numbers."""
         return self.pool.data.data_ptr(), self.pool.layout.bytes_per_block
 
     def read_cold_from(self, memory: SlotMemory) -> ColdReach:
-        """Attention finds cold blocks in host memory from now on, in the step of all others; not on disk."""
+        """From now on attention reads cold blocks from host memory, within ordinary steps; not from disk."""
         if memory.host is None or memory.host_slot_bytes != self.pool.layout.bytes_per_block:
             return ColdReach()
         slots = memory.host[: memory.num_host * memory.host_slot_bytes].reshape(memory.num_host, -1)
@@ -100,7 +99,7 @@ class DeviceForward(Forward):
         return ColdReach(memory.num_host)
 
     def prepare(self, plan: StepPlan, rows: Rows) -> None:
-        """Bring the rows up to the plan, and carry the step's arrays over."""
+        """Apply the plan to the rows, and copy the step's arrays to the device."""
         self.arithmetic.prepare(shape_of(plan.chunks), self._rows.written_by(plan))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -108,7 +107,7 @@ class DeviceForward(Forward):
         self.arithmetic.copy_blocks(sources, targets)
 
     def discard_blocks(self, first: int, last: int) -> None:
-        """They stay allocated: a device's pool is one tensor, of which no part can be given back."""
+        """They stay allocated: a device's pool is one tensor, and no part of it can be freed."""
         log.info(
             "%s blocks are not used any more; their memory on %s stays allocated until the server ends: the "
             "pool is one allocation",
@@ -117,11 +116,11 @@ class DeviceForward(Forward):
         )
 
     def fork(self, fork: Fork) -> None:
-        """The child's row becomes the parent's, but for its choice."""
+        """Copy the parent's row to the child's, but for its choice."""
         self._rows.fork(fork)
 
     def run(self) -> None:
-        """Start the step that was prepared; the rows of the one before go first."""
+        """Start the prepared step, after freeing the hidden rows of the last one."""
         self._hidden = self._nothing
         self._hidden = self.arithmetic.hidden()
 
@@ -145,15 +144,15 @@ class DeviceForward(Forward):
         return rows
 
     def draw(self, draws: Sequence[Draw]) -> DeviceDraws:
-        """Start those that need nothing of the host; their tokens stand in the rows for the next step."""
+        """Start the draws that do not need the host; the next step reads their tokens from the rows."""
         own: list[Draw] = []
         left: list[Draw] = []
         for one in draws:
             (own if is_drawn_on_device(one.params, one.has_guide) else left).append(one)
-        return DeviceDraws(left, begin_drawing(own, self._hidden, self.arithmetic, self._stop_ids))
+        return DeviceDraws(left, start_draws(own, self._hidden, self.arithmetic, self._stop_ids))
 
     def append(self, draws: Sequence[Draw], taken: SamplingResult) -> None:
-        """What the host sampled stands in the device's rows, too; a later plan writes beams' tokens."""
+        """Write what the host sampled into the device's rows; a later plan writes beams' tokens."""
         columns: list[tuple[int, int, int]] = []
         for one in draws:
             if one.params.beams is None:
@@ -163,7 +162,7 @@ class DeviceForward(Forward):
             self.arithmetic.sampler.append(*to_device(list(zip(*columns, strict=True)), self._device))
 
     def describe_trouble(self, error: Exception) -> Trouble | None:
-        """What failed on the device. Raises DeviceLost where it is no more."""
+        """What failed on the device. Raises DeviceLost if the device is lost."""
         return describe_trouble(error, self._device) if is_trouble(error) else None
 
     def _at(self, places: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A launch sequence that is recorded once and replayed: a CUDA graph, or on a CPU the sequence itself."""
+"""A launch sequence, recorded once and replayed: a CUDA graph, or on a CPU the sequence itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ log = logging.getLogger("octavo.device")
 
 
 class GraphMemory:
-    """What graphs share that never run at once: memory for what they compute along the way, and a stream to
-    try their launches on."""
+    """Shared by graphs that never run at once: memory for intermediate results, and a stream for trial
+    launches."""
 
     def __init__(self, device: torch.device) -> None:
         self.handle = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -21,13 +21,13 @@ class GraphMemory:
 
 
 class Replay:
-    """`body` reads and writes tensors that stay where they are; a replay computes them anew."""
+    """`body` reads and writes tensors at fixed addresses; a replay computes them again."""
 
     def __init__(
         self, body: Callable[[], Tensor], device: torch.device, memory: GraphMemory, label: str = "step"
     ) -> None:
-        """Captures the body. Where that fails, its launches are repeated one by one, which is slower, and
-        said."""
+        """Capture the body. If that fails, a replay launches kernel by kernel, which is slower, and a warning
+        is logged."""
         self._body = body
         self._graph: torch.cuda.CUDAGraph | None = None
         self.has_failed = False
@@ -51,7 +51,7 @@ class Replay:
         return self._result
 
     def _captured(self, memory: GraphMemory, current: torch.cuda.Stream) -> Tensor:
-        # Kernels are compiled, and scratch is allocated, before the capture: neither may happen within it.
+        # Compile kernels and allocate scratch before the capture: neither is allowed during it.
         assert memory.stream is not None
         memory.stream.wait_stream(current)
         with torch.cuda.stream(memory.stream):

@@ -1,4 +1,4 @@
-"""What names the kernels' arithmetic: bits are equal within one id, and cached blocks are bound to it."""
+"""The id of the kernels' arithmetic: bits are equal within one id, and cached blocks are bound to it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _KINDS = {torch.float32: "f32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def kernels_id(device: torch.device, dtype: torch.dtype) -> str:
-    """ "cuda-sm90-bf16-1f2e3d4c-triton3.6.0": device, activations, kernels' sources, compiler. How many ranks
-    compute a model changes no bit."""
+    """ "cuda-sm90-bf16-1f2e3d4c-triton3.6.0": device, activations, kernels' sources, compiler. The number of
+    ranks changes no bit."""
     where = "cpu"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
@@ -22,10 +22,10 @@ def kernels_id(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def hash_of_sources() -> str:
-    """8 hex digits of the sources that decide every bit beside torch's and Triton's: this room's, and those
-    of the decoder, its record and a step's arrays."""
+    """8 hex digits of the sources that decide every bit besides torch and Triton: this package, the decoder,
+    its record and a step's arrays."""
     digest, package = hashlib.blake2b(digest_size=4), Path(__file__).parents[1]
-    beside = (package / name for name in ("model/decoder.py", "kernels/recording.py", "executor/batch.py"))
-    for path in (*sorted((package / "device").rglob("*.py")), *beside):
+    others = (package / name for name in ("model/decoder.py", "kernels/recording.py", "executor/batch.py"))
+    for path in (*sorted((package / "device").rglob("*.py")), *others):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""How long a device's kernels take, beside the rate at which its memory copies: `bench kernels --device`.
+"""The times of a device's kernels, compared with the copy rate of its memory: `bench kernels --device`.
 
-Each case reads weights or KV that no cache holds: several copies of them are used in turn, as the layers of a
-model are. Times are CUDA events' around a captured sequence of calls, so that no launch is in them.
+Each case reads weights or KV that are in no cache: it cycles through several copies, as a model does through
+its layers. CUDA events around a captured sequence of calls measure the time, so it includes no launches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """What is measured; sizes in elements. The defaults are a layer of Llama 3.1 8B."""
+    """The measured sizes, in elements. The defaults are a layer of Llama 3.1 8B."""
 
     hidden: int = 4096
     ffn: int = 14_336
@@ -48,7 +48,7 @@ class DeviceSizes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """One kernel at one size; `share` of the rate at which memory copies, which is 1 for the copy itself."""
+    """One kernel at one size; `share` is relative to the copy rate, so 1 for the copy itself."""
 
     kernel: str
     size: str
@@ -105,7 +105,7 @@ def _copies(
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: DeviceSizes, kind: str) -> Iterator[_Case]:
-    """Decoding over so much context that a layer's KV alone is beyond the cache."""
+    """Decoding over so much context that a layer's KV alone exceeds the cache."""
     shape = KvShape(1, sizes.kv_heads, sizes.head_size, 16, kind)
     pool = allocate_pool(shape, 1, device)
     per_block = pool.layout.bytes_per_layer

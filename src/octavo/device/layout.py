@@ -1,10 +1,10 @@
-"""Where things lie in a block of KV memory on a device.
+"""The layout of a block of KV memory on a device.
 
     block   | layer 0 | layer 1 | ... | padding to 4 KiB |
     layer   | K | V |                       f32, bf16, fp16
             | K | V | scales |              int8, fp8 (e4m3)
 
-    K, V    [kv heads][B][D]        rows of a head lie together, so heads can be cut between devices
+    K, V    [kv heads][B][D]        rows of a head are contiguous, so devices can share the heads
     scales  [K, V][kv heads][B]     float32: of each token and head, largest magnitude / largest code
 
 One block is one contiguous range for all layers, so a move between tiers is one copy.
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of K and V as they are held."""
+        """The type of stored K and V."""
         return DTYPES[self.shape.kind]
 
     @property
@@ -47,13 +47,13 @@ class Layout:
 
     @property
     def bytes_of_keys(self) -> int:
-        """K of one layer; V takes as much."""
+        """Bytes of K of one layer; V has as many."""
         shape = self.shape
         return shape.num_kv_heads * shape.block_size * shape.head_size * self.dtype.itemsize
 
     @property
     def bytes_of_scales(self) -> int:
-        """Scales of K of one layer; V's take as much."""
+        """Bytes of K's scales of one layer; V's have as many."""
         return self.shape.num_kv_heads * self.shape.block_size * 4 if self.has_scales else 0
 
     @property
@@ -118,7 +118,7 @@ class DevicePool:
 
 
 def allocate_pool(shape: KvShape, num_blocks: int, device: torch.device) -> DevicePool:
-    """N blocks of zeros. Raises torch.OutOfMemoryError where they do not fit."""
+    """N blocks of zeros. Raises torch.OutOfMemoryError if they do not fit."""
     layout = Layout(shape)
     return DevicePool(
         layout, torch.zeros((num_blocks, layout.bytes_per_block), dtype=torch.uint8, device=device)

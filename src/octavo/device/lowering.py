@@ -1,4 +1,4 @@
-"""From recorded nodes to launches of kernels: what is done together is fused here, for every family at once.
+"""From recorded nodes to launches of kernels: fuses nodes, in one way for all families.
 
     q, k, v products of one input                 one product over stacked weights
     norms of q and k, rope, K and V to slots      one store; norms over all heads go before it
@@ -7,7 +7,7 @@
     embedding, its scale, learned positions       one gather
 
 So a layer of Llama is eight kernels: norm, product, store, attention, product, norm, product, product.
-A pattern that a family lacks is left out, and a node that fits none becomes a kernel of its own.
+Patterns that a family lacks are skipped, and a node that matches none becomes a kernel of its own.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import AttentionSpec, Vector
 from octavo.kernels.recording import (
     POSITIONS,
-    Activated,
-    Attended,
-    Capped,
+    Activation,
+    Attention,
     Columns,
     Embed,
-    Gated,
-    Gathered,
-    Mixed,
+    GatedActivation,
+    Gather,
+    MixtureOfExperts,
     Node,
-    Normed,
     Product,
     Record,
     Rope,
-    Scaled,
-    Stored,
+    RowNorm,
+    Scale,
+    SoftCap,
+    StoreKv,
     Sum,
     Take,
 )
@@ -58,7 +58,7 @@ Launch = Callable[[Values, CompiledStep], object]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Launches in order, what each is the last one to read, and the node whose value is the result."""
+    """Launches in order, the nodes that each is the last to read, and the node of the result."""
 
     launches: Sequence[Launch]
     done_with: Sequence[Sequence[Node]]
@@ -78,12 +78,12 @@ def lower(record: Record, pool: DevicePool, group: RankGroup | None = None) -> P
     """A record as launches over this pool. Weights that are read together are stacked. `group`: the ranks
     whose columns a record gathers.
 
-    Raises UnsupportedModel for a mixture: how many rows an expert gets is known to the device alone, while
-    launches and captured steps have sizes that the host fixes; a grouped product would have to be a kernel.
-    The same for a model split over ranks with a norm over all heads together.
+    Raises UnsupportedModel for a mixture: only the device knows the number of rows of an expert, while the
+    host fixes the sizes of launches and captured steps; a grouped product would need a kernel of its own. The
+    same for a model split over ranks with a norm over all heads together.
     """
     for node in record.nodes:
-        if isinstance(node, Mixed):
+        if isinstance(node, MixtureOfExperts):
             raise UnsupportedModel(
                 f"the model is a mixture of {len(node.experts)} experts, for which the GPU's kernels have no "
                 "product; allowed: --backend native, or --backend torch --device cpu"
@@ -106,10 +106,10 @@ def lower(record: Record, pool: DevicePool, group: RankGroup | None = None) -> P
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """A product whose rows are heads, and what turns them."""
+    """A product whose rows are heads, and their rope."""
 
     product: Product
-    norm: Normed | None
+    norm: RowNorm | None
     rope: Rope | None
     nodes: tuple[Node, ...]
 
@@ -121,58 +121,58 @@ class _Lowering:
     group: RankGroup | None
     launches: list[Launch] = field(default_factory=list)
     reads: list[tuple[Node, ...]] = field(default_factory=list)  # of each launch
-    _fused: set[Node] = field(default_factory=set)  # they are part of another node's launch
-    _sums: dict[Node, Sum] = field(default_factory=dict)  # by the norm that makes them
+    _fused: set[Node] = field(default_factory=set)  # parts of another node's launch
+    _sums: dict[Node, Sum] = field(default_factory=dict)  # by the norm that computes them
 
     def __post_init__(self) -> None:
-        attended = {node.layer: node for node in self.nodes if isinstance(node, Attended)}
+        attended = {node.layer: node for node in self.nodes if isinstance(node, Attention)}
         for node in self.nodes:
-            if isinstance(node, Stored):
+            if isinstance(node, StoreKv):
                 for heads in (node.k, node.v, attended[node.layer].q):
                     self._fused.update(_heads_of(heads).nodes)
-            elif isinstance(node, Gated):
+            elif isinstance(node, GatedActivation):
                 self._fused.update((node.gate, node.up))
             elif isinstance(node, Sum) and _is_embedding(node):
                 self._fused.update(_parts_of_embedding(node)[1:])
-            elif isinstance(node, Scaled) and isinstance(node.x, Embed):
+            elif isinstance(node, Scale) and isinstance(node.x, Embed):
                 self._fused.add(node.x)
         for node in self.nodes:
-            if isinstance(node, Normed) and isinstance(node.x, Sum) and self._is_free(node, node.x):
+            if isinstance(node, RowNorm) and isinstance(node.x, Sum) and self._is_free(node, node.x):
                 self._sums[node] = node.x
                 self._fused.add(node.x)
 
-    def _is_free(self, norm: Normed, added: Sum) -> bool:
-        """Whether the norm is the first that reads the sum, so that it can make it."""
+    def _is_free(self, norm: RowNorm, added: Sum) -> bool:
+        """Whether the norm is the first reader of the sum, so that it can compute it."""
         return norm not in self._fused and added not in self._fused and not _is_embedding(added)
 
     def lower(self, node: Node) -> None:
-        """Append what makes the node, unless another's launch does."""
+        """Append the node's launch, unless it is a part of another one."""
         if node in self._fused:
             return
-        if isinstance(node, Stored):
+        if isinstance(node, StoreKv):
             self._store(node)
-        elif isinstance(node, Attended):
+        elif isinstance(node, Attention):
             self._attend(node)
-        elif isinstance(node, Normed):
+        elif isinstance(node, RowNorm):
             self._norm(node)
         elif isinstance(node, Product):
             self._product(node)
-        elif isinstance(node, Gated):
+        elif isinstance(node, GatedActivation):
             self._gate(node)
-        elif isinstance(node, Embed | Scaled | Sum):
+        elif isinstance(node, Embed | Scale | Sum):
             self._embed_or_add(node)
-        elif isinstance(node, Gathered):
+        elif isinstance(node, Gather):
             assert self.group is not None
             x, gather, widths = node.x, self.group.gather_columns, node.widths
             self._launch(lambda values, step: _put(values, node, gather(values[x], widths)), x)
         elif isinstance(node, Take):
             x = node.x
             self._launch(lambda values, step: _put(values, node, _wanted(values[x], step)), x)
-        elif isinstance(node, Activated):
+        elif isinstance(node, Activation):
             x, activation = node.x, node.activation
             self._launch(lambda values, step: activate(_like(values, node, x), values[x], activation), x)
         else:
-            assert isinstance(node, Capped), f"no kernel for {node}"
+            assert isinstance(node, SoftCap), f"no kernel for {node}"
             x, cap = node.x, node.cap
             self._launch(lambda values, step: soft_cap(_like(values, node, x), values[x], cap), x)
 
@@ -180,8 +180,8 @@ class _Lowering:
         self.launches.append(launch)
         self.reads.append(reads)
 
-    def _store(self, node: Stored) -> None:
-        [attended] = [n for n in self.nodes if isinstance(n, Attended) and n.layer == node.layer]
+    def _store(self, node: StoreKv) -> None:
+        [attended] = [n for n in self.nodes if isinstance(n, Attention) and n.layer == node.layer]
         q, k, v = (_heads_of(x) for x in (attended.q, node.k, node.v))
         assert q.product.x is k.product.x is v.product.x, "q, k and v read one input"
         x = q.product.x
@@ -210,13 +210,13 @@ class _Lowering:
 
         self._launch(launch, x)
 
-    def _attend(self, node: Attended) -> None:
+    def _attend(self, node: Attention) -> None:
         form, pool, layer, q = _form_of(node.spec), self.pool, node.layer, node.q
         self._launch(
             lambda values, step: step.attend(_like(values, node, q), values[q], pool, layer, form), q
         )
 
-    def _norm(self, node: Normed) -> None:
+    def _norm(self, node: RowNorm) -> None:
         weight, bias, eps = own(node.weight), node.bias, node.eps
         added = self._sums.get(node)
         x, branch = (node.x, None) if added is None else (added.x, added.y)
@@ -244,11 +244,11 @@ class _Lowering:
 
         self._launch(launch, x)
 
-    def _gate(self, node: Gated) -> None:
+    def _gate(self, node: GatedActivation) -> None:
         gate, up, activation = node.gate, node.up, node.activation
         assert isinstance(gate, Product)
         assert isinstance(up, Product)
-        assert gate.x is up.x, "a gate and what it gates read one input"
+        assert gate.x is up.x, "gate and up read one input"
         matrices, x = [own_matrix(product.weight) for product in (gate, up)], gate.x
         weight, width = interleaved(*matrices), matrices[0].shape[0]
         biases = biases_of([gate.bias, up.bias], matrices)
@@ -261,8 +261,8 @@ class _Lowering:
 
         self._launch(launch, x)
 
-    def _embed_or_add(self, node: Embed | Scaled | Sum) -> None:
-        if isinstance(node, Scaled) and not isinstance(node.x, Embed):
+    def _embed_or_add(self, node: Embed | Scale | Sum) -> None:
+        if isinstance(node, Scale) and not isinstance(node.x, Embed):
             x, factor = node.x, node.factor
             self._launch(lambda values, step: scale(_like(values, node, x), values[x], factor), x)
             return
@@ -275,7 +275,7 @@ class _Lowering:
         parts = _parts_of_embedding(node)
         [tokens] = [n for n in parts if isinstance(n, Embed) and n.rows is not POSITIONS]
         learned = [n for n in parts if isinstance(n, Embed) and n.rows is POSITIONS]
-        factors = [n.factor for n in parts if isinstance(n, Scaled)] or [1.0]
+        factors = [n.factor for n in parts if isinstance(n, Scale)] or [1.0]
         table = own_matrix(tokens.table).data
         places = own_matrix(learned[0].table).data if learned else None
         if tokens.starts:
@@ -293,26 +293,26 @@ class _Lowering:
 
 
 def _heads_of(node: Node) -> _Heads:
-    """What a rope, a norm of heads and a product make, or some of them."""
+    """The product, and the norm of heads and the rope over it, if any."""
     nodes, rope, norm = [node], None, None
     if isinstance(node, Rope):
         rope, node = node, node.x
         nodes.append(node)
-    if isinstance(node, Normed):
+    if isinstance(node, RowNorm):
         norm, node = node, node.x
         nodes.append(node)
     assert isinstance(node, Product), "heads are products"
     return _Heads(node, norm, rope, tuple(nodes))
 
 
-def _norm_of_row(heads: _Heads, head_size: int) -> Normed | None:
-    """The norm, if it is over all heads together."""
+def _norm_of_row(heads: _Heads, head_size: int) -> RowNorm | None:
+    """The norm if it is over all heads together."""
     return heads.norm if heads.norm is not None and heads.norm.weight.shape[0] != head_size else None
 
 
 def _transform_of(q: _Heads, k: _Heads, head_size: int) -> HeadTransform:
-    """What the store does to each head of q and k."""
-    assert (q.rope is None) == (k.rope is None), "queries and keys turn together"
+    """The store's transformation of each head of q and k."""
+    assert (q.rope is None) == (k.rope is None), "queries and keys both have rope, or neither"
     q_norm, k_norm = (None if _norm_of_row(heads, head_size) is not None else heads.norm for heads in (q, k))
     return HeadTransform(
         None if q_norm is None else own(q_norm.weight),
@@ -331,11 +331,11 @@ def _is_embedding(node: Node) -> bool:
 
 
 def _parts_of_embedding(node: Node) -> list[Node]:
-    """The node, and those that it is made of."""
+    """The node, and its parts."""
     parts = [node]
     if isinstance(node, Sum):
         parts += [node.y, *_parts_of_embedding(node.x)]
-    elif isinstance(node, Scaled):
+    elif isinstance(node, Scale):
         parts += _parts_of_embedding(node.x)
     return parts
 
@@ -353,10 +353,10 @@ def _put(values: Values, node: Node, made: Tensor) -> Tensor:
 
 
 def _wanted(x: Tensor, step: CompiledStep) -> Tensor:
-    """The rows whose logits are wanted."""
+    """The rows that need logits."""
     return x if step.logit_rows is None else x.index_select(0, step.logit_rows)
 
 
 def _like(values: Values, node: Node, x: Node) -> Tensor:
-    """A fresh tensor for the node, of x's shape."""
+    """A new tensor for the node, of x's shape."""
     return _put(values, node, torch.empty_like(values[x], memory_format=torch.contiguous_format))

@@ -1,12 +1,12 @@
-"""Blocks between a device and host memory: on a stream of their own, so that steps go on meanwhile.
+"""Copies blocks between a device and host memory, on a stream of its own, concurrently with steps.
 
-    read    behind the plans before (an event)  ->  copy to pinned memory  ->  wait for it  ->  its bytes
+    read    after the earlier plans (an event)  ->  copy to pinned memory  ->  wait for it  ->  its bytes
     write   fill pinned memory                  ->  copy to the block      ->  wait for it  ->  done
 
-The transfer thread waits without the interpreter's lock. To and from host memory that lasts many blocks are
-copied at a time and waited for once: to wait takes as long as to copy a block of 2 MB. A transfer begins
-behind the copies of its plan, and a holder keeps its block until it has ended, so no step writes to it
-meanwhile. On torch's CPU there is no stream, and a copy is a copy.
+The transfer thread waits without the GIL. Between the device and pinned host memory many blocks are copied
+with one wait: a wait takes as long as a copy of 2 MB. A transfer begins after the copies of its plan, and a
+holder keeps its block until the end, so no step writes to it meanwhile. On torch's CPU there is no stream,
+and copies are synchronous.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("octavo.device")
 
 
 class DeviceBlocks:
-    """A `BlockMover` over a device's pool. Calls are made by the transfer thread alone, but for `fence`."""
+    """A `BlockMover` over a device's pool. Only the transfer thread makes calls, except `fence`."""
 
     def __init__(self, pool: DevicePool) -> None:
         self.pool = pool
@@ -36,10 +36,10 @@ class DeviceBlocks:
         self._buffer = torch.empty(self.bytes_per_block, dtype=torch.uint8, pin_memory=is_cuda)
         self._stream = torch.cuda.Stream(pool.data.device) if is_cuda else None
         self._begun: torch.cuda.Event | None = None
-        self._pinned = 0  # the address of host memory that is
+        self._pinned = 0  # the address of pinned host memory
 
     def fence(self) -> None:
-        """Transfers that begin from now on come behind all that the caller's stream was given so far."""
+        """Order later transfers after all work on the caller's stream so far."""
         if self._stream is not None:
             begun = torch.cuda.Event()
             begun.record(torch.cuda.current_stream(self.pool.data.device))
@@ -51,22 +51,22 @@ class DeviceBlocks:
         return _bytes_of(self._buffer).toreadonly()
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes."""
+        """Have `fill` write its bytes."""
         is_there = fill(_bytes_of(self._buffer))
         if is_there:
             self._copy(self.pool.data[block], self._buffer)
         return is_there
 
     def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """The same of many blocks straight into host memory, which is fastest where it is pinned."""
+        """Read many blocks directly into host memory, fastest if it is pinned."""
         self._copy_each([(_as_tensor(place), self.pool.data[block]) for block, place in places])
 
     def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """Bytes of many blocks straight from host memory."""
+        """Write many blocks directly from host memory."""
         self._copy_each([(self.pool.data[block], _as_tensor(place)) for block, place in places])
 
     def pin(self, memory: memoryview) -> None:
-        """Tell the driver to keep host memory in place: copies are then the device's own, and fast."""
+        """Have the driver pin host memory, so that the device copies by DMA."""
         if self._stream is None or not memory.nbytes:
             return
         address = np.frombuffer(memory, np.uint8).ctypes.data
@@ -84,14 +84,14 @@ class DeviceBlocks:
             )
 
     def unpin(self) -> None:
-        """Before the memory goes."""
+        """Unpin the memory before it is freed."""
         if self._pinned:
             with current(self.pool.data.device):
                 torch.cuda.cudart().cudaHostUnregister(self._pinned)
             self._pinned = 0
 
     def _swallow_error(self) -> None:
-        """The driver's call left it for the next one to find: a small one finds it here."""
+        """Clear the driver's sticky error by a small call, so that no later call reports it."""
         with suppress(RuntimeError), current(self.pool.data.device):
             torch.zeros(1, device=self.pool.data.device)
 
@@ -112,7 +112,7 @@ class DeviceBlocks:
                 with torch.cuda.stream(self._stream):
                     for target, source in pairs:
                         target.copy_(source, non_blocking=True)
-            finally:  # where one fails, those before it still move
+            finally:  # if one fails, the earlier ones still move
                 self._stream.synchronize()
 
 

@@ -1,4 +1,4 @@
-"""The torch backend that a name and settings ask for. Triton is imported for a GPU alone."""
+"""Creates the torch backend for a device's name and settings. Triton is imported only for a GPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from octavo.device.ranks.backend import RankedBackend
     from octavo.device.ranks.collectives import RankGroup
 
-_PROCESSORS_OF_A_CPU = 1  # the interpreter runs one program after the other
+_PROCESSORS_OF_A_CPU = 1  # the interpreter runs programs one by one
 _WEIGHTS = ("auto", "f32", "bf16")
 
 
 def open_backend(
     name: str, weights: str, attention: str, threads: int | None, host_memory: Callable[[], int]
 ) -> TorchBackend:
-    """The backend of a device: "cpu", "cuda" or "cuda:1". Raises ConfigError where it cannot be had.
+    """The backend of a device: "cpu", "cuda" or "cuda:1". Raises ConfigError if it is not available.
 
-    torch's own threads are one unless `threads` says otherwise: with two, its first products of a process
-    were wrong, once in five hundred processes (docs/log.md). On its CPU it draws, and multiplies nothing.
+    torch uses one thread unless `threads` says otherwise: with two, its first products of a process were
+    wrong, once in five hundred processes (docs/log.md). On its CPU it only samples, and multiplies nothing.
     """
     if weights not in _WEIGHTS:
         raise ConfigError(
@@ -59,7 +59,7 @@ def open_ranks(
     timeout_s: float,
 ) -> RankedBackend:
     """The backend of a model on several devices: those from the given one on, or so many processes of a CPU.
-    Raises ConfigError where there are not so many."""
+    Raises ConfigError if there are fewer."""
     from octavo.device.ranks.backend import RankedBackend
 
     first = check_capability(name)
@@ -77,7 +77,7 @@ def open_ranks(
 
 
 def time_kernels(name: str) -> Iterator[DeviceTime]:
-    """How long each kernel takes on a GPU. Raises ConfigError where it cannot be used."""
+    """The time of each kernel on a GPU. Raises ConfigError if it cannot be used."""
     from octavo.device.kernel_times import measure_kernels
 
     device = check_capability(name)
@@ -105,7 +105,7 @@ def compiled_backend(
 ) -> TorchBackend:
     """Octavo's kernels and graphs of them: on CUDA, or on a CPU in Triton's interpreter (for tests).
 
-    `is_flash`: attention is torch's; raises ConfigError where it cannot be used.
+    `is_flash`: attention is torch's; raises ConfigError if it cannot be used.
     """
     from octavo.device.compiled import CompiledArithmetic
     from octavo.device.flash import FlashAttention, activate_flash, check_flash, find_flash_obstacle

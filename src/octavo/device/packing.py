@@ -1,5 +1,5 @@
-"""Several arrays of int32 in one, each at a multiple of 16 bytes: kernels are compiled for how pointers are
-aligned, so views at any offset would have a variant for each combination."""
+"""Packs several arrays of int32 in one, each at a multiple of 16 bytes: kernels are compiled for the
+alignment of pointers, so views at arbitrary offsets would need a variant for each combination."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _UNIT = 4  # ints
 
 
 def padded_size(size: int) -> int:
-    """What an array of so many takes."""
+    """The padded size of an array."""
     return -(-size // _UNIT) * _UNIT
 
 
 def pack(arrays: Sequence[Ints], out: Ints | None = None) -> Ints:
-    """The arrays, flat, one behind the other, with zeros between; into `out` where it is given."""
+    """The arrays, flat and concatenated, padded with zeros; into `out` if it is given."""
     if out is None:
         out = np.empty(sum(padded_size(array.size) for array in arrays), np.int32)
     first = 0

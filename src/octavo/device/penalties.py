@@ -1,8 +1,8 @@
-"""Penalties and bias on a device, spelled out in torch: what `sampling/penalties.py` does to a row of logits,
-bit for bit. On a GPU `triton/penalties.py` does the same.
+"""Penalties and bias on a device, in torch: the same as `sampling/penalties.py`, bit for bit. On a GPU
+`triton/penalties.py` does the same.
 
-Tokens of the rows are looked at, and not the vocabulary: of each token before the one that is drawn the new
-logit is computed from the old one, so a token that stands there several times gets the same several times.
+The loop is over tokens of the rows, not over the vocabulary: the new logit of each earlier token is computed
+from the old one, so a token that occurs several times is written several times with the same value.
 S rows of logits, V tokens of the vocabulary, L tokens of the longest row.
 """
 
@@ -16,7 +16,7 @@ from octavo.params import LOGIT_BIAS_MAX, SamplerParams
 
 
 def is_adjusted_on_device(params: SamplerParams) -> bool:
-    """Whether nothing changes its logits, or only what can be changed here."""
+    """Whether nothing changes its logits, or only penalties that this module supports."""
     biased = {token for token, _ in params.logit_bias}
     return (
         params.min_tokens == 0
@@ -27,8 +27,8 @@ def is_adjusted_on_device(params: SamplerParams) -> bool:
 
 
 def penalise(logits: Tensor, adjusted: Tensor, history: Tensor, positions: Tensor) -> None:
-    """Change logits (S, V) float32, drawn from for `positions` (S,): how many of the tokens `history` (S, L)
-    int64 stand before; adjusted (S, ...) int32 as `DeviceRows` has it."""
+    """Change logits (S, V) float32, for `positions` (S,): the number of tokens of `history` (S, L) int64 that
+    come before; adjusted (S, ...) int32 as in `DeviceRows`."""
     floats = adjusted.view(torch.float32)
     place = torch.arange(history.shape[1], device=logits.device)[None, :]
     is_there = place < positions[:, None]
@@ -45,8 +45,8 @@ def penalise(logits: Tensor, adjusted: Tensor, history: Tensor, positions: Tenso
 def add_biases(logits: Tensor, adjusted: Tensor, most: int) -> None:
     """The same for biases, of which no row has more than `most`.
 
-    Beyond a row's own biases its first one stands again, and gives the same; where it has none, minus zero
-    changes nothing."""
+    A row with fewer biases repeats its first one, which gives the same; in a row without biases, adding minus
+    zero changes nothing."""
     place = torch.arange(most, device=logits.device)[None, :]
     count = adjusted[:, NUM_BIASES, None]
     biased = adjusted[:, BIASES : BIASES + most].to(torch.int64)

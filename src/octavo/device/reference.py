@@ -1,7 +1,7 @@
-"""The reference's ops over tensors of torch's CPU: how the torch backend runs without a GPU, for tests.
+"""The reference's ops over tensors of torch's CPU: the torch backend without a GPU, for tests.
 
-Rows, pool, drawing and moves are those of any device; what a step computes is `kernels/reference.py`'s, over
-the same memory. Codes and 16-bit numbers of the pool are read as float32.
+Rows, pool, sampling and moves are those of any device; `kernels/reference.py` computes the step over the same
+memory. Codes and 16-bit numbers of the pool are read as float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TensorBlocks:
     """`StoredBlocks` of a device's pool."""
 
     pool: DevicePool
-    below: DevicePool | None = None  # cold blocks: COLD_FIRST is its first
+    cold_pool: DevicePool | None = None  # its first block has the number COLD_FIRST
 
     @property
     def shape(self) -> KvShape:
@@ -60,9 +60,9 @@ class TensorBlocks:
         places = np.where(is_cold, blocks - COLD_FIRST, blocks).astype(np.int64)
         k, v = _numbers(self.pool, layer, np.where(is_cold, 0, places))
         if is_cold.any():
-            assert self.below is not None, "a cold block, and nothing is below"
+            assert self.cold_pool is not None, "a cold block, and no offload tier"
             cold = torch.from_numpy(is_cold)[:, None, None, None]
-            cold_k, cold_v = _numbers(self.below, layer, np.where(is_cold, places, 0))
+            cold_k, cold_v = _numbers(self.cold_pool, layer, np.where(is_cold, places, 0))
             k, v = torch.where(cold, cold_k, k), torch.where(cold, cold_v, v)
         k, v = (numbers.transpose(0, 1).flatten(1, 2) for numbers in (k, v))  # (kv heads, P, D)
         return StoredContext(k.mT.contiguous().numpy(), v.numpy())
@@ -95,8 +95,8 @@ class ReferenceArithmetic:
         self.pool = pool
         self.sampler = TorchSampler(rows)
         self._model, self._ops, self._rows = model, ops, rows
-        self._below: DevicePool | None = None
-        self._shape: StepShape  # of the step that was prepared last
+        self._cold_pool: DevicePool | None = None
+        self._shape: StepShape  # of the prepared step
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
         """Nothing is compiled."""
@@ -112,8 +112,8 @@ class ReferenceArithmetic:
         self._shape = shape
 
     def read_cold_from(self, slots: Bytes) -> int:
-        """As blocks of another pool."""
-        self._below = DevicePool(self.pool.layout, torch.from_numpy(slots))
+        """Slots are blocks of another pool."""
+        self._cold_pool = DevicePool(self.pool.layout, torch.from_numpy(slots))
         return COLD_FIRST
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -122,15 +122,15 @@ class ReferenceArithmetic:
             self.pool.data[target] = self.pool.data[source]
 
     def hidden(self) -> Tensor:
-        """(R, E): the wanted rows of the step."""
+        """(R, E): the logit rows of the step."""
         rows = self._rows
         batch = batch_of(self._shape, rows.tokens.numpy(), rows.tables.numpy(), rows.block_size)
         return torch.from_numpy(
-            hidden_states(self._ops, self._model, TensorBlocks(self.pool, self._below), batch)
+            hidden_states(self._ops, self._model, TensorBlocks(self.pool, self._cold_pool), batch)
         )
 
     def new_hidden(self, num_rows: int) -> Tensor:
-        """(num_rows, E): room for hidden rows."""
+        """(num_rows, E): memory for hidden rows."""
         return torch.empty((num_rows, self._model.spec.hidden_size))
 
     def way(self) -> None:

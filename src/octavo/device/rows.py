@@ -1,11 +1,11 @@
-"""Rows on the device: tokens, block tables, drawing parameters of running sequences. Plans alone change them.
+"""Rows on the device: tokens, block tables, sampling parameters of running sequences. Only plans change them.
 
-One array of int32 holds all of it, so that one kernel writes whatever a plan changes:
+One array of int32 holds all of them, so that one kernel writes all changes of a plan:
 
     state   | tokens (R, context) | tables (R, W) | drawn (R, 9) | adjusted (R, 5 + 2B) |
 
-A plan's writes and a step's arrays travel in one pinned buffer and one copy (`carry`). Stream order is the
-fence: a step reads what the plans before it wrote, and what they sampled, without the host knowing it.
+A plan's writes and a step's arrays share one pinned buffer and one copy (`carry`). Stream order is the fence:
+a step reads the writes and samples of earlier plans before the host knows the samples.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from octavo.params import LOGIT_BIAS_MAX
 from octavo.types import COLD_FIRST, AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
-# The same of what adjusts a row's logits: bits of float32, integers; then biases' tokens, then their values.
+# Places in `adjusted`, for penalties: bits of float32, integers; then biases' tokens, then their values.
 REPETITION, FREQUENCY, PRESENCE, NUM_PROMPT, NUM_BIASES, BIASES = range(6)
-# Places in what says how a row is drawn from: bits of float32 and float64 (two each), integers.
+# Places in `drawn`, a row's sampling parameters: bits of float32 and float64 (two each), integers.
 TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, CHOICE = 0, 1, 3, 5, 6, 8
 _DRAWN = 9
 _STATE_MAX = 2**31 - 1
 
 
 class Writes:
-    """What a plan changes in the state: indices and values, the last one of an index counts."""
+    """A plan's writes to the state: indices and values; the last one of an index wins."""
 
     def __init__(self) -> None:
         self._singles: dict[int, int] = {}
@@ -59,7 +59,7 @@ class DeviceRows:
     """At most R rows of at most `context_length` tokens."""
 
     def __init__(self, max_rows: int, context_length: int, block_size: int, device: torch.device) -> None:
-        """Raises ConfigError where the rows need more indices than 31 bits have."""
+        """Raises ConfigError if the rows need more indices than 31 bits have."""
         rows, blocks = max_rows, blocks_for(context_length, block_size)
         width = BIASES + 2 * LOGIT_BIAS_MAX
         sizes = [rows * context_length, rows * blocks, rows * _DRAWN, rows * width]
@@ -76,12 +76,12 @@ class DeviceRows:
         self.tables = tables.view(rows, blocks)
         self.drawn = drawn.view(rows, _DRAWN)
         self.adjusted = adjusted.view(rows, width)
-        self.cold_first = COLD_FIRST  # what stands in the tables here for the first slot of a tier
-        self._tables_at, self.drawn_at = sizes[0], sizes[0] + sizes[1]  # where tables begin, and what follows
+        self.cold_first = COLD_FIRST  # the entry of these tables for the first slot of a tier
+        self._tables_at, self.drawn_at = sizes[0], sizes[0] + sizes[1]  # where `tables` and `drawn` begin
         self._adjusted_at = sum(sizes[:3])
 
     def written_by(self, plan: StepPlan) -> Writes:
-        """What the plan changes before its chunks run, guesses included."""
+        """The plan's writes before its chunks run, including drafts."""
         writes = Writes()
         for admitted in plan.admitted:
             self._admit(writes, admitted)
@@ -103,7 +103,7 @@ class DeviceRows:
             writes.one(row * self.context_length + position, token)
 
     def fork(self, fork: Fork) -> None:
-        """The child's row becomes the parent's, but for its choice. Before the step samples."""
+        """Copy the parent's row to the child's, but for its choice. Before the step samples."""
         parent, child = fork.parent_row, fork.child_row
         self.copy_row(parent, child)
         self.drawn[child] = self.drawn[parent]
@@ -111,7 +111,7 @@ class DeviceRows:
         self.adjusted[child] = self.adjusted[parent]
 
     def copy_row(self, parent: int, child: int) -> None:
-        """The child's tokens and table become the parent's."""
+        """Copy the parent's tokens and table to the child's row."""
         self.tokens[child] = self.tokens[parent]
         self.tables[child] = self.tables[parent]
 
@@ -134,7 +134,7 @@ class DeviceRows:
 
 
 def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
-    """Host arrays as tensors of the device: one pinned buffer, one copy, which does not wait."""
+    """Host arrays as tensors of the device: one pinned buffer, one asynchronous copy."""
     sizes = [array.size for array in arrays]
     size = sum(map(padded_size, sizes))
     host = torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -144,7 +144,7 @@ def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
 
 
 def to_device(columns: Sequence[Ints | Sequence[int]], device: torch.device) -> list[Tensor]:
-    """int64, one for each column of equal length, each at a multiple of 16 bytes; the copy does not wait."""
+    """int64, one for each column of equal length, each at a multiple of 16 bytes; copied asynchronously."""
     count = len(columns[0])
     host = torch.zeros((len(columns), count + count % 2), dtype=torch.int64, pin_memory=device.type == "cuda")
     host.numpy()[:, :count] = columns

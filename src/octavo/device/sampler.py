@@ -1,9 +1,9 @@
-"""Sampling on a device, spelled out in torch: greedy, temperature, top-k, top-p, min-p and logprobs. On a GPU
+"""Sampling on a device, in torch: greedy, temperature, top-k, top-p, min-p and logprobs. On a GPU
 `compiled_sampler.py` does the same by kernels.
 
-What `sampling/sampler.py` does for rows without masks, beams or grammars, whose logits `penalties.py` has
-adjusted: the same noise, the same order of filters, ties to the lowest id. Sums of probabilities are sums
-of integers (units of 2^-40), so no order of adding matters, and a row's bits do not depend on its neighbours.
+The same as `sampling/sampler.py` for rows without masks, beams or grammars, after `penalties.py`: the same
+noise, the same order of filters, ties to the lowest id. Probabilities are summed as integers (units of
+2^-40), so the order of adding does not matter, and a row's bits do not depend on its neighbours.
 
     scores = (logits - largest) / temperature -> top-k -> top-p -> min-p -> + Gumbel noise -> argmax
 """
@@ -23,13 +23,13 @@ from octavo.sampling.filters import filters
 
 _TEMPERATURE_MIN = 1e-5  # as in sampling/sampler.py
 _UNIT_BITS = 40
-_ROWS_AT_ONCE = 64  # so that a large vocabulary's float64 numbers stay few
+_ROWS_AT_ONCE = 64  # bounds the float64 temporaries of a large vocabulary
 _LOW = 0xFFFF_FFFF
 _PHILOX = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ATANH_TERMS = [1.0 / n for n in range(21, 1, -2)]
 _LOG2_E = 1.0 / math.log(2.0)
-_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # few enough bits that a multiple of it is exact
+_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # so few bits that its multiples are exact
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _EXP_TERMS = [1.0 / math.factorial(n) for n in range(13, -1, -1)]
 _EXP_LEAST, _EXP_MOST = -110.0, 100.0  # beyond float32 on either side
@@ -37,10 +37,10 @@ _EXP_LEAST, _EXP_MOST = -110.0, 100.0  # beyond float32 on either side
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """How S rows are drawn from: float32, float64 and int64 tensors (S,). A temperature of 0 is greedy."""
+    """Sampling parameters of S rows: float32, float64 and int64 tensors (S,). Temperature 0 is greedy."""
 
     temperature: Tensor
-    top_p: Tensor  # float64, as the host compares
+    top_p: Tensor  # float64, as on the host
     min_p: Tensor
     top_k: Tensor  # 0: all
     seed_low: Tensor  # 32 bits each
@@ -48,7 +48,7 @@ class DrawParams:
     choice: Tensor
 
     def part(self, rows: slice) -> DrawParams:
-        """Of some of the rows."""
+        """The parameters of some of the rows."""
         return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
@@ -59,17 +59,17 @@ class TorchSampler:
         self._rows = rows
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """tokens stand at `positions` of rows from now on."""
+        """Write tokens to `positions` of rows."""
         kept = (positions < self._rows.context_length) & (tokens >= 0)
         self._rows.tokens[rows[kept], positions[kept]] = tokens[kept].to(torch.int32)
 
     def penalise(self, logits: Tensor, rows: Tensor, positions: Tensor, longest: int) -> None:
-        """Change logits as these rows' penalties do."""
+        """Apply these rows' penalties to logits."""
         history = self._rows.tokens[:, :longest][rows].to(torch.int64)
         penalise(logits, self._rows.adjusted[rows], history, positions)
 
     def add_biases(self, logits: Tensor, rows: Tensor, most: int) -> None:
-        """Change logits as these rows' biases do."""
+        """Add these rows' biases to logits."""
         add_biases(logits, self._rows.adjusted[rows], most)
 
     def draw_greedily(self, logits: Tensor) -> Tensor:
@@ -81,13 +81,13 @@ class TorchSampler:
         return draw(logits, params_of(self._rows.drawn[rows]), positions, is_filtered=is_filtered)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row's token, and the likeliest."""
+        """Logprobs of each row's token, and of the likeliest."""
         return logprobs(logits, tokens, top)
 
 
 def params_of(drawn: Tensor) -> DrawParams:
-    """From rows (S, 9) int32 as `DeviceRows` has them."""
-    bits = drawn[:, TOP_P:TOP_K].clone(memory_format=torch.contiguous_format)  # aligned, as float64 must be
+    """From rows (S, 9) int32 in the layout of `DeviceRows`."""
+    bits = drawn[:, TOP_P:TOP_K].clone(memory_format=torch.contiguous_format)  # aligned for float64
     floats, wide = bits.view(torch.float64), drawn.to(torch.int64)
     return DrawParams(
         drawn[:, TEMPERATURE].clone().view(torch.float32),
@@ -101,20 +101,20 @@ def params_of(drawn: Tensor) -> DrawParams:
 
 
 def is_drawn_on_device(params: SamplerParams, is_constrained: bool) -> bool:
-    """Whether a row never needs anything of the host, from its first token on. It depends on the request
-    alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
+    """Whether a row never needs the host's sampler, from its first token on. It depends only on the request:
+    the host's sampler rounds differently in places, so no request may use both."""
     is_search = params.beams is not None or params.pooling is not None
     return not is_search and not is_constrained and is_adjusted_on_device(params)
 
 
 def has_filters(params: SamplerParams) -> bool:
-    """Whether its row has to be sorted."""
+    """Whether the request has filters, so that its row must be sorted."""
     return not params.greedy and filters(params)
 
 
 def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: bool) -> Tensor:
-    """One token (S,) int64 for each row of logits (S, V) float32, drawn for `positions` (S,): how many tokens
-    stand before it. -1 for a row that holds NaN or +inf, or nothing but -inf."""
+    """One token (S,) int64 for each row of logits (S, V) float32, for `positions` (S,): the number of tokens
+    before it. -1 for a row that holds NaN or +inf, or nothing but -inf."""
     if logits.shape[0] > _ROWS_AT_ONCE:
         firsts = range(0, logits.shape[0], _ROWS_AT_ONCE)
         parts = [slice(first, first + _ROWS_AT_ONCE) for first in firsts]
@@ -137,8 +137,8 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row's token its logprob (S,), and the `top` likeliest: their ids and logprobs (S, top),
-    float32, the lowest id first among equals."""
+    """The logprob (S,) of each row's token, and ids and logprobs (S, top) of the `top` likeliest, float32,
+    the lowest id first among equals."""
     if logits.shape[0] > _ROWS_AT_ONCE:
         parts = zip(logits.split(_ROWS_AT_ONCE), tokens.split(_ROWS_AT_ONCE), strict=True)
         own, ids, values = zip(*(logprobs(rows, chosen, top) for rows, chosen in parts), strict=True)
@@ -147,9 +147,9 @@ def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, 
     units = torch.round(exp((logits - best).to(torch.float64)) * 2.0**_UNIT_BITS).to(torch.int64)
     total = units.sum(dim=-1, keepdim=True).to(torch.float64) * 2.0**-_UNIT_BITS
     normaliser = (best.to(torch.float64) + logarithm(total)).to(torch.float32)
-    told = logits.gather(1, tokens.clamp(min=0)[:, None]) - normaliser
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None]) - normaliser
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top]
-    return told[:, 0], order, logits.gather(1, order) - normaliser
+    return chosen[:, 0], order, logits.gather(1, order) - normaliser
 
 
 def gumbel_noise(params: DrawParams, positions: Tensor, size: int) -> Tensor:
@@ -195,7 +195,7 @@ def _product(factor: int, x: Tensor) -> _Product:
 
 
 def logarithm(x: Tensor) -> Tensor:
-    """Of positive normal float64, op by op as csrc/kernels/functions.hpp has it: the same bits."""
+    """Logarithm of positive normal float64, op by op as in csrc/kernels/functions.hpp: the same bits."""
     bits = x.view(torch.int64)
     e = ((bits >> 52) - 1023).to(torch.float64)
     m = ((bits & 0x000F_FFFF_FFFF_FFFF) | 0x3FF0_0000_0000_0000).view(torch.float64)
@@ -212,7 +212,7 @@ def logarithm(x: Tensor) -> Tensor:
 
 
 def kept_by_sort(scores: Tensor, params: DrawParams) -> Tensor:
-    """(S, V) bool: what top-k, then top-p, then min-p leave. `triton/cuts.py` finds it without a sort."""
+    """(S, V) bool: what top-k, then top-p, then min-p keep. `triton/cuts.py` finds it without a sort."""
     order = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[1], device=scores.device)[None, :]
     top_k = torch.where(params.top_k > 0, params.top_k, scores.shape[1])[:, None]
@@ -228,8 +228,8 @@ def kept_by_sort(scores: Tensor, params: DrawParams) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """float64 of the range of float32: 0 below it, infinity above it. Spelled out in IEEE's operations,
-    because a vector library rounds the body of an array otherwise than its tail."""
+    """float64 in the range of float32: 0 below it, infinity above it. Written in IEEE's operations, because a
+    vector library rounds the body of an array and its tail differently."""
     inside = x.clamp(_EXP_LEAST, _EXP_MOST)
     turns = torch.round(inside * _LOG2_E)
     rest = (inside - turns * _LN2_HIGH) - turns * _LN2_LOW

@@ -1,4 +1,4 @@
-"""What went wrong on a device, in words: a kernel that cannot run, or a device that is lost."""
+"""Errors of a device, in words: a kernel that cannot run, or a lost device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from octavo.executor.forward import Trouble
 
 
 def is_trouble(error: Exception) -> bool:
-    """Whether torch or Triton failed, and not we: theirs are RuntimeErrors, and errors of Triton's own."""
+    """Whether it is an error of torch or Triton, not a bug of ours: RuntimeErrors, and Triton's own."""
     names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(error).__mro__}
     return isinstance(error, RuntimeError) or "triton.TritonError" in names
 
 
 def describe_trouble(error: Exception, device: torch.device) -> Trouble:
-    """What became of a step; the device itself still answers. Raises DeviceLost where it does not:
-    after an illegal access nothing on it can be trusted, and no call succeeds any more."""
+    """The trouble of a step on a device that still works. Raises DeviceLost if it does not: after an illegal
+    access nothing on it is valid, and every call fails."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)

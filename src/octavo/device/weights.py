@@ -1,4 +1,4 @@
-"""A model's weights as the kernels read them: one float type on the device, de-quantised while loading."""
+"""A model's weights for the kernels: one float type on the device, de-quantised while loading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 @dataclass(eq=False, slots=True)
 class DeviceMatrix:
-    """A matrix (outputs, inputs). `data` may become a view of several that are read together (`stacked`,
+    """A matrix (outputs, inputs). `data` may become a view of a tensor of several matrices (`stacked`,
     `interleaved`)."""
 
     data: Tensor = field(repr=False)
@@ -32,7 +32,7 @@ class DeviceMatrix:
 
     @property
     def kind(self) -> str:
-        """How the weights are held."""
+        """The kind of the weights."""
         return _KINDS[self.data.dtype]
 
     @property
@@ -68,8 +68,8 @@ class DeviceWeights:
 
 
 def stacked(matrices: Sequence[DeviceMatrix]) -> Tensor:
-    """One below the other, in one tensor. They become views of it, so the weights exist once, however many
-    engines stack them."""
+    """Concatenate their rows in one tensor. They become views of it, so the weights exist once, for any
+    number of engines that stack them."""
     if (before := _neighbours(matrices)) is not None:
         return before
     whole = torch.cat([matrix.data for matrix in matrices])
@@ -81,7 +81,7 @@ def stacked(matrices: Sequence[DeviceMatrix]) -> Tensor:
 
 
 def _neighbours(matrices: Sequence[DeviceMatrix]) -> Tensor | None:
-    """The tensor that they are views of already, if they are."""
+    """The tensor that they are views of already, if any."""
     first = matrices[0].data
     expected = first.storage_offset()
     for matrix in matrices:
@@ -115,7 +115,7 @@ def _are_interleaved(first: DeviceMatrix, second: DeviceMatrix) -> bool:
 
 
 def biases_of(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix]) -> list[Tensor] | None:
-    """The biases of some products, zeros where there is none; None where no product has one."""
+    """The biases of some products, zeros for a missing one; None if no product has one."""
     if all(bias is None for bias in biases):
         return None
     return [
@@ -125,7 +125,7 @@ def biases_of(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix])
 
 
 def own(vector: Vector) -> Tensor:
-    """A vector as the tensor that it is on a device."""
+    """A vector of this backend as a tensor."""
     assert isinstance(vector, Tensor), "another backend's vector"
     return vector
 

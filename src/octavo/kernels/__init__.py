@@ -1,1 +1,1 @@
-"""What the machine computes: the contract of the ops, the NumPy specification, the native CPU ops."""
+"""The ops: their contract, the NumPy specification, the native CPU ops."""

@@ -22,9 +22,8 @@ def aligned_bytes(count: int) -> Bytes:
 
 
 class Chunks:
-    """Bytes for weights, side by side in large pieces of memory, for which NumPy asks for huge pages: a step
-    reads each weight once, and looking up a small page for every 4 KiB of them takes its time. A piece lives
-    as long as anything in it."""
+    """Memory for weights, allocated from large pieces for which NumPy requests huge pages: a step reads each
+    weight once, so with pages of 4 KiB TLB misses would be slow. A piece lives as long as any array in it."""
 
     CHUNK_BYTES = 32 << 20
 

@@ -1,16 +1,16 @@
 """Attention and KV stores in NumPy: the executable specification of `Ops.store` and `Ops.attend`.
 
-The context is walked in partitions of 256 positions at absolute borders, merged in ascending order. What a
-block holds is read back as stored; by kind of KV:
+The context is read in partitions of 256 positions at absolute borders, merged in ascending order. K and V are
+read back as stored; by kind of KV:
 
-    f32     K and V as they came
+    f32     K and V unchanged
     bf16    rounded to the nearest bfloat16, ties to even, and so are queries and weights (a softmax's total
             is that of the rounded weights); summed in float32, of each pair the second product first. The
             kernels count subnormals as zero and have a shorter exp there, so they are close, not equal
-    int8    codes of each token and kv head, and one scale; queries are quantised alike, so that a score is
+    int8    codes of each token and kv head, and one scale; queries are quantised too, so that a score is
             (sum of codes' products) * scale of K * (scale of q * scale); V's scale is folded into the weight
 
-Sums of codes are integers below 2^24, exact in float32 whatever the order.
+Sums of codes are integers below 2^24, exact in float32 in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from octavo.kernels.integer_reference import quantised
 from octavo.kernels.packed import floats_of
 from octavo.kernels.pool import brain_views, code_views, float_views
 
-PARTITION = 256  # positions that attention reduces at a time, at absolute borders
+PARTITION = 256  # positions that attention reduces at once, at absolute borders
 
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
@@ -37,7 +37,7 @@ Positions = npt.NDArray[np.intp]
 @dataclass(frozen=True, slots=True)
 class StoredContext:
     """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes.
-    `in_pairs`: they are bfloat16, and so is what meets them."""
+    `in_pairs`: they are bfloat16, and so are the numbers that they are multiplied by."""
 
     k: Floats
     v: Floats
@@ -53,7 +53,7 @@ class StoredContext:
 
 
 class StoredBlocks(Protocol):
-    """The blocks of a pool, wherever and however they lie."""
+    """The blocks of a pool, in any memory and layout."""
 
     @property
     def shape(self) -> KvShape:
@@ -88,7 +88,7 @@ def attend(
     out = np.empty_like(q)
     size = blocks.shape.head_size
     heads = q.reshape(q.shape[0], q.shape[1] // size, size)
-    with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed with, then masked
+    with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed and then masked
         for c in range(batch.starts.size):
             rows = slice(batch.offsets[c], batch.offsets[c + 1])
             context = _Context(blocks, layer, batch.tables[c])
@@ -157,7 +157,7 @@ class PoolBlocks:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What one chunk can read: a layer of the pool through the chunk's block table."""
+    """The context of one chunk: a layer of the pool through the chunk's block table."""
 
     blocks: StoredBlocks
     layer: int
@@ -173,7 +173,7 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """A softmax that is not yet divided: largest score and total (n, H), out (n, H, D)."""
+    """A softmax before the division: largest score and total (n, H), out (n, H, D)."""
 
     largest: Floats
     total: Floats
@@ -199,14 +199,14 @@ def _attend_chunk(context: _Context, q: Floats, start: int, spec: AttentionSpec)
         walk = _merged(walk, part, np.logical_or.reduce(mask, axis=1, keepdims=True))
     if spec.sinks is None:
         return walk
-    # A sink is one more partition, of one score whose value is zero.
+    # A sink is one more partition, with one score whose value is zero.
     sinks = np.broadcast_to(floats_of(spec.sinks), (length, heads))
     one = _Softmax(sinks, np.ones_like(walk.total), np.zeros_like(q))
     return _merged(walk, one, np.ones((length, 1), np.bool_))
 
 
 def _merged(walk: _Softmax, part: _Softmax, seen: Mask) -> _Softmax:
-    """Both; a row that sees nothing of the part stays as it is, to the bit."""
+    """Merge both; a row that sees nothing of the part keeps its bits."""
     largest = np.maximum(walk.largest, part.largest)
     old, new = exp(walk.largest - largest), exp(part.largest - largest)
     out = walk.out * old[..., None] + part.out * new[..., None]
@@ -263,7 +263,7 @@ def _scores(q: Floats, stored: StoredContext, kv_head: Positions, scale: np.floa
 
 def _sum(x: Floats) -> Floats:
     """(..., n) -> (...): one element after the other in float32, from zero on."""
-    total: Floats = np.add.accumulate(x, axis=-1)[..., -1] + np.float32(0)  # of zeros: none below zero
+    total: Floats = np.add.accumulate(x, axis=-1)[..., -1] + np.float32(0)  # turns -0 into +0
     return total
 
 

@@ -1,9 +1,9 @@
-"""GGUF's blocks in NumPy, read as they are specified: what `integer_reference` multiplies with.
+"""GGUF's blocks in NumPy, read by their specification, for `integer_reference`.
 
-A matrix comes as its blocks (B, outputs, bytes), block after block of each row, and becomes parts of 32 or 16
-weights, each with one scale and, in some kinds, one minimum: w = scale * code + minimum.
-`csrc/kernels/blocks.hpp` draws the blocks, and reads them in its own way. Source: ggml's
-dequantize_row_q8_0 and so on.
+A matrix is given as its blocks (B, outputs, bytes), block after block of each row, and becomes parts of 32 or
+16 weights, each with one scale and, in some kinds, one minimum: w = scale * code + minimum.
+`csrc/kernels/blocks.hpp` draws the blocks, and has another reader. Source: ggml's dequantize_row_q8_0 and so
+on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TWO_BITS, _EVERY_BIT = (0, 2, 4, 6), tuple(range(8))
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """Codes (P, outputs, size) with the kind's zero taken off, scales and minima (P, outputs); float32."""
+    """Codes (P, outputs, size) minus the kind's zero, scales and minima (P, outputs); float32."""
 
     codes: Floats
     scales: Floats

@@ -29,7 +29,7 @@ class ReferenceBrains:
 
     @property
     def kind(self) -> str:
-        """How the weights are held."""
+        """The kind of the weights."""
         return "BF16"
 
     @property
@@ -50,7 +50,7 @@ def multiply(x: Floats, weight: ReferenceBrains, bias: Floats | None) -> Floats:
     rows = widened(rounded_to_brain(_flushed(x))).T[:, :, None]
     columns = _flushed(weight.values).T[:, None, :]
     y = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-    with np.errstate(all="ignore"):  # a row that is no number stays none, and says so in its result
+    with np.errstate(all="ignore"):  # a row with NaN gives a result with NaN
         for first in range(0, weight.shape[1], 2):
             y = y + rows[first + 1] * columns[first + 1]
             y = y + rows[first] * columns[first]

@@ -1,11 +1,11 @@
-"""The contract of the ops: what a backend offers to `model/decoder.py`, which is written once over it.
+"""The contract of the ops: a backend's interface for `model/decoder.py`, which is written once over it.
 
-Whatever a backend makes is its own and opaque to the decoder: buffers T, vectors, a batch's integers I, the
-pool P. On the CPU they are NumPy arrays and a `KvPool`; with torch, tensors on a device.
+A backend's objects are opaque to the decoder: buffers T, vectors, a batch's integers I, the pool P. On the
+CPU they are NumPy arrays and a `KvPool`; with torch, tensors on a device.
 
-Exactness: every op computes one output row with the same operations in the same order, whatever the number
-of rows beside it, the row's place, the block ids, and the number of threads (docs/architecture.md, "The
-exactness contract"). So a row's bits depend on that row's input and on nothing else.
+Exactness: every op computes one output row with the same operations in the same order, independent of the
+number of other rows, the row's place, the block ids, and the number of threads (docs/architecture.md, "The
+exactness contract"). So a row's bits depend only on that row's input.
 
 Dimensions: T tokens in the step, C chunks, H query heads, K kv heads, D head size, B block size, N blocks,
 L layers, E hidden size, V vocabulary.
@@ -33,7 +33,7 @@ P = TypeVar("P", contravariant=True)  # a pool
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as its file stores it. `data` is a flat view of the file's bytes (not a copy).
+    """A tensor in its file's format. `data` is a flat view of the file's bytes (not a copy).
 
     `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32
     or 256 along inputs: `packed.BLOCKS`.
@@ -53,26 +53,26 @@ class KvShape:
     num_kv_heads: int
     head_size: int
     block_size: int
-    kind: str = "f32"  # how K and V are held: `config.KV_KINDS`; codes have one scale per token and kv head
+    kind: str = "f32"  # of K and V: one of `config.KV_KINDS`; codes have one scale per token and kv head
 
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """N blocks of KV memory on the CPU: `data` is (N, bytes_per_block) uint8. Its inside is `pool.py`'s."""
+    """N blocks of KV memory on the CPU: `data` is (N, bytes_per_block) uint8. `pool.py` has the layout."""
 
     shape: KvShape
     num_blocks: int
     bytes_per_block: int  # a multiple of 4 KiB
     data: Bytes
-    memory: mmap.mmap  # what `data` lies in, from its beginning
+    memory: mmap.mmap  # holds `data`, from its beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[I]):
     """The flattened chunks of one step.
 
-    Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token stands at position
-    starts[c] of its sequence; position p of it lives in slot p % B of block tables[c, p // B].
+    Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token is at position starts[c]
+    of its sequence; its position p is in slot p % B of block tables[c, p // B].
     """
 
     tokens: I  # (T,)
@@ -80,7 +80,7 @@ class Batch(Generic[I]):
     starts: I  # (C,)
     offsets: I  # (C + 1,)
     tables: I  # (C, W), W = widest table needed; entries beyond a chunk's last block are never read
-    logit_rows: I  # (R,) indices into T of the tokens whose logits are wanted
+    logit_rows: I  # (R,) indices into T of the tokens that need logits
 
 
 HostBatch: TypeAlias = Batch[Ints]
@@ -119,7 +119,7 @@ class Matrix(Protocol):
 
     @property
     def kind(self) -> str:
-        """How the weights are held: a kind of `RawTensor`."""
+        """The kind of the weights, as of `RawTensor`."""
 
     @property
     def num_bytes(self) -> int:
@@ -136,7 +136,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a router's logits (T, X) choose `top_k` of X experts for each token, and how much each counts.
+    """How a router's logits (T, X) choose `top_k` of X experts for each token, and their weights.
 
     scoring: "softmax" over all, then the largest; "softmax_of_chosen": the largest, then over those;
     "sigmoid" of each chosen one. `normalised`: the chosen weights are divided by their sum. `weighs_input`:
@@ -159,17 +159,17 @@ class Expert:
 
 
 class StepOps(Protocol[T, I, P]):
-    """What the decoder calls, over buffers T that it never looks into.
+    """The ops that the decoder calls, over buffers T that it never reads.
 
-    Every method returns a fresh buffer unless it says that it writes in place.
+    Every method returns a new buffer unless it says that it writes in place.
     """
 
     def embed(self, table: Matrix, tokens: I, starts: Sequence[int] = ()) -> T:
         """(T,) -> (T, E): rows of the table. With `starts` (ranks + 1,), rank r's table has rows [starts[r],
-        starts[r + 1]) of the whole one, and what is not its own comes from the others."""
+        starts[r + 1]) of the whole one, and the other ranks supply the rest."""
 
     def gather(self, x: T, widths: Sequence[int]) -> T:
-        """(T, own width) -> (T, sum of widths): the columns of all ranks, side by side in their order."""
+        """(T, own width) -> (T, sum of widths): the columns of all ranks, concatenated in order of ranks."""
 
     def columns(self, x: T, first: int, last: int) -> T:
         """x[:, first:last], contiguous."""
@@ -208,8 +208,7 @@ class StepOps(Protocol[T, I, P]):
         """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
 
         Fills `log_sum_exp` (T, H) where it is given: the natural logarithm of the softmax's denominator.
-        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they
-        hold.
+        Slots outside [0, position] of a sequence must not affect the result, even if they hold NaN.
         """
 
     def gated(self, gate: T, up: T, activation: str) -> T:
@@ -231,8 +230,8 @@ class StepOps(Protocol[T, I, P]):
         widths: Sequence[int] = (),
     ) -> T:
         """(T, E), (T, X) -> (T, E): the weighted outputs of each token's experts, summed in the order of the
-        experts' numbers. A row's bits are as if it were alone; only experts that a token chose are read. With
-        `widths`, how many inner columns each rank has: (T, own width of E).
+        experts' numbers. A row's bits do not depend on other rows; only chosen experts are read. With
+        `widths`, the number of inner columns of each rank: (T, own width of E).
         """
 
     def add(self, x: T, y: T) -> T:
@@ -246,12 +245,12 @@ class StepOps(Protocol[T, I, P]):
 
 
 class RankGather(Protocol):
-    """The ranks that compute one model, as one of them sees them. All make the same calls in one order."""
+    """One rank's view of the ranks that compute one model. All ranks make the same calls in one order."""
 
     rank: int
 
     def gather(self, x: Floats) -> Floats:
-        """(...) -> (ranks, ...): what each rank gave."""
+        """(...) -> (ranks, ...): each rank's array."""
 
 
 class StepBody(Protocol):
@@ -267,10 +266,10 @@ class RowsBody(Protocol):
 
 
 class PreparedRows(Protocol):
-    """A function of rows made ready to be called many times, one call at a time."""
+    """A compiled function of rows, for many calls, one call at a time."""
 
     def __call__(self, x: Floats) -> Floats:
-        """Its result for rows x (R, width), which lives until the next call."""
+        """Its result for rows x (R, width), valid until the next call."""
 
     def argmax(self, x: Floats) -> Ints:
         """(R,): the lowest index of the largest number in each row of its result; -1 for a row that holds
@@ -278,12 +277,12 @@ class PreparedRows(Protocol):
 
 
 class WeightOps(Protocol):
-    """What makes a backend's own weights of a file's tensors."""
+    """Converts a file's tensors to a backend's own weights."""
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards.
 
-        `table`: it is an embedding or the output, which some modes hold with more bits than a layer's.
+        `table`: it is an embedding or the output, which some modes hold with more bits than layers.
         """
 
     def vector(self, values: Floats) -> Vector:
@@ -292,9 +291,8 @@ class WeightOps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """Where attention finds cold blocks: slots [0, num_host) of host memory, then those of a file, in
-    stripes of `lanes` slots, of which each holds `pieces` pieces of a layer's bytes one layer after the
-    other."""
+    """Where attention reads cold blocks: slots [0, num_host) of host memory, then those of a file, in stripes
+    of `lanes` slots, each of which holds `pieces` pieces of a layer's bytes, layer after layer."""
 
     host: Bytes | None
     host_slot_bytes: int
@@ -309,41 +307,40 @@ class ColdStep(Protocol):
     """A step over sequences with cold blocks, some layers at a time. One step at a time."""
 
     def begin(self, batch: HostBatch) -> None:
-        """Copy the batch, and start to read ahead. Table entries from COLD_FIRST (octavo.types) on are
+        """Copy the batch, and start reading ahead. Table entries from COLD_FIRST (octavo.types) on are
         slots."""
 
     def advance(self, tables: Ints, num_layers: int) -> Floats | None:
-        """Compute so many layers more; after the last one the result's rows, which live until the next
+        """Compute `num_layers` more layers; after the last one the result's rows, valid until the next
         step."""
 
     def abandon(self) -> None:
-        """Forget the step, if there is one."""
+        """Drop the step, if there is one."""
 
     def failed_slots(self) -> list[int]:
-        """Slots that the step that ended last could not read: if there are any, its result means nothing."""
+        """Slots that the last step could not read: if there are any, its result is invalid."""
 
 
 class Ops(StepOps[Floats, Ints, KvPool], WeightOps, Protocol):
     """The ops of the processor: native kernels, or their specification in NumPy."""
 
     name: str
-    arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
+    arithmetic_id: str  # has the kernels' version and instruction set: bits are equal within one id
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
 
     def discard_blocks(self, pool: KvPool, first: int, last: int) -> None:
-        """Give the memory of blocks [first, last) back to the system; what they hold is lost."""
+        """Free the memory of blocks [first, last); their content is lost."""
 
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
     def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
-        """The step made ready to be called many times, one call at a time. A result lives until the next
-        call."""
+        """Compile the step for many calls, one call at a time. A result is valid until the next call."""
 
     def prepare_cold_step(self, body: StepBody, pool: KvPool, memory: SlotMemory) -> ColdStep | None:
-        """The step for sequences of which some blocks lie in slots; None: it cannot be had."""
+        """The step for sequences with some blocks in slots; None: not supported."""
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """The same for a function of rows (R, width)."""

@@ -1,9 +1,9 @@
-"""What a mixture of experts means, in NumPy: who is chosen, how much each counts, in which order all is.
+"""A mixture of experts in NumPy: the choice of experts, their weights, and the order of the sum.
 
     logits (T, X)  ->  Choices: experts (T, top_k) ascending, weights (T, top_k)
     out = w_1 e_1(x) + w_2 e_2(x) + ...    or   e_1(w_1 x) + e_2(w_2 x) + ...      experts in ascending order
 
-It knows no kind of weights: an expert is a function of rows, and the caller's.
+It knows no kind of weights: the caller passes an expert as a function of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.kernels.elementwise import exp
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Of each row: its experts in ascending order, and how much each counts; (T, top_k) both."""
+    """Each row's experts in ascending order, and their weights; (T, top_k) both."""
 
     experts: npt.NDArray[np.intp]
     weights: Floats
@@ -29,7 +29,7 @@ class Choices:
 def route(logits: Floats, routing: Routing) -> Choices:
     """(T, X) -> the choices of each row.
 
-    Where a logit is NaN: the first experts, and weights that are NaN.
+    If a logit is NaN: the first experts, with NaN weights.
     """
     lost = np.asarray(np.isnan(logits).any(axis=1))
     sound = np.where(lost[:, None], np.float32(0), logits)  # equal logits: the first experts are chosen
@@ -61,8 +61,8 @@ def mix(
     weighs_input: bool,
     apply: Callable[[Expert, Floats], Floats],
 ) -> Floats:
-    """(T, E) -> (T, E), or as wide as `apply` makes it: each row's sum; it is called once for each expert
-    chosen, with its rows."""
+    """(T, E) -> (T, E), or the width of `apply`'s result: each row's sum. `apply` is called once for each
+    chosen expert, with its rows."""
     out: Floats | None = None
     begun = np.zeros(len(x), np.bool_)
     for number in np.unique(choices.experts):

@@ -1,14 +1,14 @@
-"""In which kind a matrix is held: what `--weights` means.
+"""The kind in which a matrix is held, by `--weights`.
 
     auto    the file's own: integers stay integers, F16 and BF16 keep their 16 bits; nothing is lost
     f32     float32, de-quantised
     bf16    rounded to 16 bits
     int8    Q8_0
-    q4      Q4_1, embeddings and the output Q8_0; what has no more bits already is left alone
+    q4      Q4_1, embeddings and the output Q8_0; kinds with no more bits are unchanged
 
-Four bits in the vocabulary cost far more than in the layers (docs/log.md), so the files of others have eight
-there too. int8 and q4 leave a matrix as it is in the file where its rows are no multiple of 32. BF16 lies in
-pairs: rows with an odd number of inputs become F32. It knows no arrays.
+Four bits in the vocabulary lose far more quality than in the layers (docs/log.md); published files have eight
+there too. int8 and q4 keep a matrix unchanged if its rows are no multiple of 32. BF16 is stored in pairs:
+rows with an odd number of inputs become F32. This module knows no arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo.kernels.packed import BLOCKS, QUANT_GROUP
 
 
 def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
-    """The kind of `RawTensor` that the mode makes of a matrix; `table`: an embedding, or the output.
+    """The kind of `RawTensor` to which the mode converts a matrix; `table`: an embedding, or the output.
 
     Raises ValueError for an unknown mode.
     """
@@ -44,6 +44,6 @@ def _wanted(raw: RawTensor, weights: str, table: bool) -> str:
 
 
 def bits_of(kind: str) -> float:
-    """Bits that a weight of this kind takes in a file, its share of the scales among them."""
+    """Bits of a weight of this kind in a file, including its share of the scales."""
     block = BLOCKS[kind]
     return 8 * block.num_bytes / block.size

@@ -1,7 +1,7 @@
-"""A native matrix as the bytes of its panels, and back: what a packed copy on disk holds.
+"""Converts a native matrix to the bytes of its panels, and back, for packed copies on disk.
 
-It knows no file. The layout of panels is the native module's (`packed.py`, `integers.py`); whoever keeps the
-bytes must keep `NativeOps.arithmetic_id` with them.
+It knows no file. The layout of panels is the native module's (`packed.py`, `integers.py`); the caller must
+store `NativeOps.arithmetic_id` with the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def panels_of(matrix: Matrix) -> Bytes:
 
 
 def panel_bytes(kind: str, shape: tuple[int, int]) -> int:
-    """What a matrix (outputs, inputs) of the kind takes in panels. Raises ValueError for an unknown kind, or
+    """Bytes of a matrix (outputs, inputs) of the kind in panels. Raises ValueError for an unknown kind, or
     rows that it cannot hold."""
     if kind not in BLOCKS:
         raise ValueError(f"kind {kind!r:.40} is not known")
@@ -34,7 +34,7 @@ def panel_bytes(kind: str, shape: tuple[int, int]) -> int:
 
 
 def matrix_of(kind: str, shape: tuple[int, int], data: Bytes) -> Matrix:
-    """The matrix whose panels are exactly these bytes, at a cache line: a view of them."""
+    """The matrix with exactly these bytes, cache-line aligned, as panels: a view of them."""
     count, inputs = -(-shape[0] // PANEL_WIDTH), shape[1]
     assert data.size == panel_bytes(kind, shape)
     if kind == "F32":

@@ -1,22 +1,22 @@
 """The product with integer weights in NumPy: the executable specification of `integers.multiply`.
 
     s[t, g]   = top / 127, the two lowest bits cleared; top = largest magnitude of x[t] in group g of 32
-    q[t, i]   = round(x[t, i] * (127 / top)), ties to even; the product is not rounded before
+    q[t, i]   = round(x[t, i] * (127 / top)), ties to even; the product is not rounded first
     y[t, o]   = for p ascending: y = fma(s[t, g] * sum of q * code, d[o, p], y)
                    with minima:  y = fma(m[o, p], s[t, g] * sum of q, y)
 
-A part p is a group g, in Q2_K and Q3_K one half of it. What a kind calls code, d and m:
+A part p is a group g, in Q2_K and Q3_K one half of it. Code, d and m by kind:
 
     Q8_0, Q4_0, Q5_0         its codes, its scale of the group
     Q4_1, Q5_1               its codes, its scale and its minimum
-    IQ4_NL, MXFP4            what its table makes of its codes; its scale (MXFP4: half of the power of two)
+    IQ4_NL, MXFP4            its table's values of the codes; its scale (MXFP4: half of the power of two)
     Q2_K, Q4_K, Q5_K         its codes; d times the part's scale; minus dmin times the part's minimum
     Q3_K                     its codes; d times the part's scale
-    IQ4_XS                   what its table makes of its codes; d times the part's scale
+    IQ4_XS                   its table's values of the codes; d times the part's scale
     Q6_K                     its codes times the scale of their half of the group; d
 
-Sums of codes are integers below 2^24, so float32 holds them exactly whatever the order. A fused step is
-computed in double and rounded once more; that differs from one rounding in about one of 2^29 cases.
+Sums of codes are integers below 2^24, so float32 holds them exactly in any order. A fused step is computed in
+double and rounded once more; that differs from one rounding in about one of 2^29 cases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from octavo.kernels.packed import BLOCKS, QUANT_GROUP, unpack_vector
 
 _LARGEST_CODE = np.float32(127)
 _LEAST_MAGNITUDE = np.float32(2.0**-100)  # below it, numbers count as zero
-_ENDLESS_MAGNITUDE = np.float32(2.0**104)  # from it on, like infinity and NaN, as no numbers
+_ENDLESS_MAGNITUDE = np.float32(2.0**104)  # from it on, numbers count as NaN, like infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Float
     groups = x.reshape(x.shape[0], x.shape[1] // QUANT_GROUP, QUANT_GROUP)
     in_group = QUANT_GROUP // weight.codes.shape[2]
     y = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-    with np.errstate(all="ignore"):  # a row that is no number stays none, and says so in its result
+    with np.errstate(all="ignore"):  # a row with NaN gives a result with NaN
         for g in range(groups.shape[1]):
             scale, of_group = quantised(groups[:, g])
             for p, codes in enumerate(np.split(of_group, in_group, axis=1), in_group * g):
@@ -84,8 +84,8 @@ def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Float
 
 
 def quantised(group: Floats) -> tuple[Floats, Floats]:
-    """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32; the scale is NaN if an element is NaN
-    or of magnitude 2^104 or more, and codes are 0 where it is NaN or 0."""
+    """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32. The scale is NaN if an element is NaN
+    or of magnitude 2^104 or more; codes are 0 if the scale is NaN or 0."""
     top = np.abs(group).max(axis=1, keepdims=True)
     is_number = top < _ENDLESS_MAGNITUDE  # false for NaN
     has_codes = is_number & (top >= _LEAST_MAGNITUDE)
@@ -97,7 +97,7 @@ def quantised(group: Floats) -> tuple[Floats, Floats]:
 
 
 def requantised(raw: RawTensor, kind: str) -> RawTensor:
-    """The matrix as Q8_0 or Q4_1, by ggml's arithmetic.
+    """The matrix requantised to Q8_0 or Q4_1, by ggml's arithmetic.
 
         Q8_0    d = largest magnitude / 127             code = x * (1 / d), rounded, ties away from zero
         Q4_1    m = smallest, d = (largest - m) / 15    code = (x - m) * (1 / d) + 1/2, rounded down

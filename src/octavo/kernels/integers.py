@@ -7,8 +7,8 @@
     Q2_K, Q4_K, Q5_K          w = d * scale * code - dmin * minimum
     IQ4_XS                    w = d * scale * table[code]
 
-A matrix takes as many bytes as in its file, up to 6 % more where scales become whole bytes;
-`csrc/kernels/kinds.hpp` draws a panel, `integer_reference.py` says what the product means. Activations are
+A matrix takes as many bytes as in its file, up to 6 % more if scales become whole bytes;
+`csrc/kernels/kinds.hpp` draws a panel, `integer_reference.py` specifies the product. Activations are
 quantised to 8 bits for each token and group of 32 inside the product.
 """
 
@@ -39,10 +39,10 @@ class IntegerMatrix:
 
 
 def pack(raw: RawTensor, kind: str | None = None) -> IntegerMatrix:
-    """The packed form of a matrix, made straight from the file's bytes.
+    """The packed form of a matrix, made directly from the file's bytes.
 
-    `kind` is the file's own by default; Q8_0 and Q4_1 can be made of any other, a group at a time: there is
-    never a float32 copy. Raises UnsupportedModel or BadModelFile.
+    `kind` is the file's own by default; any other kind can be converted to Q8_0 and Q4_1, a group at a time,
+    without a float32 copy. Raises UnsupportedModel or BadModelFile.
     """
     require_matrix(raw)
     kind = kind or raw.kind

@@ -1,4 +1,4 @@
-"""Weights and mixtures as the native module reads them: views, which their matrices must outlive."""
+"""Weights and mixtures in the native module's form: views, which their matrices must outlive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weight_of(matrix: Matrix) -> _native.Weight:
 
 
 def mixture_of(experts: Sequence[Expert], routing: Routing, activation: str) -> _native.Mixture:
-    """A view of all experts. Raises ValueError: sizes differ, or a name is unknown."""
+    """A view of all experts. Raises ValueError if sizes differ or a name is unknown."""
     mixture = _native.Mixture(
         routing.top_k, routing.scoring, routing.normalised, routing.weighs_input, activation
     )

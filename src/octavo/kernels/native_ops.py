@@ -1,6 +1,6 @@
-"""The CPU backend: every op is a native kernel. `reference.py` says what they mean.
+"""The CPU backend: every op is a native kernel. `reference.py` specifies them.
 
-It knows no model and no scheduler. Threads are the native module's affair (`octavo._native.set_num_threads`).
+It knows no model and no scheduler. The native module manages threads (`octavo._native.set_num_threads`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from octavo.kernels.mixture import mixture_of
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of, partition_bytes
 from octavo.kernels.program import ColdStepProgram, RowsProgram, StepProgram
 
-WINDOW_BYTES = 8 << 20  # of cold blocks that are read ahead of attention: it stays in a cache
-READERS = 4  # threads that read them, and wait for the medium most of the time
+WINDOW_BYTES = 8 << 20  # of cold blocks read ahead of attention: fits a CPU cache
+READERS = 4  # threads that read them, and mostly wait for the medium
 ARITHMETIC_VERSION = 6  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
 
 class NativeOps:
-    """The `Ops` of the machine's own processor: one object serves any number of models.
+    """The `Ops` of the machine's CPU: one object serves any number of models.
 
-    `weights`: "auto", "f32", "bf16", "int8" or "q4"; `held.py` says what each makes of a matrix.
+    `weights`: "auto", "f32", "bf16", "int8" or "q4"; `held.py` has the kind of a matrix for each.
     """
 
     def __init__(self, weights: str = "auto") -> None:
@@ -77,7 +77,7 @@ class NativeOps:
         return StepProgram(body, pool)
 
     def prepare_cold_step(self, body: StepBody, pool: KvPool, memory: SlotMemory) -> ColdStepProgram:
-        """Recorded once, replayed some layers at a time."""
+        """Recorded once, replayed a few layers at a time."""
         window = max(WINDOW_BYTES, 4 * partition_bytes(pool.shape))
         second = _native.SecondMemory(
             memory.host,
@@ -221,6 +221,6 @@ class NativeOps:
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:
-    """The matrix as one of ours; another backend's would be a bug of the caller."""
+    """Require a matrix of this backend; another's is a bug of the caller."""
     assert isinstance(matrix, packed.FloatMatrix)
     return matrix

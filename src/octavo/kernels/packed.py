@@ -1,10 +1,10 @@
-"""Weight matrices in panels of floats, as both CPU backends hold them, and the checks of what a file says.
+"""Weight matrices in panels of floats, for both CPU backends, and checks of tensors from files.
 
-    panels[p, i, lane] = W[16 p + lane, i]     outputs lie along the vector lanes, zeros beyond the last
+    panels[p, i, lane] = W[16 p + lane, i]     outputs along the vector lanes, zeros beyond the last
 
 Sixteen outputs of one input are one load, and each output is summed over the inputs in order. F16 is widened
-exactly as it is used, so it changes memory and no bit. BF16 lies in pairs of inputs, [p, i / 2, lane, i % 2],
-and is multiplied by rows that are rounded to bfloat16: of each pair the second product comes first
+exactly on use, so it changes memory and no bit. BF16 is stored in pairs of inputs, [p, i / 2, lane, i % 2],
+and multiplied by rows rounded to bfloat16: of each pair the second product is added first
 (`brain_reference.py`).
 """
 
@@ -31,7 +31,7 @@ Halves = npt.NDArray[np.uint16]  # the bits of floats of 16 bits
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a file stores together: `size` consecutive elements of a row in `num_bytes` bytes."""
+    """A file's unit of storage: `size` consecutive elements of a row in `num_bytes` bytes."""
 
     size: int
     num_bytes: int
@@ -60,7 +60,7 @@ BLOCKS: Mapping[str, Block] = MappingProxyType(
 
 
 def stored_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """What a tensor of a kind of `BLOCKS` takes in a file; its rows must be whole blocks."""
+    """Bytes of a tensor of a kind of `BLOCKS` in a file; its rows must be whole blocks."""
     block = BLOCKS[kind]
     return math.prod(shape) // block.size * block.num_bytes
 
@@ -101,7 +101,7 @@ FloatMatrix = PackedMatrix | HalfMatrix
 
 
 def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
-    """The packed form of a 2-d tensor, made straight from the file's bytes and rounded to `kind`.
+    """The packed form of a 2-d tensor, made directly from the file's bytes and rounded to `kind`.
 
     Raises UnsupportedModel for an unknown kind, BadModelFile when shape and bytes disagree.
     """
@@ -119,7 +119,7 @@ def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
 
 
 def unpack_vector(raw: RawTensor) -> Floats:
-    """The tensor as float32, of its own shape. Raises as `pack` does."""
+    """The tensor as float32, of its own shape. Raises as `pack`."""
     _require_consistent(raw)
     out = np.empty(math.prod(raw.shape), np.float32)
     _native.dequantise(raw.data, raw.kind, out.size, out)
@@ -147,13 +147,13 @@ def multiply(x: Floats, weight: FloatMatrix, bias: Floats | None) -> Floats:
 
 
 def floats_of(vector: Vector) -> Floats:
-    """A vector as the array that it is on the CPU; another backend's would be a bug of the caller."""
+    """A vector of this backend as an array; another backend's is a bug of the caller."""
     assert isinstance(vector, np.ndarray)
     return vector
 
 
 def floats_or_none(vector: Vector | None) -> Floats | None:
-    """The same, where there may be none."""
+    """The same; None for None."""
     return None if vector is None else floats_of(vector)
 
 

@@ -1,4 +1,4 @@
-"""The bytes of the KV pool on the CPU, and where things lie in a block. Both CPU backends share it.
+"""The bytes of the KV pool on the CPU, and the layout of a block, for both CPU backends.
 
     block      | layer 0 | layer 1 | ... | padding to 4 KiB |
     layer      | K | V |                      f32, bf16
@@ -7,8 +7,8 @@
     K          [kv heads][D][B]         tokens along the vector lanes: scores need no horizontal sums
     V          [kv heads][B][D']        D' is D rounded up to 16, so that whole vectors can be loaded
     K, bf16    [kv heads][D/2][B][2]    two dimensions of a token are one 32-bit word
-    V, bf16    [kv heads][B/2][D'][2]   two tokens of a dimension are
-    K, int8    [kv heads][D/4][B][4]    code + 128: four dimensions of a token are
+    V, bf16    [kv heads][B/2][D'][2]   two tokens of a dimension are one word
+    K, int8    [kv heads][D/4][B][4]    code + 128: four dimensions of a token are one word
     scales     [K, V][kv heads][B]      float32: largest magnitude of the token's head / 127, of 22 bits
 
 One block is one contiguous range for all layers, so moving it between tiers is one transfer.
@@ -60,7 +60,7 @@ class CodeViews:
 
 
 def layout_of(shape: KvShape) -> _native.KvLayout:
-    """The native module's form of the shape; raises ValueError for sizes that the kernels do not know."""
+    """The native module's form of the shape; raises ValueError for sizes that the kernels do not support."""
     return _native.KvLayout(
         shape.num_layers, shape.num_kv_heads, shape.head_size, shape.block_size, shape.kind
     )
@@ -69,11 +69,11 @@ def layout_of(shape: KvShape) -> _native.KvLayout:
 def allocate_pool(shape: KvShape, num_blocks: int) -> KvPool:
     """Reserve `num_blocks` blocks; the system backs a page with memory when it is first written.
 
-    Raises ValueError for sizes that the kernels do not know, MemoryError when the address space is refused.
+    Raises ValueError for unsupported sizes, MemoryError when the address space is refused.
     """
     bytes_per_block = layout_of(shape).bytes_per_block
     try:
-        # Private: of a shared mapping the system would keep the pages that are given back.
+        # Private: the system would not free pages of a shared mapping.
         memory = mmap.mmap(-1, num_blocks * bytes_per_block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{num_blocks:,} blocks of {bytes_per_block:,} bytes: {error}") from None
@@ -84,7 +84,7 @@ def allocate_pool(shape: KvShape, num_blocks: int) -> KvPool:
 
 
 def discard_blocks(pool: KvPool, first: int, last: int) -> None:
-    """Give the memory of blocks [first, last) back to the system, where it can take it."""
+    """Free the memory of blocks [first, last), if the system supports that."""
     if hasattr(mmap, "MADV_DONTNEED") and first < last:
         size = pool.bytes_per_block  # a multiple of the page
         pool.memory.madvise(mmap.MADV_DONTNEED, first * size, (last - first) * size)
@@ -96,20 +96,19 @@ def padded_head_size(shape: KvShape) -> int:
 
 
 def bytes_per_layer(shape: KvShape) -> int:
-    """What a layer of a block takes, computed from the drawing above."""
+    """Bytes of a layer of a block, by the layout above."""
     slots = shape.num_kv_heads * shape.block_size
     scales = 2 * 4 if shape.kind == "int8" else 0
     return slots * ((shape.head_size + padded_head_size(shape)) * _ELEMENT_BYTES[shape.kind] + scales)
 
 
 def partition_bytes(shape: KvShape) -> int:
-    """What attention reads of a layer at a time: the positions of a partition, or of a block that is
-    larger."""
+    """Bytes that attention reads of a layer at once: the positions of a partition, or of a larger block."""
     return max(PARTITION // shape.block_size, 1) * bytes_per_layer(shape)
 
 
 def bytes_per_block(shape: KvShape) -> int:
-    """What a block takes (the native module computes it for itself)."""
+    """Bytes of a block (the native module computes it independently)."""
     return -(-shape.num_layers * bytes_per_layer(shape) // _PAGE) * _PAGE
 
 

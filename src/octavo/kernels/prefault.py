@@ -1,12 +1,12 @@
-"""Memory for a pool's first blocks before they are written.
+"""Prefaults the memory of a pool's first blocks before they are written.
 
-The system clears a page when it is first written to, and a guest may have to ask its host for it first: that
-can take milliseconds for each MiB, as long as the prompt's own arithmetic. Threads ask ahead, piece by piece:
+The system clears a page on its first write, and a virtual machine may have to get it from its host first:
+that can take milliseconds for each MiB, as long as the prompt's own arithmetic. Threads write piece by piece:
 
     start .. wait() returns    one thread for each of the team's, at ordinary priority: nothing is served yet
-    after that                 what is left comes when the processor is idle, so that steps lose nothing to it
+    after that                 the rest is prefaulted while the processor is idle, without delaying steps
 
-It is a wish: a system that knows no such call gives each page to the first thread that writes it.
+It is optional: on a system without such a call, the first write to a page allocates it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from octavo import _native
 from octavo.kernels.contract import Bytes, KvPool
 
-PIECE_BYTES = 2 << 20  # what `stop` waits for at most; a huge page
+PIECE_BYTES = 2 << 20  # `stop` waits for one piece at most; a huge page
 THREADS_MAX = 8  # the system's memory is no faster with more
 
 log = logging.getLogger("octavo.ready")
 
 
 class PagePrefaulter:
-    """Asks for the memory of the first `num_blocks` blocks, on threads of its own, until it has it."""
+    """Prefaults the memory of the first `num_blocks` blocks, on threads of its own."""
 
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
         assert 0 <= num_blocks <= pool.num_blocks
@@ -44,7 +44,7 @@ class PagePrefaulter:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the memory is there, or so long; whether it is. What is left does not hurry any more."""
+        """Wait for the memory or the timeout; whether it is there. The rest goes on at low priority."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -52,7 +52,7 @@ class PagePrefaulter:
         return not any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Ask for no more: what is given back to the system from now on stays there. Idempotent."""
+        """Stop prefaulting, so that memory freed from now on stays free. Idempotent."""
         self._stopping.set()
         self.wait()
 
@@ -78,7 +78,7 @@ class PagePrefaulter:
 
 
 def _leave_the_processor_to_others() -> None:
-    """The calling thread runs when no other one wants to, where the system has such a thing (Linux)."""
+    """Give the calling thread idle priority, if the system has that (Linux)."""
     if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; then it goes on as it was
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; then its priority is unchanged
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""What `octavo doctor` says about the processor and the memory. Reads /proc; knows nothing of models."""
+"""Facts about the CPU and the memory for `octavo doctor`. Reads /proc; knows nothing of models."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _READ_BYTES = 1 << 28  # far beyond any cache
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine as the CPU backend sees it. Memory is in bytes, 0 where the system does not say."""
+    """The machine, for the CPU backend. Memory is in bytes, 0 if the system does not report it."""
 
-    cpu: str  # the processor's own name for itself
+    cpu: str  # the processor's name
     vendor: str
     instruction_sets: tuple[str, ...]  # of interest, as found
     usable: tuple[str, ...]  # kernels that are built in and run here, worst first
     chosen: str
     vector_bits: int
     cores: int  # that this process may use
-    threads: int  # that share an operation now
+    threads: int  # that compute an operation together now
     memory_total: int
     memory_available: int
 
 
 def probe() -> Machine:
-    """Look at the machine now. Raises ValueError when OCTAVO_ISA names what this machine cannot run."""
+    """Probe the machine. Raises ValueError if OCTAVO_ISA names an instruction set that cannot run here."""
     simd = _native.simd_probe()
     cpu = _fields(Path("/proc/cpuinfo"))
     memory = _fields(Path("/proc/meminfo"))
@@ -51,7 +51,7 @@ def probe() -> Machine:
 def measure_read(tries: int = 3) -> float:
     """Bytes a second that all threads of the team read from memory, the best of some tries.
 
-    It takes a tenth of a second, and a quarter of a gigabyte for that time.
+    It takes a tenth of a second, and a quarter of a gigabyte during that time.
     """
     source = np.ones(_READ_BYTES, np.uint8)
     seconds = []

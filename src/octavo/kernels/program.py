@@ -2,8 +2,8 @@
 
     nodes (`recording.py`)  -->  phases and an arena (csrc/program.hpp)  -->  program(batch)
 
-A replay calls the same kernels over the same rows: the bits are those of the ops one by one, which stay as
-the program's specification (tests/kernels/test_program.py).
+A replay calls the same kernels over the same rows: the bits are those of the single ops, which remain the
+program's specification (tests/kernels/test_program.py).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from octavo.kernels.packed import floats_of, floats_or_none
 from octavo.kernels.pool import layout_of
 from octavo.kernels.recording import (
     POSITIONS,
-    Activated,
-    Attended,
-    Capped,
+    Activation,
+    Attention,
     Embed,
-    Gated,
-    Given,
-    Mixed,
+    GatedActivation,
+    MixtureOfExperts,
     Node,
-    Normed,
     Product,
     Record,
     Rope,
-    Scaled,
-    Stored,
+    RowNorm,
+    RowsInput,
+    Scale,
+    SoftCap,
+    StoreKv,
     Sum,
     Take,
     record_rows,
@@ -57,7 +57,7 @@ class _NativeLowering:
         """The number of its result; None: it has none."""
         program, at = self.program, self._numbers
         match node:
-            case Given(width):
+            case RowsInput(width):
                 return program.given_rows(width)
             case Embed(table, rows, ()):
                 return program.embed(weight_of(table), rows is POSITIONS)
@@ -65,31 +65,31 @@ class _NativeLowering:
                 return program.take(at[x])
             case Product(x, weight, bias):
                 return program.linear(at[x], weight_of(weight), floats_or_none(bias))
-            case Normed(x, weight, bias, eps):
+            case RowNorm(x, weight, bias, eps):
                 if bias is None:
                     return program.rms_norm(at[x], floats_of(weight), eps)
                 return program.layer_norm(at[x], floats_of(weight), floats_of(bias), eps)
             case Rope(x, cos, sin, head_size):
                 return program.rope(at[x], floats_of(cos), floats_of(sin), head_size)
-            case Stored(layer, k, v):
+            case StoreKv(layer, k, v):
                 program.store(layer, at[k], at[v])
                 return None
-            case Attended(layer, q, spec):
+            case Attention(layer, q, spec):
                 sinks, slopes = floats_or_none(spec.sinks), floats_or_none(spec.slopes)
                 return program.attend(layer, at[q], spec.scale, spec.window, spec.soft_cap, sinks, slopes)
-            case Gated(gate, up, activation):
+            case GatedActivation(gate, up, activation):
                 return program.gated(at[gate], at[up], activation)
-            case Activated(x, activation):
+            case Activation(x, activation):
                 return program.activate(at[x], activation)
-            case Mixed(x, router_logits, experts, routing, activation, ()):
+            case MixtureOfExperts(x, router_logits, experts, routing, activation, ()):
                 mixture = mixture_of(experts, routing, activation)
                 self.kept.append(mixture)
                 return program.experts(at[x], at[router_logits], mixture)
             case Sum(x, y):
                 return program.add(at[x], at[y])
-            case Scaled(x, factor):
+            case Scale(x, factor):
                 return program.scale(at[x], factor)
-        assert isinstance(node, Capped), f"no kernel for {node}"
+        assert isinstance(node, SoftCap), f"no kernel for {node}"
         return program.soft_cap(at[node.x], node.cap)
 
 
@@ -117,7 +117,7 @@ class StepProgram:
 
 @dataclass(frozen=True, slots=True)
 class ColdStats:
-    """What the cold steps of a program have read of a file, and how long they waited for it."""
+    """How much the cold steps of a program have read from a file, and how long they waited for it."""
 
     bytes_read: int
     read_wait_s: float
@@ -130,7 +130,7 @@ class ColdStepProgram:
                       -->  abandon()
 
     One step at a time, and one program at a time over one second memory. Bits are those of `StepProgram` over
-    a pool that holds all. An entry >= `COLD_FIRST` names a slot; blocks that the step writes are the pool's.
+    a pool with all blocks. An entry >= `COLD_FIRST` names a slot; the step writes only blocks of the pool.
     """
 
     def __init__(self, body: StepBody, pool: KvPool, memory: _native.SecondMemory) -> None:
@@ -141,8 +141,8 @@ class ColdStepProgram:
     def begin(self, batch: HostBatch) -> None:
         """Copy the batch and start to read ahead.
 
-        Raises ValueError or IndexError for a batch that makes no sense, RuntimeError where a step is under
-        way already, or the memory serves another program's.
+        Raises ValueError or IndexError for an invalid batch, RuntimeError if a step is in progress already,
+        or another program uses the memory.
         """
         self._program.begin_step(
             batch.tokens,
@@ -156,23 +156,23 @@ class ColdStepProgram:
         )
 
     def advance(self, tables: Ints, num_layers: int) -> Floats | None:
-        """Run until `num_layers` more layers have attended; after the last one to the end: then the result's
-        rows, overwritten by the next step.
+        """Run until `num_layers` more layers have attended; after the last layer run to the end, and return
+        the result's rows, overwritten by the next step.
 
-        `tables` (C, W) replace those before: blocks may have moved, with the K and V that the step itself has
-        stored. Where cold entries differ, what was read ahead is dropped. ValueError or IndexError leave the
-        step as it was.
+        `tables` (C, W) replace the earlier ones: blocks may have moved, with the K and V that the step itself
+        has stored. If cold entries differ, the read-ahead is dropped. ValueError or IndexError leave the step
+        unchanged.
         """
         result: Floats | None = self._program.advance(tables, num_layers)
         return result
 
     def abandon(self) -> None:
-        """Wait for reads in flight and forget the step, if there is one."""
+        """Wait for reads in flight and drop the step, if there is one."""
         self._program.abandon()
 
     def failed_slots(self) -> list[int]:
-        """Slots that the step that ended last, or was abandoned, could not read, ascending: if there are any,
-        its result means nothing."""
+        """Slots, ascending, that the last step (ended or abandoned) could not read: if any, its result is
+        invalid."""
         return self._program.failed_slots()
 
     def stats(self) -> ColdStats:

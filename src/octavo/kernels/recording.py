@@ -1,9 +1,9 @@
-"""The decoder's ops written down instead of done, as nodes that name what they read.
+"""Records the decoder's ops instead of running them, as nodes that name their inputs.
 
     record_step(body, pool)  -->  nodes in order  -->  `program.py`: a native program's phases
                                                   -->  `device/lowering.py`: launches of kernels
 
-A node stands for its result. A record knows no array but weights, so one serves every step of a model.
+A node stands for its result. A record holds no arrays but weights, so one serves every step of a model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Node):
-    """Rows that come from outside, (R, width)."""
+class RowsInput(Node):
+    """The rows passed to the function, (R, width)."""
 
     width: int
 
@@ -53,8 +53,8 @@ class Embed(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gathered(Node):
-    """The columns of all ranks, so many of each."""
+class Gather(Node):
+    """The columns of all ranks; `widths`: the number of each rank."""
 
     x: Node
     widths: Sequence[int]
@@ -86,7 +86,7 @@ class Product(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Normed(Node):
+class RowNorm(Node):
     """RMS norm without a bias, layer norm with one."""
 
     x: Node
@@ -106,8 +106,8 @@ class Rope(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored(Node):
-    """K and V in their slots; it has no result."""
+class StoreKv(Node):
+    """Writes K and V to their slots; it has no result."""
 
     layer: int
     k: Node
@@ -115,8 +115,8 @@ class Stored(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attended(Node):
-    """What the heads of a layer see."""
+class Attention(Node):
+    """Attention of a layer's heads."""
 
     layer: int
     q: Node
@@ -124,7 +124,7 @@ class Attended(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gated(Node):
+class GatedActivation(Node):
     """activation(gate) * up."""
 
     gate: Node
@@ -133,7 +133,7 @@ class Gated(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Activated(Node):
+class Activation(Node):
     """activation(x)."""
 
     x: Node
@@ -141,7 +141,7 @@ class Activated(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mixed(Node):
+class MixtureOfExperts(Node):
     """Each row's weighted sum of its experts."""
 
     x: Node
@@ -161,7 +161,7 @@ class Sum(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scaled(Node):
+class Scale(Node):
     """x * factor."""
 
     x: Node
@@ -169,7 +169,7 @@ class Scaled(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Capped(Node):
+class SoftCap(Node):
     """cap * tanh(x / cap)."""
 
     x: Node
@@ -196,9 +196,9 @@ class NodeRecorder:
         assert tokens is TOKENS or tokens is POSITIONS, "not an array of the step"
         return self.note(Embed(table, tokens, starts))
 
-    def gather(self, x: Node, widths: Sequence[int]) -> Gathered:
+    def gather(self, x: Node, widths: Sequence[int]) -> Gather:
         """The columns of all ranks."""
-        return self.note(Gathered(x, widths))
+        return self.note(Gather(x, widths))
 
     def columns(self, x: Node, first: int, last: int) -> Columns:
         """Some of x."""
@@ -213,13 +213,13 @@ class NodeRecorder:
         """x @ weight.T + bias."""
         return self.note(Product(x, weight, bias))
 
-    def rms_norm(self, x: Node, weight: Vector, eps: float) -> Normed:
+    def rms_norm(self, x: Node, weight: Vector, eps: float) -> RowNorm:
         """Of rows, or of heads."""
-        return self.note(Normed(x, weight, None, eps))
+        return self.note(RowNorm(x, weight, None, eps))
 
-    def layer_norm(self, x: Node, weight: Vector, bias: Vector, eps: float) -> Normed:
+    def layer_norm(self, x: Node, weight: Vector, bias: Vector, eps: float) -> RowNorm:
         """Of rows."""
-        return self.note(Normed(x, weight, bias, eps))
+        return self.note(RowNorm(x, weight, bias, eps))
 
     def rope(self, x: Node, positions: StepArray, cos: Vector, sin: Vector, head_size: int) -> Rope:
         """Halves of each head, rotated."""
@@ -229,7 +229,7 @@ class NodeRecorder:
     def store(self, pool: object, layer: int, k: Node, v: Node, batch: Batch[StepArray]) -> None:
         """K and V into their slots."""
         self._require_own(pool, batch)
-        self.note(Stored(layer, k, v))
+        self.note(StoreKv(layer, k, v))
 
     def attend(
         self,
@@ -239,19 +239,19 @@ class NodeRecorder:
         batch: Batch[StepArray],
         spec: AttentionSpec,
         log_sum_exp: Node | None = None,
-    ) -> Attended:
+    ) -> Attention:
         """Causal attention over the block tables."""
         self._require_own(pool, batch)
         assert log_sum_exp is None, "a recorded step has no second result"
-        return self.note(Attended(layer, q, spec))
+        return self.note(Attention(layer, q, spec))
 
-    def gated(self, gate: Node, up: Node, activation: str) -> Gated:
+    def gated(self, gate: Node, up: Node, activation: str) -> GatedActivation:
         """activation(gate) * up."""
-        return self.note(Gated(gate, up, activation))
+        return self.note(GatedActivation(gate, up, activation))
 
-    def activate(self, x: Node, activation: str) -> Activated:
+    def activate(self, x: Node, activation: str) -> Activation:
         """activation(x)."""
-        return self.note(Activated(x, activation))
+        return self.note(Activation(x, activation))
 
     def experts(
         self,
@@ -261,24 +261,24 @@ class NodeRecorder:
         routing: Routing,
         activation: str,
         widths: Sequence[int] = (),
-    ) -> Mixed:
+    ) -> MixtureOfExperts:
         """Each row's weighted sum of its experts."""
-        return self.note(Mixed(x, router_logits, experts, routing, activation, widths))
+        return self.note(MixtureOfExperts(x, router_logits, experts, routing, activation, widths))
 
     def add(self, x: Node, y: Node) -> Sum:
         """x + y."""
         return self.note(Sum(x, y))
 
-    def scale(self, x: Node, factor: float) -> Scaled:
+    def scale(self, x: Node, factor: float) -> Scale:
         """x * factor."""
-        return self.note(Scaled(x, factor))
+        return self.note(Scale(x, factor))
 
-    def soft_cap(self, x: Node, cap: float) -> Capped:
+    def soft_cap(self, x: Node, cap: float) -> SoftCap:
         """cap * tanh(x / cap)."""
-        return self.note(Capped(x, cap))
+        return self.note(SoftCap(x, cap))
 
     def note(self, node: NodeT) -> NodeT:
-        """Write a node down."""
+        """Record a node."""
         self.nodes.append(node)
         return node
 
@@ -296,4 +296,4 @@ def record_step(body: Callable[[NodeRecorder, Batch[StepArray]], Node], pool: ob
 def record_rows(body: RowsBody, width: int) -> Record:
     """The nodes of a function of rows (R, width)."""
     recorder = NodeRecorder()
-    return Record(recorder.nodes, body(recorder, recorder.note(Given(width))))
+    return Record(recorder.nodes, body(recorder, recorder.note(RowsInput(width))))

@@ -1,11 +1,11 @@
-"""The ops in NumPy, as plainly as they can be said: the executable specification of `contract.Ops`.
+"""The ops in NumPy, as simple as possible: the executable specification of `contract.Ops`.
 
-Every op is row-independent to the bit, which NumPy does not promise by itself. Three things see to it:
+Every op is row-independent to the bit, which NumPy does not guarantee by itself. Three rules ensure it:
 
 - products of float32 and float16 are the native module's (`packed.multiply`), because BLAS changes its bits
   with the number of rows;
 - exp and tanh are the native module's (`elementwise`), because NumPy's vector loops and scalar tails differ;
-- sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
+- sums run in an explicit order, element after element, because NumPy's own depends on an array's shape.
 
 What remains (+, -, *, /, square root, comparisons) is exact or correctly rounded, element by element.
 """
@@ -109,7 +109,7 @@ class ReferenceOps:
         """(T, own width) -> (T, sum of widths): the columns of all ranks."""
         assert self.ranks is not None
         widest = max(widths)
-        given = np.zeros((x.shape[0], widest), np.float32)  # pieces of one size travel
+        given = np.zeros((x.shape[0], widest), np.float32)  # the exchanged pieces have one size
         given[:, : x.shape[1]] = x
         pieces = self.ranks.gather(given)
         return np.concatenate([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], axis=1)
@@ -246,7 +246,7 @@ class _Rows:
     def argmax(self, x: Floats) -> Ints:
         """(R,): where each row of the result is largest, or -1."""
         rows = self(x)
-        sound = np.isfinite(rows.max(axis=-1))  # of NaN, +inf and nothing but -inf none is
+        sound = np.isfinite(rows.max(axis=-1))  # false for NaN, +inf and all -inf
         return np.where(sound, rows.argmax(axis=-1), -1).astype(np.int32)
 
 
@@ -269,6 +269,6 @@ def _blocks_of(pool: KvPool | StoredBlocks) -> StoredBlocks:
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:
-    """The matrix as one of ours; another backend's would be a bug of the caller."""
+    """Require a matrix of this backend; another's is a bug of the caller."""
     assert isinstance(matrix, packed.FloatMatrix)
     return matrix

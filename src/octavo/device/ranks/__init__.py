@@ -1,1 +1,1 @@
-"""One model on several devices: rank 0 leads in the engine's process, each other rank is a process."""
+"""One model on several devices: rank 0 runs in the engine's process, each other rank in its own."""

@@ -1,4 +1,4 @@
-"""The torch backend over several devices: a rank for each, of which rank 0 is in this process.
+"""The torch backend over several devices: one rank for each; rank 0 is in this process.
 
 load        starts the processes; every rank reads its part of each weight
 new_runner  pools of as many blocks on every rank, a rank's share of each: its KV heads
@@ -31,7 +31,7 @@ from octavo.model.split import Split, check_ranks
 from octavo.sampling.grammars import Grammars
 from octavo.types import RankState
 
-SHARED_BYTES = 64 << 20  # where shares of blocks meet
+SHARED_BYTES = 64 << 20  # memory where ranks exchange their shares of blocks
 _PLACES_MIN = 2
 
 
@@ -42,7 +42,7 @@ class RankedBackend(Backend):
     is_host = False
 
     def __init__(self, own: TorchBackend, devices: Sequence[str], weights: str, timeout_s: float) -> None:
-        """`own`: this process's; `devices` of all ranks, of which the first is its own."""
+        """`own`: this process's backend; `devices` of all ranks, its own first."""
         self._own, self._devices, self._weights_kind, self._timeout_s = own, devices, weights, timeout_s
         self.num_ranks = len(devices)
         self._split = Split(0, self.num_ranks)
@@ -107,7 +107,7 @@ class RankedBackend(Backend):
     # -- sizes
 
     def memory_available(self) -> int:
-        """Bytes to be had for blocks on all ranks together: as much on each as on the one that has least."""
+        """Bytes available for blocks on all ranks together: on each as much as on the smallest."""
         if self._own.torch_device.type != "cuda" or self._ranks is None:
             return self._own.memory_available()
         return self.num_ranks * min(self._own.memory_available(), *self._ranks.ask(Measure()))
@@ -120,7 +120,7 @@ class RankedBackend(Backend):
         step_tokens: int,
         progress: Callable[[str], None],
     ) -> int | None:
-        """What all ranks' devices lose to a runner over two blocks: as much as this one's."""
+        """Memory used on all ranks' devices by a runner over two blocks, measured on this one."""
         if not self._own.is_measured:
             return None
         before = self._own.memory_available()
@@ -134,11 +134,11 @@ class RankedBackend(Backend):
                 self._ranks.ask(Release())
 
     def bytes_per_block(self, shape: KvShape) -> int:
-        """What a block takes on all ranks together."""
+        """Bytes of a block on all ranks together."""
         return self._own.bytes_per_block(share_of(shape, self._split)) * self.num_ranks
 
     def bytes_per_layer(self, shape: KvShape) -> None:
-        """A block lies rank by rank."""
+        """None: a block is stored rank by rank."""
 
     # -- runners
 
@@ -150,7 +150,7 @@ class RankedBackend(Backend):
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
     ) -> Runner:
-        """A runner with pools on all ranks, which end with it. Raises ConfigError for a second one."""
+        """A runner with pools on all ranks, which are freed with it. Raises ConfigError for a second one."""
         if self._has_runner:
             raise ConfigError(
                 "the ranks compute for an engine already; allowed: one engine over several devices at a time"
@@ -194,5 +194,5 @@ class RankedBackend(Backend):
         return Runner(forward, config, transfers, grammars)
 
     def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """A device is its own thread: plans are started where they are made."""
+        """A device runs asynchronously, so the calling thread starts plans."""
         return DeviceExecutor(runner)

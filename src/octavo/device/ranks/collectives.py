@@ -1,7 +1,7 @@
-"""What ranks exchange while they compute: torch's process groups, gloo on processors and NCCL on GPUs.
+"""Exchanges between ranks during a step: torch's process groups, gloo on CPUs and NCCL on GPUs.
 
-Nothing is added up: pieces are gathered in the order of ranks, or rank 0's bytes are copied to all. Ranks
-find each other by a file in a private folder, and sockets are the loopback's alone.
+Nothing is summed: pieces are gathered in the order of ranks, or rank 0's bytes are broadcast. Ranks
+rendezvous by a file in a private folder, and use only loopback sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo.kernels.contract import Floats
 
-# Of the environment while a group is made: sockets of the loopback, and no watcher of NCCL's ends a process.
+# The environment during creation of a group: loopback sockets, and no watchdog of NCCL that ends a process.
 _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -29,7 +29,7 @@ _ENVIRONMENT = {
 
 
 class ExchangeFailed(RuntimeError):
-    """The others did not come to an exchange, or are gone: which of them, rank 0 finds out."""
+    """Other ranks did not join an exchange, or are gone; rank 0 finds out which."""
 
 
 class _Work(Protocol):
@@ -37,7 +37,7 @@ class _Work(Protocol):
 
 
 class _Group(Protocol):
-    """What torch's process groups have, and its stubs do not say."""
+    """The methods of torch's process groups that its stubs lack."""
 
     def _allgather_base(self, out: Tensor, x: Tensor) -> _Work: ...
 
@@ -47,7 +47,7 @@ class _Group(Protocol):
 
 
 class RankGroup:
-    """The ranks of one model, as one of them sees them. All make the same calls in the same order."""
+    """One rank's view of the ranks of one model. All ranks make the same calls in the same order."""
 
     def __init__(
         self, rendezvous: Path, rank: int, num_ranks: int, timeout_s: float, device: torch.device
@@ -55,7 +55,7 @@ class RankGroup:
         """Waits for the others. Raises RuntimeError where they do not come in time."""
         self.rank, self.num_ranks, self.timeout_s = rank, num_ranks, timeout_s
         self.is_on_gpu = device.type == "cuda"
-        self.waited_s = 0.0  # for others, what the exchange took included; on a GPU: to start it
+        self.waited_s = 0.0  # for other ranks, including the exchange; on a GPU: only to start it
         self.is_waiting = False
         store = dist.FileStore(str(rendezvous), num_ranks)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
@@ -70,7 +70,7 @@ class RankGroup:
             self.broadcast(torch.zeros(1, device=device))  # all are connected
 
     def gather_columns(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """(T, own width) -> (T, sum of widths). Pieces of one size travel; what fills them up is cut off."""
+        """(T, own width) -> (T, sum of widths). Pieces are padded to one size, and the padding is removed."""
         widest = max(widths)
         if x.shape[1] < widest:
             x = torch.nn.functional.pad(x, (0, widest - x.shape[1]))
@@ -80,24 +80,24 @@ class RankGroup:
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], dim=1)
 
     def gather_pieces(self, x: Tensor) -> Tensor:
-        """(...) -> (ranks, ...): what each rank gave. Raises ExchangeFailed, as the others do."""
+        """(...) -> (ranks, ...): each rank's array. Raises ExchangeFailed, like the others."""
         x = x.contiguous()
         out = x.new_empty((self.num_ranks, *x.shape))
         self._wait(self._group._allgather_base(out.view(-1), x.view(-1)))
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's bytes, in every rank's tensor."""
+        """Copy rank 0's bytes to every rank's tensor."""
         self._wait(self._group.broadcast([x]))
         return x
 
     def abort(self) -> None:
-        """Nobody waits for the others any more; on a GPU, kernels that do end. Any thread."""
+        """End all waits for other ranks; on a GPU, end kernels that wait. Any thread."""
         if self.is_on_gpu:
             self._group.abort()
 
     def _wait(self, work: _Work) -> None:
-        """On a processor until all have come; on a GPU its stream does. Raises ExchangeFailed."""
+        """Wait for all ranks; on a GPU only the stream waits. Raises ExchangeFailed."""
         begun, self.is_waiting = time.perf_counter(), True
         try:
             work.wait()
@@ -113,7 +113,7 @@ class RankGroup:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """The process's own is as before, afterwards."""
+    """Set the environment, and restore the process's own afterwards."""
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:

@@ -1,11 +1,11 @@
-"""Rank 0's side of a step: each call is sent to the other ranks, and then made here.
+"""Rank 0's side of a step: it sends each call to the other ranks, and then makes it here.
 
     DeviceForward --> LeadArithmetic --> send(Prepare), send(Run) ... --> the ranks' sockets
                              |                                               |
                              +--> this rank's own arithmetic  <-- RankGroup --> theirs
 
-Calls reach all ranks in one order, so what they exchange meets. Rank 0 alone samples: it broadcasts hidden
-rows to have their logits computed, and then the tokens that it drew, on the device's stream.
+All ranks receive calls in one order, so their exchanges match. Only rank 0 samples: it broadcasts hidden rows
+for the computation of logits, and then the sampled tokens, on the device's stream.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Ranks(Protocol):
 
 @contextmanager
 def on_all(ranks: Ranks, message: Message) -> Iterator[None]:
-    """Send it; what is done within, the others do meanwhile. Where either is cut short, by whatever, ranks
-    are at different points: all end. Raises DeviceLost, or what cut it short."""
+    """Send it; the others run it while the body does the same here. If either is interrupted, the ranks are
+    at different points, so all end. Raises DeviceLost, or the cause of the interruption."""
     try:
         ranks.send(message)
         yield
@@ -82,7 +82,7 @@ def on_all(ranks: Ranks, message: Message) -> Iterator[None]:
 
 
 class LeadSampler:
-    """The sampler of rank 0, whose tokens stand in all ranks' rows."""
+    """The sampler of rank 0, whose tokens are written to all ranks' rows."""
 
     def __init__(self, own: RowSampler, ranks: Ranks, group: RankGroup) -> None:
         self._own, self._ranks, self._group = own, ranks, group
@@ -90,7 +90,7 @@ class LeadSampler:
         self.draw_greedily, self.draw, self.logprobs = own.draw_greedily, own.draw, own.logprobs
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Broadcast them, too."""
+        """Write them, and broadcast them."""
         with on_all(self._ranks, Append(tokens.shape[0])):
             self._group.broadcast(torch.stack([rows, positions, tokens]))
             self._own.append(rows, positions, tokens)
@@ -110,12 +110,12 @@ class LeadArithmetic:
             self._own.warm(step_tokens, progress)
 
     def warm_more(self) -> bool:
-        """One more piece, on all ranks."""
+        """Prepare one more piece, on all ranks."""
         with on_all(self._ranks, WarmMore()):
             return self._own.warm_more()
 
     def prepare(self, shape: StepShape, writes: Writes) -> None:
-        """Of what is written the others get tokens and tables."""
+        """The others receive only the writes of tokens and tables."""
         indices, values = writes.arrays()
         is_theirs = indices < self._rows.drawn_at
         theirs = indices[is_theirs].tobytes(), values[is_theirs].tobytes()
@@ -123,7 +123,7 @@ class LeadArithmetic:
             self._own.prepare(shape, writes)
 
     def read_cold_from(self, slots: Bytes) -> int | None:
-        """Slots hold all ranks' shares, of which none can be read in place."""
+        """None: slots hold all ranks' shares, which cannot be read in place."""
         return None
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class LeadArithmetic:
             return self._own.hidden()
 
     def new_hidden(self, num_rows: int) -> Tensor:
-        """(num_rows, E): room for hidden rows."""
+        """(num_rows, E): memory for hidden rows."""
         return self._own.new_hidden(num_rows)
 
     def way(self) -> StepWay | None:
@@ -167,9 +167,9 @@ class LeadRows(DeviceRows):
 
 
 class RankedBlocks:
-    """A `BlockMover` over all ranks' pools: a block's bytes are its ranks' shares, one behind the other.
+    """A `BlockMover` over all ranks' pools: a block's bytes are its ranks' shares, concatenated.
 
-    Shares meet in memory that all ranks' processes have mapped, some blocks at a time.
+    Ranks exchange shares in memory that all their processes have mapped, some blocks at a time.
     """
 
     def __init__(self, own: DeviceBlocks, ranks: Ranks, shared_fd: int) -> None:
@@ -191,31 +191,31 @@ class RankedBlocks:
         return self._places[0].data.toreadonly()
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Let `fill` make its bytes."""
+        """Have `fill` write its bytes."""
         is_there = fill(self._places[0].data)
         if is_there:
             self._move([block], is_store=False)
         return is_there
 
     def read_into(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """Copy the bytes of blocks to host memory, as many at once as there are shared places."""
+        """Copy blocks to host memory, as many at once as there are shared places."""
         for some in self._in_turns(places):
             self._move([block for block, _ in some], is_store=True)
             for place, (_, target) in enumerate(some):
                 target[:] = self._places[place].data
 
     def write_from(self, places: Sequence[tuple[int, memoryview]]) -> None:
-        """Copy the bytes of blocks from host memory."""
+        """Copy blocks from host memory."""
         for some in self._in_turns(places):
             for place, (_, source) in enumerate(some):
                 self._places[place] = np.frombuffer(source, np.uint8)
             self._move([block for block, _ in some], is_store=False)
 
     def pin(self, memory: memoryview) -> None:
-        """Copies come from shared places and go there."""
+        """Not pinned: copies go through shared places."""
 
     def unpin(self) -> None:
-        """Before the shared memory goes."""
+        """Unpin before the shared memory is freed."""
         self._own.unpin()
 
     def _in_turns(self, places: Sequence[tuple[int, memoryview]]) -> list[Sequence[tuple[int, memoryview]]]:
@@ -230,7 +230,7 @@ class RankedBlocks:
 
 
 class RankedForward(DeviceForward):
-    """A `Forward` over all ranks. What goes wrong on one ends all."""
+    """A `Forward` over all ranks. An error on one rank ends all."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class RankedForward(DeviceForward):
         self._ranks, self._states, self._on_close = ranks, states, on_close
 
     def check(self) -> None:
-        """Raises DeviceLost where a rank is lost."""
+        """Raise DeviceLost if a rank is lost."""
         self._ranks.check()
 
     def ranks(self) -> tuple[RankState, ...]:
@@ -256,26 +256,26 @@ class RankedForward(DeviceForward):
         return self._states()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
-        """Called once, by another thread."""
+        """`wake` is called once, by another thread."""
         self._ranks.wake_when_lost(wake)
 
     def read_cold_from(self, memory: SlotMemory) -> ColdReach:
-        """No rank reads another's shares."""
+        """None: no rank reads another's shares."""
         return ColdReach()
 
     def finish(self) -> None:
-        """A step has ended. Raises DeviceLost where it has not: what it made means nothing."""
+        """Called when a step has ended. Raises DeviceLost if it failed: its results are invalid."""
         self._ranks.check()
         self._ranks.note_step(has_ended=True)
 
     def describe_trouble(self, error: Exception) -> Trouble | None:
-        """Raises DeviceLost: the others are in the middle of the step."""
+        """Raises DeviceLost, because the other ranks are inside the step."""
         self._ranks.check()
         if super().describe_trouble(error) is not None:
             raise self._ranks.why(error) from error
         return None
 
     def close(self) -> None:
-        """End the other ranks, if they end with it. Idempotent."""
+        """End the other ranks, if their lifetime is this one's. Idempotent."""
         self.blocks.unpin()
         self._on_close()

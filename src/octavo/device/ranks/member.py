@@ -1,10 +1,10 @@
-"""What a rank other than 0 does: it carries out rank 0's commands, in order.
+"""A rank other than 0: it runs rank 0's commands, in order.
 
     Load      -->  its part of each weight (`model/split.py`)
     Allocate  -->  rows of its own, and a pool of its KV heads: block b is rank 0's block b
-    Prepare, Run ...  -->  the same steps over the same rows, which meet the others' in `RankGroup`
+    Prepare, Run ...  -->  the same steps over the same rows, with exchanges in `RankGroup`
 
-Rows hold tokens and tables alone: what is drawn is rank 0's affair, which broadcasts the tokens.
+Rows hold only tokens and tables: rank 0 samples, and broadcasts the tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from octavo.model.split import Split
 
 
 class RankMember:
-    """One rank's weights, rows and blocks. One thread carries out commands, another moves blocks."""
+    """One rank's weights, rows and blocks. One thread runs commands, another moves blocks."""
 
     def __init__(self, backend: TorchBackend, group: RankGroup, shared_fd: int) -> None:
         """`shared_fd`: the file of the ranks' shared memory."""
@@ -71,10 +71,10 @@ class RankMember:
         self._fenced, self._fence_came = 0, threading.Condition()
 
     def carry_out(self, message: AnyMessage) -> Answer | None:
-        """Do it; what is to be answered, if anything. Raises what the device raises: the rank ends."""
+        """Run a command; returns its answer, if any. Raises the device's errors, which end the rank."""
         match message:
             case Prepare(indices, values, shape):
-                self._own_arithmetic.prepare(decode_shape(shape), _GivenWrites(indices, values))
+                self._own_arithmetic.prepare(decode_shape(shape), _ReceivedWrites(indices, values))
             case Run():
                 self._own_arithmetic.hidden()
             case Project(num_rows):
@@ -116,7 +116,7 @@ class RankMember:
         return self._arithmetic
 
     def _set_up(self, message: Load | Allocate | Release | Measure) -> Answer:
-        """Refusals are answered: rank 0 tells them. What is made outlives the mode that steps run in."""
+        """Load; rank 0 reports a refusal. Its tensors outlive the inference mode of steps."""
         try:
             with torch.inference_mode(mode=False):
                 match message:
@@ -140,7 +140,7 @@ class RankMember:
 
     def _allocate(self, order: Allocate) -> Answer:
         assert self._model is not None, "no model is loaded"
-        self._release()  # what was there before goes first
+        self._release()  # free the earlier model first
         device = self._backend.torch_device
         shape = share_of(kv_shape(self._model, order.block_size, order.kv), self.split)
         pool = allocate_pool(shape, order.num_blocks, device)
@@ -185,8 +185,8 @@ def move_share(
         blocks.write_from(places)
 
 
-class _GivenWrites(Writes):
-    """What a plan changes, as it travelled."""
+class _ReceivedWrites(Writes):
+    """A plan's writes, as received."""
 
     def __init__(self, indices: bytes, values: bytes) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""What rank 0 tells the other ranks, and how it travels: frames over Unix socket pairs.
+"""The messages between rank 0 and the other ranks: frames over Unix socket pairs.
 
-    commands    rank 0 --> rank r    one after the other; some are answered
-    transfers   rank 0 <-> rank r    blocks that move, on a thread of their own; each is answered
-    pulse       rank 0 <-- rank r    that it lives, twice a second, and what went wrong
+    commands    rank 0 --> rank r    one after another; some are answered
+    transfers   rank 0 <-> rank r    block moves, on a thread of their own; each is answered
+    pulse       rank 0 <-- rank r    a heartbeat, twice a second, and errors
 
-A command is about rows and blocks: no sampler's setting, grammar or key is in one. Frames are bounded, and
+Commands concern rows and blocks: none holds sampling parameters, grammars or keys. Frames are bounded, and
 decoding checks every type.
 """
 
@@ -25,7 +25,7 @@ _HEADER_BYTES = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A command of rank 0's."""
+    """A command of rank 0."""
 
 
 class Load(Message, frozen=True, tag=True, gc=False):
@@ -48,7 +48,7 @@ class Allocate(Message, frozen=True, tag=True, gc=False):
 
 
 class Release(Message, frozen=True, tag=True, gc=False):
-    """Rows and pool go. Answered."""
+    """Free rows and pool. Answered."""
 
 
 class Measure(Message, frozen=True, tag=True, gc=False):
@@ -56,17 +56,17 @@ class Measure(Message, frozen=True, tag=True, gc=False):
 
 
 class Warm(Message, frozen=True, tag=True, gc=False):
-    """Make ready what steps of up to so many tokens need."""
+    """Prepare what steps of up to so many tokens need."""
 
     step_tokens: int
 
 
 class WarmMore(Message, frozen=True, tag=True, gc=False):
-    """One more piece of it."""
+    """Prepare one more piece."""
 
 
 class Prepare(Message, frozen=True, tag=True, gc=False):
-    """What a plan changes in tokens and tables, and the arrays of its step (`StepShape`), all int32."""
+    """A plan's writes of tokens and tables, and the arrays of its step (`StepShape`), all int32."""
 
     indices: bytes
     values: bytes
@@ -81,14 +81,14 @@ class CopyBlocks(Message, frozen=True, tag=True, gc=False):
 
 
 class ForkRow(Message, frozen=True, tag=True, gc=False):
-    """The child's row becomes the parent's."""
+    """Copy the parent's row to the child's."""
 
     parent: int
     child: int
 
 
 class Run(Message, frozen=True, tag=True, gc=False):
-    """Compute the step that was prepared."""
+    """Compute the prepared step."""
 
 
 class Project(Message, frozen=True, tag=True, gc=False):
@@ -98,13 +98,13 @@ class Project(Message, frozen=True, tag=True, gc=False):
 
 
 class Append(Message, frozen=True, tag=True, gc=False):
-    """So many tokens that rank 0 broadcasts stand in rows now."""
+    """Write so many tokens, which rank 0 broadcasts, into rows."""
 
     num_tokens: int
 
 
 class Fence(Message, frozen=True, tag=True, gc=False):
-    """Transfers that name this number come behind all before it."""
+    """Transfers with this number run after all commands before it."""
 
     number: int
 
@@ -132,7 +132,7 @@ AnyMessage = (
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, gc=False):
-    """The rank's share of blocks goes to the shared memory, block i to place i, or comes from there."""
+    """Copy the rank's share of blocks to the shared memory, block i to place i, or from there."""
 
     fence: int
     is_store: bool
@@ -140,7 +140,7 @@ class MoveBlocks(msgspec.Struct, frozen=True, gc=False):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a rank is, in the command line of its process."""
+    """A rank's parameters, in the command line of its process."""
 
     rank: int
     num_ranks: int
@@ -151,14 +151,14 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What a command came to; `error`: it was refused, in words for a person."""
+    """The result of a command; `error`: why it was refused, in words for users."""
 
     value: int = 0
     error: str = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
-    """A rank lives. `failed`: why it ends now."""
+    """A rank's heartbeat. `failed`: why it ends now."""
 
     memory_bytes: int = 0
     waited_s: float = 0.0  # for other ranks, since its start
@@ -174,7 +174,7 @@ class Channel(Generic[ReceivedT]):
     """One end of a socket pair. One thread sends, and one receives."""
 
     def __init__(self, end: socket.socket, received: object) -> None:
-        """`received`: the type of what comes."""
+        """`received`: the type of received messages."""
         self._socket = end
         self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(received)
 
@@ -183,24 +183,24 @@ class Channel(Generic[ReceivedT]):
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Raises OSError where the other end is gone."""
+        """Raises OSError if the other end is gone."""
         data = msgspec.msgpack.encode(message)
         assert len(data) <= FRAME_BYTES_MAX
         self._socket.sendall(len(data).to_bytes(_HEADER_BYTES, "big") + data)
 
     def receive(self) -> ReceivedT:
-        """The next one. Raises EOFError where the other end is gone, ValueError for what is no frame."""
+        """The next message. Raises EOFError if the other end is gone, ValueError for a malformed frame."""
         length = int.from_bytes(self._read(_HEADER_BYTES), "big")
         if length > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {length:,} bytes; allowed: {FRAME_BYTES_MAX:,}")
         return cast(ReceivedT, self._decoder.decode(self._read(length)))
 
     def bound(self, seconds: float) -> None:
-        """From now on nothing waits longer; OSError."""
+        """Set a timeout for all later waits, which then raise OSError."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """What waits for a frame at either end has none."""
+        """Shut down: a wait for a frame at either end fails."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -228,10 +228,10 @@ def encode_shape(shape: StepShape) -> tuple[bytes, bytes, bytes, bytes, bytes, b
 
 
 def decode_shape(arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]) -> StepShape:
-    """The same again."""
+    """The inverse."""
     return StepShape(*map(ints, arrays))
 
 
 def ints(data: bytes) -> Ints:
-    """int32, which may be written to."""
+    """int32, writable."""
     return np.frombuffer(data, np.int32).copy()

@@ -1,11 +1,11 @@
-"""The other ranks, as rank 0 sees them: it starts their processes, commands them, and watches over them.
+"""The processes of the other ranks: rank 0 starts them, commands them, and monitors them.
 
-    one dies            its stream ends: at once
-    one is stopped      its pulse stops, and the system says that it is stopped: after a second or two
+    one dies            its stream ends: detected at once
+    one is stopped      its pulse stops, and the system reports it as stopped: after a second or two
     one hangs           its pulse stops for `SILENT_S`, or the others wait for it (`--rank-timeout`)
-    one fails           it says why, and ends
+    one fails           it sends the cause, and ends
 
-Whatever happens to one ends all: the others are killed, so rank 0 waits for none of them, and `check` raises
+Any of these ends all ranks: the others are killed, so rank 0 waits for none of them, and `check` raises
 DeviceLost with the rank, its device and the cause. No process outlives rank 0 (`worker.py`).
 """
 
@@ -38,7 +38,7 @@ log = logging.getLogger("octavo.ranks")
 
 SILENT_S = 30.0  # without a pulse: compiling a kernel may be one long call; loading, longer
 SILENT_LOADING_S = 60.0
-END_S = 5.0  # that a rank may take to end by itself
+END_S = 5.0  # for a rank to end by itself
 _LOOK_S = 0.5
 _KEPT_ENVIRONMENT = (  # the beginnings of names
     *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_CACHE", "LD_", "PYTHON"),
@@ -69,14 +69,14 @@ class RankProcesses:
     """Starts one process for each device. Commands come from one thread, moves from another."""
 
     def __init__(self, devices: Sequence[str], weights: str, timeout_s: float, shared_fd: int) -> None:
-        """`devices` of all ranks, in order. Raises ConfigError where a process cannot be started."""
+        """`devices` of all ranks, in order. Raises ConfigError if a process cannot be started."""
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))  # mode 0700
         self.rendezvous = self._folder / "meet"
         self.num_ranks = len(devices)
         self.lost: str | None = None  # why all have ended
-        self.group: RankGroup | None = None  # rank 0's, once they have met
+        self.group: RankGroup | None = None  # rank 0's, once all are connected
         self._on_lost: Callable[[], None] = lambda: None
-        self._num_running, self._progress_at = 0, 0.0  # steps that were started; when one began or ended
+        self._num_running, self._progress_at = 0, 0.0  # running steps; when one last began or ended
         self._is_closing = False
         self._lock = threading.Lock()
         self._peers: list[_Peer] = []
@@ -92,27 +92,27 @@ class RankProcesses:
         self._thread.start()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:
-        """Called once where the ranks are lost: rank 0 may be idle."""
+        """`wake` is called once if the ranks are lost, because rank 0 may be idle."""
         self._on_lost = wake
 
     def have_met(self, group: RankGroup) -> None:
-        """All are connected: nothing is left of the place where they met."""
+        """All ranks are connected: remove the rendezvous."""
         self.group = group
-        if not group.is_on_gpu:  # NCCL's watchers look at it later, too
+        if not group.is_on_gpu:  # NCCL's watchdogs read it later, too
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def note_step(self, *, has_ended: bool) -> None:
-        """A step was started, or has ended."""
+        """Record that a step was started, or has ended."""
         self._num_running += -1 if has_ended else 1
         self._progress_at = time.monotonic()
 
     def check(self) -> None:
-        """Raises DeviceLost where the ranks are lost."""
+        """Raise DeviceLost if the ranks are lost."""
         if self.lost is not None:
             raise DeviceLost(self.lost)
 
     def send(self, message: Message) -> None:
-        """To all ranks, which carry it out in turn. Raises DeviceLost."""
+        """Send it to all ranks, which run commands in order. Raises DeviceLost."""
         self.check()
         try:
             for peer in self._peers:
@@ -121,12 +121,12 @@ class RankProcesses:
             raise self.why(error) from error
 
     def ask(self, message: Message) -> list[int]:
-        """What each rank answers, in order. Raises DeviceLost, or ConfigError with what a rank refused."""
+        """Each rank's answer, in order. Raises DeviceLost, or ConfigError with a rank's refusal."""
         self.send(message)
         return self.answers()
 
     def answers(self) -> list[int]:
-        """Of each rank to the command that was sent last."""
+        """Each rank's answer to the last command."""
         answers = []
         for peer in self._peers:
             try:
@@ -139,7 +139,7 @@ class RankProcesses:
         return [answer.value for answer in answers]
 
     def move(self, move: MoveBlocks, own: Callable[[], None]) -> None:
-        """All ranks' shares, and `own` meanwhile; done when this returns. Raises DeviceLost."""
+        """Move all ranks' shares, and run `own` meanwhile; done when this returns. Raises DeviceLost."""
         self.check()
         try:
             for peer in self._peers:
@@ -158,8 +158,8 @@ class RankProcesses:
         ]
 
     def why(self, error: Exception) -> DeviceLost:
-        """What to raise where an exchange with the others has failed: it says which rank was the cause, once
-        that is known."""
+        """The error for a failed exchange with the others; it names the rank that was the cause, once that is
+        known."""
         deadline = time.monotonic() + _LOOK_S * 4
         while self.lost is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -171,7 +171,7 @@ class RankProcesses:
         return DeviceLost(self.lost)
 
     def lose(self, reason: str) -> None:
-        """End all ranks. The first reason counts."""
+        """End all ranks. Only the first reason is recorded."""
         with self._lock:
             if self.lost is not None or self._is_closing:
                 self.lost = self.lost or reason
@@ -191,7 +191,7 @@ class RankProcesses:
             return
         for peer in self._peers:
             with contextlib.suppress(OSError):
-                peer.commands.bound(END_S)  # one that hangs reads nothing
+                peer.commands.bound(END_S)  # a hanging rank reads nothing
                 peer.commands.send(Close())
         deadline = time.monotonic() + END_S
         for peer in self._peers:
@@ -245,7 +245,7 @@ class RankProcesses:
             self._lose(peer, f"has not answered for {silent_s:.0f} s")
 
     def _look_after_steps(self) -> None:
-        """On a GPU nothing else bounds how long a rank waits for the others."""
+        """Bound the time of a step: on a GPU nothing else bounds the waits for other ranks."""
         if self.group is None or not self.group.is_on_gpu or self._num_running <= 0:
             return
         seconds = time.monotonic() - self._progress_at
@@ -270,7 +270,7 @@ def _start_rank(start: Start, shared_fd: int) -> _Peer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=_environment(os.environ),
-            start_new_session=True,  # a terminal's ctrl-c is rank 0's
+            start_new_session=True,  # a terminal's ctrl-c goes only to rank 0
         )
     finally:
         for _, end in pairs:
@@ -287,7 +287,7 @@ def _start_rank(start: Start, shared_fd: int) -> _Peer:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """What torch and the system need, and no settings and keys."""
+    """The variables that torch and the system need, without settings and keys."""
     kept = {name: value for name, value in own.items() if name.startswith(_KEPT_ENVIRONMENT)}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

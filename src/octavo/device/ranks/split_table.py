@@ -1,4 +1,4 @@
-"""Rows of an embedding table of which each rank has some."""
+"""An embedding table whose rows are split over ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SplitTable:
         self._bounds = torch.tensor(starts[1:-1], dtype=torch.int32, device=table.device)
 
     def rows(self, step: TokenPlaces, factor: float, positions_table: Tensor | None) -> Tensor:
-        """(T, E), with the bits of `embed`: each rank looks up what it has, all pieces are gathered, and of
-        each token its owner's is taken."""
+        """(T, E), with the bits of `embed`: each rank looks up its own rows, all pieces are gathered, and
+        each token uses its owner's."""
         positions = step.positions.clamp(min=0)
         tokens = step.tokens[step.table_rows[step.chunks], positions]
         own = self._table[tokens.clamp(self._first, self._last - 1) - self._first]

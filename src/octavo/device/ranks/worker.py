@@ -3,8 +3,8 @@ starts.
 
     main thread        commands (`member.py`)
     octavo-moves       blocks between its device and the shared memory
-    octavo-pulse       tells rank 0 twice a second that it lives
-    octavo-parent      ends the process at once when rank 0 is gone, whatever the others do
+    octavo-pulse       sends rank 0 a heartbeat twice a second
+    octavo-parent      ends the process at once when rank 0 is gone, whatever other threads do
 
 The last one begins before torch is imported, which takes seconds.
 """
@@ -36,7 +36,7 @@ PULSE_S = 0.5
 
 def main(arguments: list[str]) -> int:
     """Serve until rank 0 closes, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends, and then this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends first, and then this process
     ends = [socket.socket(fileno=int(fd)) for fd in arguments[1:4]]
     folder = Path(json.loads(arguments[0])["rendezvous"]).parent
     watching = (ends[2], folder)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         serve(start, Channel(ends[0], AnyMessage), Channel(ends[1], MoveBlocks), int(arguments[4]), pulse)
     except EOFError:
         return 1  # rank 0 is gone
-    except Exception as error:  # noqa: BLE001 - rank 0 tells it, and ends all ranks
+    except Exception as error:  # noqa: BLE001 - rank 0 reports it, and ends all ranks
         pulse.fail(first_line(error))
         return 1
     return 0
@@ -65,7 +65,7 @@ def serve(
     shared_fd: int,
     pulse: _PulseSender,
 ) -> None:
-    """Join the others, then carry out commands. Raises what a command raises."""
+    """Join the others, then run commands. Raises what a command raises."""
     import torch
 
     from octavo.device.devices import current
@@ -81,7 +81,7 @@ def serve(
             Path(start.rendezvous), start.rank, start.num_ranks, start.timeout_s, backend.torch_device
         )
         member = RankMember(backend, group, shared_fd)
-        pulse.tell_of(member, group, backend)
+        pulse.watch(member, group, backend)
         moving = (member, moves, pulse)
         threading.Thread(target=_serve_moves, args=moving, name="octavo-moves", daemon=True).start()
         try:
@@ -90,7 +90,7 @@ def serve(
                 if answer is not None:
                     commands.send(answer)
         except ExchangeFailed:
-            while True:  # rank 0 has met the same, knows which rank was the cause, and ends this one
+            while True:  # rank 0 has the same error, knows the rank that caused it, and ends this one
                 commands.receive()
 
 
@@ -100,13 +100,13 @@ def _serve_moves(member: RankMember, moves: Channel[MoveBlocks], pulse: _PulseSe
             moves.send(member.move(moves.receive()))
     except (EOFError, OSError):
         return
-    except Exception as error:  # noqa: BLE001 - a rank without its blocks is none
+    except Exception as error:  # noqa: BLE001 - a rank is useless without its blocks
         pulse.fail(first_line(error))
         os._exit(1)
 
 
 def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
-    """Nothing ever comes: the end of the stream does, when rank 0 is gone."""
+    """The stream carries nothing; it ends when rank 0 is gone."""
     try:
         end.recv(1)
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,19 +115,19 @@ def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
 
 
 class _PulseSender:
-    """Tells rank 0 that this rank lives."""
+    """Sends rank 0 this rank's heartbeat."""
 
     def __init__(self, channel: Channel[Pulse]) -> None:
         self._channel, self._lock = channel, threading.Lock()
         self._about: tuple[RankMember, RankGroup, TorchBackend] | None = None
         threading.Thread(target=self._send, name="octavo-pulse", daemon=True).start()
 
-    def tell_of(self, member: RankMember, group: RankGroup, backend: TorchBackend) -> None:
-        """From now on."""
+    def watch(self, member: RankMember, group: RankGroup, backend: TorchBackend) -> None:
+        """Include these in heartbeats from now on."""
         self._about = member, group, backend
 
     def fail(self, why: str) -> None:
-        """The last that is told."""
+        """Send the cause of a failure, as the last message."""
         from octavo.device.ranks.messages import Pulse
 
         with self._lock:

@@ -145,9 +145,9 @@ def _int8_value(words: tl.tensor) -> tl.tensor:
 def _four_of(first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor) -> tl.tensor:
     """(M, 4 * W) of four (M, W): of each in turn.
 
-    Joined, so that one thread has all four of a word and stores them together. The largest of one number is
-    that number, but a compiler that sees it looks no further: from a join it would infer operands of bytes,
-    of which `mma.sync` takes neighbours in another order.
+    Joined, so that one thread has all four of a word and stores them together. The maximum of one number is
+    that number, but it stops the compiler's analysis: from a join alone it would infer operands of bytes,
+    whose neighbours `mma.sync` reads in another order.
     """
     joined = tl.join(tl.join(first, third), tl.join(second, fourth))
     return tl.max(joined.reshape(first.shape[0], 4 * first.shape[1], 1), 2)

@@ -1,15 +1,15 @@
-"""Paged attention on a device: prefill, decoding and mixed chunks, cut in two ways that give the same bits.
+"""Paged attention on a device: prefill, decoding and mixed chunks, in two partitionings with the same bits.
 
     attend_walking      one program for each (tile, kv head): enough of them in a prefill
     attend_splitting    a fixed grid over (tile, partition) items; the program that ends a tile's last one
                         merges them: for few rows of long contexts
 
-Where V may hold what is no number, tiles of several tokens are then looked at by a second walk, which ends at
-once where a result is finite; so the first one needs no registers for that.
+If V may hold NaN or infinity, a second walk checks tiles of several tokens; it ends at once if the result is
+finite, so the first walk needs no registers for that.
 
-Grids are fixed by the work list's sizes, and its counts are read on the device, so both can be captured in a
-CUDA graph. The dtype of the products is q's; where K and V are held as floats that it cannot represent, it
-is theirs (q bfloat16 over fp16 memory: q is rounded to fp16; over f32 memory it is widened).
+The work list's sizes fix the grids, and the device reads its counts, so both can be captured in a CUDA graph.
+The dtype of the products is q's, or that of K and V if those are floats that q's dtype cannot represent (q
+bfloat16 over fp16 memory: q is rounded to fp16; over f32 memory it is widened).
 
 T tokens in the step, H query heads, K kv heads, D head size, B block size.
 """
@@ -26,16 +26,16 @@ from octavo.device.triton.attention_work import SUB_TILE_SIZE, AttentionStep, At
 from octavo.device.triton.launch import TRITON_DTYPES, Argument, Constant, launch, padded
 from octavo.device.triton.linear import shared_bytes_of
 
-_REGISTERS_OF_CODES = 168  # of a thread that decodes: three such programs fit a multiprocessor
+_REGISTERS_OF_CODES = 168  # of a thread that decodes codes: three such programs fit a multiprocessor
 _LEAST_ROWS = 16  # of a tensor core's product
 _LARGEST_HEAD = 256
 _MERGED_MAX, _MERGED_NUMBERS = 16, 2048  # partials, and numbers of these, that a merge loads at once
-_OTHER_SHARED_BYTES = 3 * 1024  # beside queries and sub-tiles
+_OTHER_SHARED_BYTES = 3 * 1024  # in addition to queries and sub-tiles
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """How one layer attends, as `AttentionSpec`; `sinks` and `slopes` (H,) float32 on the device."""
+    """An `AttentionSpec` with `sinks` and `slopes` (H,) float32 on the device."""
 
     scale: float
     window: int | None = None
@@ -46,7 +46,7 @@ class AttentionForm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScratch:
-    """Partials of (tile, partition) items, float32, not divided, and how many of a tile's are written."""
+    """Partials of (tile, partition) items, float32, not divided, and the number written of each tile."""
 
     largest: torch.Tensor  # (items, K, tokens per tile * H / K)
     total: torch.Tensor  # the same
@@ -62,7 +62,7 @@ def allocate_scratch(
     head_size: int,
     device: torch.device,
 ) -> AttentionScratch:
-    """Room for the partials of `items_max` items."""
+    """Memory for the partials of `items_max` items."""
     shape = (items_max, num_kv_heads, tokens_per_tile * num_heads // num_kv_heads)
     largest, total = torch.empty((2, *shape), dtype=torch.float32, device=device)
     out = torch.empty((*shape, head_size), dtype=torch.float32, device=device)
@@ -102,8 +102,8 @@ def attend_splitting(
     num_programs: int,
     log_sum_exp: torch.Tensor | None = None,
 ) -> None:
-    """The same by `num_programs` programs for each kv head. Overwrites `scratch`, which no other launch uses
-    meanwhile."""
+    """The same by `num_programs` programs for each kv head. Overwrites `scratch`, which no concurrent launch
+    may use."""
     sizes = _check(out, q, pool, form, log_sum_exp)
     rows = work.tokens_per_tile * sizes.group
     assert scratch.largest.shape[0] >= work.items_max
@@ -172,7 +172,7 @@ def _walk(
 
 
 def _may_spoil(work: AttentionWork, pool: DevicePool) -> bool:
-    """Whether a V that is not finite may have spoilt rows of a tile that do not see it."""
+    """Whether a non-finite V may have spoilt rows of a tile that do not see it."""
     return work.tokens_per_tile > 1 and not pool.layout.has_scales
 
 
@@ -245,7 +245,7 @@ def _strides(pool: DevicePool, layer: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a tile's kernel is compiled."""
+    """The compile options of a tile's kernel."""
 
     num_warps: int
     num_stages: int
@@ -254,11 +254,11 @@ class _Form:
 def _form_of(
     tile: dict[str, Constant], q: torch.Tensor, pool: DevicePool, *, is_decoding_walk: bool = False
 ) -> _Form:
-    """So many warps that registers hold the rows, and so many stages that shared memory holds the sub-tiles.
+    """As many warps as needed for the rows in registers, and as many stages as shared memory can hold.
 
     Block tables are loaded a stage before K and V, so three stages hold two sub-tiles, five stages three.
-    Walks of decoding are started where there are many: with two sub-tiles they need fewer registers, so three
-    run at once on a multiprocessor, and load while others compute.
+    Decoding walks are used for many rows: with two sub-tiles they need fewer registers, so three run at once
+    on a multiprocessor, and load while others compute.
     """
     rows, size = tile["ROWS"], tile["BLOCK_D"]
     assert isinstance(rows, int)

@@ -1,6 +1,6 @@
 """The two kernels of attention: partitions walked by one program, or split among programs and merged.
 
-What they compute is in `attention_partition`; `attention` starts them.
+`attention_partition` has their arithmetic; `attention` launches them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def split_partitions(
 ) -> None:
     """A fixed number of programs for each kv head, which take (tile, partition) items in turn.
 
-    The one that ends a tile's last item merges the tile's partials in ascending order, whoever wrote them.
+    The program that ends a tile's last item merges the tile's partials in ascending order.
     """
     kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     tiles = tl.load(num_tiles)
@@ -266,7 +266,7 @@ def _merged(
     row, dim = tl.arange(0, summed.shape[0])[None, :], tl.arange(0, summed.shape[1])[None, None, :]
     for base in tl.range(first, stop, AT_ONCE, num_stages=1):
         item = base + tl.arange(0, AT_ONCE)
-        there = (item < stop)[:, None] & (row < ROWS)  # beyond, nothing is seen: folded, that changes no bit
+        there = (item < stop)[:, None] & (row < ROWS)  # the rest is empty: folding it changes no bit
         partial = _partial_rows(item, heads[0], heads[1], ROWS)[:, None] + row
         largest_of = tl.load(partial_largest + partial, mask=there, other=float("-inf"))
         total_of = tl.load(partial_total + partial, mask=there, other=0.0)
@@ -353,7 +353,7 @@ def _walked(
 
 @jit
 def _nothing(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
-    """The softmax of rows that have seen nothing yet."""
+    """The softmax of rows before any position."""
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     return largest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, BLOCK_D], tl.float32)
 

@@ -1,4 +1,4 @@
-"""What attention kernels are made of: a tile of queries, its softmax over one partition, and the fold of two.
+"""The parts of attention kernels: a tile of queries, its softmax over one partition, and the fold of two.
 
     a tile's rows   (token, query head of the group) pairs: row r is token r // G, head r % G of its kv head
     a partition     256 positions at absolute borders, walked in sub-tiles of 64 at absolute borders
@@ -12,13 +12,13 @@ Kernels that cut the work differently call the same functions, so they give the 
 - a sub-tile or partition of which a row sees nothing multiplies by exactly one and adds zeros. That may turn
   -0 into +0, so `write_rows` does it for every row;
 - masks change nothing where a row sees all positions, so whole partitions go without (`IS_WHOLE`);
-- codes are loaded as words of four, whose numbers the compiler takes for any others. (Of codes loaded one by
-  one it permutes positions and dimensions within a product, but only in tiles of few rows.)
+- codes are loaded as words of four, whose numbers the compiler treats like any others. (For codes loaded one
+  by one it permutes positions and dimensions within a product, but only in tiles of few rows.)
 
-Positions that a row does not see get score -inf and weight zero. But zero times NaN is NaN, so a V that is
-not finite, seen by one row of a tile, spoils the others. A row whose result is not finite is therefore NaN in
-all its dimensions, and tiles of several tokens that have such a row are walked again (`CAREFUL`): without
-such positions' V, and rows that see one become NaN. Codes are finite, and a scale that is not is masked.
+Masked positions get score -inf and weight zero. But zero times NaN is NaN, so a non-finite V, seen by one row
+of a tile, spoils the other rows. A row with a non-finite result is therefore NaN in all its dimensions, and
+tiles of several tokens that have such a row are walked again (`CAREFUL`), without such positions' V; rows
+that see one become NaN. Codes are finite, and a non-finite scale is masked.
 
 "Largest" scores are in units of log2 of a weight.
 """
@@ -83,8 +83,8 @@ def lowest_seen(position: tl.tensor, window: tl.tensor) -> tl.tensor:
 
 @jit
 def empty_part(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
-    """A partition of which nothing has been read: largest (M,), total (M, 16), whose columns are equal, out
-    (M, D), not divided, and which rows saw a V that is not finite (M,)."""
+    """A partition before its first position: largest (M,), total (M, 16) with equal columns, out (M, D)
+    before the division, and which rows saw a non-finite V (M,)."""
     return (
         tl.full([ROWS], -_INFINITY, tl.float32),
         tl.zeros([ROWS, _ONES], tl.float32),
@@ -108,7 +108,7 @@ def loaded_tile(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tl.tensor:
-    """A tile, as the functions below take it:
+    """A tile, in the form that later functions take:
 
     queries     (M, D)
     rows        own position, lowest position seen: (M,) each

@@ -1,4 +1,4 @@
-"""What an attention launch has to do, as arrays: tiles of queries, and how many partitions each reads.
+"""The work of an attention launch, as arrays: tiles of queries, and the number of partitions of each.
 
     chunks      c0: starts at 510, 3 tokens           c1: starts at 0, 2 tokens
     tiles       t0: c0, tokens 0-1   t1: c0, token 2  t2: c1, tokens 0-1      (two tokens a tile)
@@ -19,8 +19,8 @@ import torch
 
 from octavo.kernels.contract import Ints
 
-PARTITION_SIZE = 256  # positions that attention reduces at a time, at absolute borders
-SUB_TILE_SIZE = 64  # positions that it reads at a time
+PARTITION_SIZE = 256  # positions that attention reduces at once, at absolute borders
+SUB_TILE_SIZE = 64  # positions that it reads at once
 # Head sizes up to these, and (token, query head) pairs that a tile of many tokens then holds: as many as
 # registers hold twice. More pairs read K and V less often; fewer let more programs run at once.
 _ROWS_OF_PREFILL = {64: 64, 128: 128, 256: 32}
@@ -54,8 +54,8 @@ class AttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """Where the step's chunks lie, on the device, int32: chunk c covers tokens [offsets[c], offsets[c + 1]),
-    stands at position starts[c], and position p of it lives in block tables[table_rows[c], p // B]."""
+    """The step's chunks, on the device, int32: chunk c covers tokens [offsets[c], offsets[c + 1]), begins at
+    position starts[c], and its position p is in block tables[table_rows[c], p // B]."""
 
     tables: torch.Tensor  # (rows, W)
     table_rows: torch.Tensor  # (C,)

@@ -1,6 +1,6 @@
 """Whole blocks of KV memory, copied within a pool.
 
-N blocks of `bytes_per_block` bytes, a multiple of 4 KiB. Lists of blocks lie on the device, int32.
+N blocks of `bytes_per_block` bytes, a multiple of 4 KiB. Lists of blocks are on the device, int32.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Top-k, top-p and min-p without a sort: what `device/sampler.py` spells out by one, bit for bit.
+"""Top-k, top-p and min-p without a sort: the same as `device/sampler.py` with a sort, bit for bit.
 
-    key of a token      how far its score lies below the largest, then its id: ascending keys are the order in
-                        which filters see tokens, and no two are equal
+    key of a token      how far its score is below the largest, then its id: filters read tokens by ascending
+                        keys, and no two are equal
     a cut               the largest key v below which tokens weigh less than a target; kept are keys <= v
 
     top-k       each token weighs 1, the target is k
-    top-p       each weighs its chance in units of 2^-40, the target is top_p times what top-k left
-    min-p       the last score that is likely enough, found without a look at the tokens
+    top-p       each weighs its chance in units of 2^-40, the target is top_p times the rest after top-k
+    min-p       the last score that is likely enough, found without reading the tokens
 
 A cut is found by bisection, four parts at a time, over the whole row, until few tokens are undecided; these
 are copied to a list and bisected there, eight parts at a time. Weights are integers, so no order of adding
@@ -149,7 +149,7 @@ def cut_rows(
 
 @jit
 def temperature_of(asked: tl.tensor) -> tl.tensor:
-    """What scores are divided by."""
+    """The divisor of scores."""
     return tl.maximum(tl.load(asked + _TEMPERATURE).to(tl.float32, bitcast=True), _TEMPERATURE_MIN)
 
 
@@ -195,10 +195,10 @@ def cut_of(
     LISTED: tl.constexpr,
     BY_COUNT: tl.constexpr,
 ) -> tl.tensor:
-    """The largest key v up to `high` so that what is below it weighs less than `target`; up to `high` there
-    are `count` tokens, and `best` is the largest score."""
+    """The largest key v up to `high` such that the tokens below it weigh less than `target`; up to `high`
+    there are `count` tokens, and `best` is the largest score."""
     low = high * 0
-    # What is below `low` weighs so much, and is so many tokens; how many there are up to `high`.
+    # The weight and the number of the tokens below `low`; the number up to `high`.
     known = (low, low, count)
     first, second, third = _key(best - 1.0), _key(best - 4.0), _key(best - 16.0)
     while (low < high) & (known[2] - known[1] > LISTED):
@@ -226,7 +226,7 @@ def _narrowed(
     BLOCK: tl.constexpr,
     BY_COUNT: tl.constexpr,
 ) -> tl.tensor:
-    """`low`, `high` and what is known of them after a look at three ascending borders between them."""
+    """`low`, `high` and their counts after testing three ascending borders between them."""
     first, second, third = borders
     below, count_low, count_high = known
     lower_1 = tl.zeros([BLOCK], tl.int32)  # of a thread few enough that 32 bits hold them

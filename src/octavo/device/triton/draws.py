@@ -1,11 +1,11 @@
-"""Tokens drawn from logits: the bits of `device/sampler.py`, which spells them out in torch.
+"""Samples tokens from logits, with the bits of `device/sampler.py`, the version in torch.
 
     1. parts        of each row: the largest logit, the lowest id that has it
     2. noisy parts  the same of scores = (logit - largest of the row) / temperature, plus noise
     3. rows         of their parts: the likeliest token where the temperature is 0, the noisy one elsewhere
 
-Filters come between: scores and their chances are written down, `cuts.py` makes impossible what is cut, and
-noise is added to the rest. How a row is drawn from stands in the device's rows (`device/rows.py`).
+Filters come between: scores and their chances are written to memory, `cuts.py` masks cut tokens, and noise is
+added to the rest. The device's rows hold the sampling parameters (`device/rows.py`).
 
 S rows of logits, V tokens of the vocabulary.
 """

@@ -14,8 +14,8 @@ _BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Where the tokens of a step stand, int32: token t is tokens[table_rows[chunks[t]], positions[t]]. One at
-    position -1 is padding."""
+    """The places of a step's tokens, int32: token t is tokens[table_rows[chunks[t]], positions[t]]. A token
+    at position -1 is padding."""
 
     tokens: torch.Tensor  # (rows, context)
     table_rows: torch.Tensor  # (C,)

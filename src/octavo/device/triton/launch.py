@@ -1,4 +1,4 @@
-"""How a kernel is declared and started: the one place that knows Triton's decorator and its options.
+"""Declares and launches kernels: the only module that uses Triton's decorator and its options.
 
 Every kernel is compiled without contraction of a product and a sum into one rounding (`enable_fp_fusion`), so
 that its bits follow from its source.

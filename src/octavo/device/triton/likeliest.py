@@ -1,7 +1,7 @@
 """Logprobs and the likeliest tokens without a sort: the bits of `device/sampler.py`.
 
 logprob     logit - (largest + log(sum of chances)), the sum in units of 2^-40
-likeliest   `cuts.py` finds the last of them; there are few, and each counts those that stand before it
+likeliest   `cuts.py` finds the last of them; there are few, and each counts those before it
 """
 
 from __future__ import annotations

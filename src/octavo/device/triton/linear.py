@@ -4,15 +4,15 @@ An element y[t, n] is one chain: products of x[t, k] and w[n, k] are added to th
 by the tensor core's steps of sixteen; no program sums a part of k. So neither the tile that an element falls
 into nor the number of inputs loaded at a time changes its bits, and tiles are free to follow the rows:
 
-    few rows    weights stand on the product's M side (64 outputs or more, wgmma's least); 16, 32 or 64 rows
-                are its N side. Rows beyond the last are zeros: their memory is not read. (Read from the last
-                row instead, one row took up to two and a half times as long as sixteen: all multiprocessors
-                wanted the same cache lines.)
-    more        rows on M. Rows beyond the last are the first ones again: a mask, though full tiles need none,
+    few rows    weights are the product's M side (64 outputs or more, wgmma's least); 16, 32 or 64 rows are
+                its N side. Rows beyond the last are zeros: their memory is not read. (With the last row read
+                instead, one row took up to two and a half times as long as sixteen: all multiprocessors read
+                the same cache lines.)
+    more        rows on M. Rows beyond the last repeat the first ones: a mask, though full tiles need none,
                 cost 4 to 8 % of most products of 256 rows.
 
-Outputs beyond the last are zeros. A gate and what it gates are one product with interleaved weights (gate 0,
-up 0, gate 1, ...): each program has both numbers of its outputs, and writes what they come to.
+Outputs beyond the last are zeros. Gate and up are one product with interleaved weights (gate 0, up 0, gate 1,
+...): each program has both numbers of its outputs, and writes the gated result.
 
 T rows, K inputs, N outputs.
 """
@@ -29,13 +29,13 @@ import triton.language as tl
 from octavo.device.triton.arithmetic import ACTIVATIONS, activated
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, jit, kernel, launch
 
-# Neighbouring programs share so many tiles of rows, so that L2 holds their weights.
+# The number of row tiles that neighbouring programs share, so that L2 holds their weights.
 _GROUP = tl.constexpr(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut. Shapes choose it (`tiling_for`); the device bounds its stages."""
+    """The tiling of a product. Shapes choose it (`tiling_for`); the device bounds its stages."""
 
     rows: int
     outputs: int
@@ -93,7 +93,7 @@ _MANY_PROGRAMS = (
 
 
 def tiling_for(num_rows: int, num_outputs: int, num_inputs: int) -> Tiling:
-    """The tiles of a product, as a device with room for all stages takes them."""
+    """The tiles of a product, for a device with memory for all stages."""
     if num_rows <= _FEW_ROWS and num_outputs <= _FEW_OUTPUTS:
         fitting = (
             each
@@ -114,11 +114,11 @@ def tiling_of(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
 
 @cache
 def shared_bytes_of(device: torch.device) -> int:
-    """What one program may have; a large device's where an interpreter runs it."""
+    """Shared memory of one program; in the interpreter that of a large device."""
     if device.type != "cuda":
         return 227 * 1024
     per_multiprocessor: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
-    return per_multiprocessor - 1024  # which each program needs for itself
+    return per_multiprocessor - 1024  # reserved for each program
 
 
 def linear(

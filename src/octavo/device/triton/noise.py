@@ -1,4 +1,4 @@
-"""Gumbel noise within a kernel: the bits of `device/sampler.py`, which spells them out in torch.
+"""Gumbel noise within a kernel, with the bits of `device/sampler.py`, the version in torch.
 
 Four tokens share a counter of Philox 4x32 with ten rounds (Salmon et al. 2011); the key is the seed, the
 counter (token / 4, position, choice, 0); the noise is -log(-log(u)), u of 24 bits, in float64 and op by op.

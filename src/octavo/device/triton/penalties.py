@@ -1,6 +1,6 @@
-"""Penalties and bias in few launches: the bits of `device/penalties.py`, which spells them out in torch.
+"""Penalties and bias in few launches, with the bits of `device/penalties.py`, the version in torch.
 
-    1. tokens       of each row: which stand before the one that is drawn, and how often among the outputs
+    1. tokens       of each row: those before the sampled one, and their counts among the outputs
     2. vocabulary   the logit of each token that was seen
     3. biases       the logits of the tokens that have one
 
@@ -17,7 +17,7 @@ from octavo.device.triton.launch import kernel, launch
 from octavo.params import LOGIT_BIAS_MAX
 
 _BLOCK = 1024
-_SEEN = tl.constexpr(1 << 30)  # beside the number of outputs
+_SEEN = tl.constexpr(1 << 30)  # a flag next to the number of outputs
 _REPETITION, _FREQUENCY = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY)
 _PRESENCE, _NUM_PROMPT = tl.constexpr(PRESENCE), tl.constexpr(NUM_PROMPT)
 _NUM_BIASES, _BIASES = tl.constexpr(NUM_BIASES), tl.constexpr(BIASES)
@@ -32,8 +32,8 @@ def penalise(
     positions: torch.Tensor,
     longest: int,
 ) -> None:
-    """Change logits (S, V) float32 as rows (S,) int64 of `adjusted` (R, ...) int32 say, for `positions` (S,)
-    int64, of which `longest` is the largest: how many of tokens (R, context) int32 stand before."""
+    """Apply penalties in rows (S,) int64 of `adjusted` (R, ...) int32 to logits (S, V) float32, for
+    `positions` (S,) int64, the largest being `longest`: the number of tokens (R, context) int32 before."""
     _check(logits, adjusted, rows)
     assert tokens.is_contiguous()
     assert positions.is_contiguous()

@@ -1,4 +1,4 @@
-"""What a plan changes in the device's arrays before a step, and what a step's tokens change behind it."""
+"""A plan's writes to the device's arrays before a step, and the writes of its tokens after it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def write_plan(
 def append_tokens(
     tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, appended: torch.Tensor
 ) -> None:
-    """tokens (R, context) int32 [rows, positions] = appended, all (S,) int64; not behind the context, and no
-    token below 0."""
+    """tokens (R, context) int32 [rows, positions] = appended, all (S,) int64; not beyond the context, and no
+    negative token."""
     assert tokens.is_contiguous()
     assert tokens.dtype == torch.int32
     for vector in (rows, positions, appended):

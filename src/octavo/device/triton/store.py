@@ -4,7 +4,7 @@
     q, k        x / sqrt(mean(x^2) + eps) * weight, head by head (optional), then rope (optional)
     q           to its own buffer; k and v to slot p % B of block tables[table_rows[chunk], p // B]
 
-Nothing is rounded before it is written. K and V are written as the pool holds them: rounded, or quantised:
+Nothing is rounded before it is written. K and V are written in the pool's kind: rounded, or quantised:
 
     int8        scale = top / 127, its two lowest bits cleared; code = round(x * (127 / top)), ties to even,
                 the product in double: the CPU's arithmetic, bit for bit (`integer_reference.quantised`)
@@ -29,12 +29,12 @@ from octavo.device.triton.attention_work import AttentionStep
 from octavo.device.triton.launch import TRITON_DTYPES, jit, kernel, launch, padded
 
 _LEAST_MAGNITUDE = tl.constexpr(2.0**-100)  # below it, numbers count as zero
-_ENDLESS_MAGNITUDE = tl.constexpr(2.0**104)  # from it on, like infinity and NaN, as no numbers
+_ENDLESS_MAGNITUDE = tl.constexpr(2.0**104)  # from it on, numbers count as NaN, like infinity
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What happens to q and k before they are used. Weights (D,) of RMS norms; rope's cos and sin (context,
+    """The transformation of q and k before attention. Weights (D,) of RMS norms; rope's cos and sin (context,
     dims / 2) float32, which rotate halves of the first `dims` elements. Keys may have tables of their own."""
 
     q_norm: torch.Tensor | None = None
@@ -214,7 +214,7 @@ def _write(
     if LARGEST_CODE is None:
         tl.store(to + at, x.to(to.dtype.element_ty), mask=mask)
     else:
-        has_nan = tl.max(tl.where(x == x, 0, 1), 0) > 0  # maxima pass over NaN
+        has_nan = tl.max(tl.where(x == x, 0, 1), 0) > 0  # maxima ignore NaN
         top = tl.max(tl.abs(x), 0)
         is_number = (top < _ENDLESS_MAGNITUDE) & (has_nan == 0)
         has_codes = is_number & (top >= _LEAST_MAGNITUDE)

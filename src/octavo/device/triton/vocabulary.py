@@ -1,4 +1,4 @@
-"""Logits of hidden rows, and their argmax alone, for which no logit is written.
+"""Logits of hidden rows, or only their argmax, without writing logits.
 
     argmax    1. each tile of outputs: its largest logit, the lowest index that has it; +inf if one is NaN
               2. each row: the largest of its tiles, the lowest index among equals
@@ -31,7 +31,7 @@ class ArgmaxScratch:
 
 
 def allocate_argmax_scratch(rows_max: int, num_outputs: int, device: torch.device) -> ArgmaxScratch:
-    """Room for the tiles of any number of rows up to `rows_max`."""
+    """Memory for the tiles of up to `rows_max` rows."""
     shape = (-(-num_outputs // _LEAST_OUTPUTS), rows_max)
     largest = torch.empty(shape, dtype=torch.float32, device=device)
     return ArgmaxScratch(largest, torch.empty(shape, dtype=torch.int32, device=device))
@@ -173,7 +173,7 @@ def find_largest_of_tiles(
     if soft_cap is not None:
         y = capped(y, soft_cap)
     row, output = indices(row_tile, output_tile, ROWS, OUTPUTS, WEIGHTS_FIRST)
-    y = tl.where(y != y, _INFINITY, y)  # maxima pass over NaN, and its row has no argmax either
+    y = tl.where(y != y, _INFINITY, y)  # maxima ignore NaN, and its row has no argmax either
     y = tl.where(output < NUM_OUTPUTS, y, -_INFINITY)
     axis: tl.constexpr = 0 if WEIGHTS_FIRST else 1
     top = tl.max(y, axis, keep_dims=True)
@@ -196,7 +196,7 @@ def find_largest_of_rows(
         at = tile.to(tl.int64) * scratch_stride + row
         tops = tl.load(largest + at, mask=tile < num_tiles, other=float("-inf"))
         firsts = tl.load(index + at, mask=tile < num_tiles, other=-1)
-        is_above = tops > best  # of equals the earlier tile stays, whose indices are lower
+        is_above = tops > best  # among equals the earlier tile wins: its indices are lower
         best, where = tl.where(is_above, tops, best), tl.where(is_above, firsts, where)
     top = tl.max(best, 0)
     lowest = tl.min(tl.where(best == top, where, 0x7FFFFFFF), 0)
