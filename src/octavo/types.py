@@ -289,7 +289,7 @@ class StepPlan:
 
 
 class StepWay(enum.Enum):
-    """How a step's kernels were started on a device."""
+    """How a step's kernels were launched on a device."""
 
     REPLAYED = "replayed"  # as one graph
     LAUNCHED = "launched"  # one by one

@@ -102,7 +102,7 @@ class ThreadRanks:
         for channel in self._commands:
             channel.send(message)
 
-    def ask(self, message: Message) -> list[Answer]:
+    def call(self, message: Message) -> list[Answer]:
         self.send(message)
         return [channel.receive() for channel in self._commands]
 
@@ -164,7 +164,7 @@ class _Ranked:
         backends = self.backends()
         ranks = ThreadRanks(self.num_ranks, backends, self.model_of)
         order = Allocate(self.kv, config.block_size, num_blocks, config.max_rows, config.context_length)
-        for answer in ranks.ask(order):
+        for answer in ranks.call(order):
             assert not answer.error, answer.error
         own = self.model_of(Split(0, self.num_ranks))
         whole = kv_shape(own, config.block_size, self.kv)

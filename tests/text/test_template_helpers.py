@@ -115,17 +115,17 @@ def test_a_process_that_is_killed_at_work_is_told(made):
         except InvalidRequest as error:
             caught.append(str(error))
 
-    started, plain = [], template_helpers._Helper.ask
+    started, plain = [], template_helpers._Helper.call
     at_work = threading.Event()
 
-    def ask(helper, line, seconds):
+    def call(helper, line, seconds):
         started.append(helper.pid)
         if len(started) == 2:  # the first was its settings
             at_work.set()
         return plain(helper, line, seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template_helpers._Helper, "ask", ask)
+        patch.setattr(template_helpers._Helper, "call", call)
         thread = threading.Thread(target=render)
         thread.start()
         assert at_work.wait(30)

@@ -121,7 +121,7 @@ class CompiledArithmetic:
         return self._output.new_empty((num_rows, self._model.spec.hidden_size))
 
     def way(self) -> StepWay:
-        """How its launches were started."""
+        """How the last step was launched."""
         return self._steps.way
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class AttentionSizes:
 
     @property
     def tokens_per_tile(self) -> int:
-        """Of a chunk of more than one token."""
+        """Tokens of a tile, for a chunk of more than one token."""
         return prefill_tokens_per_tile(self.num_heads, self.num_kv_heads, self.head_size)
 
 

@@ -138,7 +138,7 @@ def _to_host(x: Tensor) -> Tensor:
 
 
 def _sampled(part: _PendingDraws) -> list[SampledToken]:
-    """The part's tokens, each with the logprobs that its request asked for."""
+    """The part's tokens, each with its requested logprobs."""
     tokens: list[int] = part.tokens.tolist()
     if part.logprobs is None:
         return [SampledToken(token) for token in tokens]

@@ -125,7 +125,7 @@ class DeviceForward(Forward):
         self._hidden = self.arithmetic.hidden()
 
     def way(self) -> StepWay | None:
-        """How its launches were started."""
+        """How the last step was launched."""
         return self.arithmetic.way()
 
     def argmax(self, places: Sequence[int]) -> Ints:

@@ -88,7 +88,7 @@ class DevicePool:
 
     @property
     def shape(self) -> KvShape:
-        """Of the KV group."""
+        """The shape of the KV group."""
         return self.layout.shape
 
     @property

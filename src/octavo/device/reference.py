@@ -36,7 +36,7 @@ class TensorBlocks:
 
     @property
     def shape(self) -> KvShape:
-        """Of the KV group."""
+        """The shape of the KV group."""
         return self.pool.shape
 
     def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
@@ -55,7 +55,7 @@ class TensorBlocks:
             held[block, :, slot] = numbers.to(held.dtype)
 
     def read(self, layer: int, blocks: Ints) -> StoredContext:
-        """What these blocks hold, one behind the other."""
+        """The contents of these blocks, concatenated."""
         is_cold = blocks >= COLD_FIRST
         places = np.where(is_cold, blocks - COLD_FIRST, blocks).astype(np.int64)
         k, v = _numbers(self.pool, layer, np.where(is_cold, 0, places))

@@ -135,11 +135,11 @@ class HostBackend(Backend):
         return None
 
     def bytes_per_block(self, shape: KvShape) -> int:
-        """What a block takes."""
+        """Bytes of a block."""
         return bytes_per_block(shape)
 
     def bytes_per_layer(self, shape: KvShape) -> int:
-        """What a layer of a block takes."""
+        """Bytes of a layer of a block."""
         return bytes_per_layer(shape)
 
     def new_runner(

@@ -31,7 +31,7 @@ class StepShape:
 
 
 def shape_of(chunks: Sequence[Chunk]) -> StepShape:
-    """Of these chunks."""
+    """The shape of a step of these chunks."""
     about = [(chunk.row, chunk.start, chunk.length, chunk.logits_from) for chunk in chunks]
     columns = np.ascontiguousarray(np.array(about, np.int32).reshape(-1, 4).T)  # (4, C)
     rows, starts, lengths, logits_from = columns

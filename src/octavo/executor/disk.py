@@ -15,7 +15,7 @@ four states:
     empty            no       no           uncommitted by write()
     uncommitted      yes      no           listed by commit(), empty by forget()
     listed           yes      the same     stale by forget()
-    stale            no       an old one   empty by commit(), or by the write() that wants the slot
+    stale            no       an old one   empty by commit(), or by a write() to the slot
 
 Three rules make a crash harmless:
 
@@ -168,7 +168,7 @@ class DiskStore:
         return [(self._name(slot), slot) for _, slot in sorted(found)]
 
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
-        """Put a block into a slot, over whatever was there; a restart finds it after the next `commit`.
+        """Put a block into a slot, replacing its content; a restart finds it after the next `commit`.
 
         False: the slot is empty now, and the caller records it as empty. The checksum is computed before the
         bytes are written: data that changes meanwhile is a miss later, not a wrong answer.

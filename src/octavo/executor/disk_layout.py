@@ -32,12 +32,12 @@ class Extents:
 
     @property
     def stripe_bytes(self) -> int:
-        """Of all slots of a stripe."""
+        """Bytes of all slots of a stripe."""
         return self.pieces * self.lanes * self.piece_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Of all stripes."""
+        """Bytes of all stripes."""
         return self.num_slots // self.lanes * self.stripe_bytes
 
     def offset(self, slot: int, piece: int) -> int:

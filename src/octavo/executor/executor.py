@@ -50,7 +50,7 @@ class InlineExecutor:
         future: Future[StepResult] = Future()
         try:
             future.set_result(self._runner.run(plan))
-        except Exception as error:  # noqa: BLE001 - handed to the caller that asks for the result, as a thread would
+        except Exception as error:  # noqa: BLE001 - raised by `result`, as with a thread
             future.set_exception(error)
         return future
 

@@ -82,7 +82,7 @@ class HostStore:
         return [(name, slot) for slot, name in enumerate(self._names) if name is not None]
 
     def write(self, slot: int, name: bytes, data: memoryview) -> bool:
-        """Put a block into a slot, over whatever was there. It never fails."""
+        """Put a block into a slot, replacing its content. Never fails."""
         self._slots[slot, : self.block_bytes] = np.frombuffer(data, np.uint8)
         self._names[slot] = name
         return True
@@ -163,7 +163,7 @@ class TieredStore:
 
     @property
     def extents(self) -> Extents:
-        """Of the disk, whose slots it numbers from 0: slot H of both is slot 0 there."""
+        """The disk's extents, which number its slots from 0: slot H of both is slot 0 there."""
         return self._disk.extents
 
     def forget(self, slot: int) -> None:
@@ -185,7 +185,7 @@ class TieredStore:
         return self._disk.commit()
 
     def take_given_up(self) -> list[bytes]:
-        """Of the disk."""
+        """The disk store's lost names."""
         return self._disk.take_given_up()
 
     def close(self) -> None:

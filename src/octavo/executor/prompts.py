@@ -11,7 +11,7 @@ PROMPT_SLICE = 64
 
 
 def prompt_logprobs(plan: StepPlan, rows: Rows, forward: Forward) -> dict[int, tuple[SampledToken, ...]]:
-    """Of prompt tokens that follow the positions [logits_from, stop) of their chunks, by sequence."""
+    """Logprobs of prompt tokens after the positions [logits_from, stop) of their chunks, by sequence."""
     found: dict[int, tuple[SampledToken, ...]] = {}
     first = 0
     for chunk in plan.ended:

@@ -154,7 +154,7 @@ class TokenSampler:
         return {place: _Logits(written, index) for index, place in enumerate(places)}
 
     def _take(self, walk: _VerifyState, outcome: SampledToken | SampleFailure, taken: SamplingResult) -> None:
-        """Take the row's next token; the walk goes on if the draft guessed it."""
+        """Take the row's next token; the walk continues if the draft guessed it."""
         entry = self._rows[walk.row]
         if isinstance(outcome, SampleFailure):
             self._fail(walk, entry, outcome, taken)

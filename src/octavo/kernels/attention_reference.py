@@ -46,7 +46,7 @@ class StoredContext:
     in_pairs: bool = False
 
     def part(self, first: int, stop: int) -> StoredContext:
-        """Of positions [first, stop) of the P."""
+        """The part with positions [first, stop) of the P."""
         positions = slice(first, stop)
         k_scales, v_scales = (None if x is None else x[:, positions] for x in (self.k_scales, self.v_scales))
         return StoredContext(self.k[..., positions], self.v[:, positions], k_scales, v_scales, self.in_pairs)
@@ -57,13 +57,13 @@ class StoredBlocks(Protocol):
 
     @property
     def shape(self) -> KvShape:
-        """Of the KV group."""
+        """The shape of the KV group."""
 
     def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
         """K and V (kv heads, D) of one token."""
 
     def read(self, layer: int, blocks: Ints) -> StoredContext:
-        """What these blocks hold, one behind the other."""
+        """The contents of these blocks, concatenated."""
 
 
 def store(blocks: StoredBlocks, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
@@ -107,7 +107,7 @@ class PoolBlocks:
 
     @property
     def shape(self) -> KvShape:
-        """Of the KV group."""
+        """The shape of the KV group."""
         return self.pool.shape
 
     def write(self, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
@@ -134,7 +134,7 @@ class PoolBlocks:
                     codes.v[block, :, slot, :] = code
 
     def read(self, layer: int, blocks: Ints) -> StoredContext:
-        """What these blocks hold, one behind the other."""
+        """The contents of these blocks, concatenated."""
         pool, kind = self.pool, self.pool.shape.kind
         if kind == "f32":
             views = float_views(pool, layer)

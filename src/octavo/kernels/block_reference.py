@@ -156,7 +156,7 @@ def _six_bits(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _by_part(values: Floats, size: int | None = None) -> Floats:
-    """Of super-blocks (B, outputs, N): (B N, outputs), or with a size (B N / size, outputs, size)."""
+    """Reshape super-blocks (B, outputs, N) to (B N, outputs), or with a size (B N / size, outputs, size)."""
     if size is not None:
         values = values.reshape(*values.shape[:2], -1, size)
     moved = np.ascontiguousarray(values.swapaxes(1, 2))

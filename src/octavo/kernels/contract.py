@@ -96,8 +96,8 @@ class Vector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s /
-    c).
+    """The attention of one layer. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c
+    tanh(s / c).
 
     `slopes` (H,): ALiBi, a score loses slope * distance (Press et al. 2022). `sinks` (H,): one more logit for
     each query head that joins the softmax's denominator only (Xiao et al. 2024, learned as in gpt-oss).

@@ -74,7 +74,7 @@ class PackedMatrix:
 
     @property
     def kind(self) -> str:
-        """How the weights are held."""
+        """The kind of the weights."""
         return "F32"
 
     @property

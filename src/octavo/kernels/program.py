@@ -176,7 +176,7 @@ class ColdStepProgram:
         return self._program.failed_slots()
 
     def stats(self) -> ColdStats:
-        """Of all steps so far."""
+        """The totals of all steps so far."""
         return ColdStats(*self._program.cold_stats())
 
 

@@ -71,7 +71,7 @@ class Columns(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take(Node):
-    """The rows whose logits are wanted."""
+    """The rows that need logits."""
 
     x: Node
 
@@ -205,7 +205,7 @@ class NodeRecorder:
         return self.note(Columns(x, first, last))
 
     def take(self, x: Node, rows: StepArray) -> Take:
-        """The rows whose logits are wanted."""
+        """The rows that need logits."""
         assert rows is LOGIT_ROWS, "not an array of the step"
         return self.note(Take(x))
 
@@ -214,11 +214,11 @@ class NodeRecorder:
         return self.note(Product(x, weight, bias))
 
     def rms_norm(self, x: Node, weight: Vector, eps: float) -> RowNorm:
-        """Of rows, or of heads."""
+        """RMS norm of rows, or of heads."""
         return self.note(RowNorm(x, weight, None, eps))
 
     def layer_norm(self, x: Node, weight: Vector, bias: Vector, eps: float) -> RowNorm:
-        """Of rows."""
+        """Layer norm of rows."""
         return self.note(RowNorm(x, weight, bias, eps))
 
     def rope(self, x: Node, positions: StepArray, cos: Vector, sin: Vector, head_size: int) -> Rope:

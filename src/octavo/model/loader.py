@@ -140,7 +140,7 @@ def require_rows(path: ModelPath, description: Description, num_tokens: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _LoadOptions:
-    """How to load: for the context of `spec`."""
+    """The options of a load, for the context of `spec`."""
 
     ops: WeightOps
     spec: ModelSpec

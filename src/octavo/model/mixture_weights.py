@@ -140,7 +140,7 @@ def _row_of(biases: Floats | None, expert: int) -> Floats | None:
 
 
 def _linear(reader: Reader, raw: RawTensor, bias: Floats | None, own: range) -> Linear:
-    """Of these rows."""
+    """The projection of these rows."""
     part = raw if len(own) == raw.shape[0] else slice_rows(raw, own.start, own.stop)
     matrix = reader.converted(part)
     if bias is None:

@@ -2,7 +2,7 @@
 
 Every state stands for a set of substrings that end at the same places; its link leads to the longest of their
 suffixes that ends in more places. After each token the state of the whole text is `last`, so its link is the
-longest suffix of the text that occurred before, whatever its length: no n has to be chosen.
+longest suffix of the text that occurred before, of any length: no n has to be chosen.
 
     text   the cat sat . the cat            link of `last` = "the cat", which ended at 2 before
                                             draft: sat . the cat ...

@@ -27,7 +27,7 @@ class Speculation(enum.StrEnum):
 
     OFF = "off"
     AUTO = "auto"  # as many as make the most tokens a second, by measured costs
-    NGRAM = "ngram"  # 8 where two tokens or more match, whatever they cost
+    NGRAM = "ngram"  # 8 if two tokens or more match, at any cost
 
 
 @dataclass(slots=True, eq=False)

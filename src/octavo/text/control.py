@@ -127,7 +127,7 @@ class ControlTokens:
         return Rendered(text, (*parts, text[end:]))
 
     def _places(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where control tokens are, and which."""
+        """The control tokens and their places."""
         for found in find_all(self._found, text, self._longest):
             if found[0] in self._texts:
                 yield found.start(), found[0]

@@ -82,7 +82,7 @@ def sentencepiece_backend(
 
 
 def special_ids_of(pieces: Pieces) -> list[int]:
-    """Of the control pieces, and the unknown ones."""
+    """The ids of the control pieces, and of the unknown ones."""
     special: list[int] = np.flatnonzero((pieces.types == CONTROL) | (pieces.types == UNKNOWN)).tolist()
     return special
 

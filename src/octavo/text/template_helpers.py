@@ -44,14 +44,14 @@ class TemplateHelpers:
         with self._free:
             helper, was_idle = self._taken()
             try:
-                answer = helper.ask(request, SECONDS_MAX)
+                answer = helper.call(request, SECONDS_MAX)
             except _HelperExited:
                 if not was_idle:
                     raise
                 # It may have been killed from outside since its last text; if the template did it, it will
                 # again.
                 helper = self._started()
-                answer = helper.ask(request, SECONDS_MAX)
+                answer = helper.call(request, SECONDS_MAX)
             if answer.get("kind") in ("memory", "length"):
                 helper.end()  # it may still hold memory of that rendering
             else:
@@ -90,7 +90,7 @@ class TemplateHelpers:
         # JSON may encode each character as six.
         helper = _Helper(bytes_max=6 * self._chars_max + (64 << 10))
         try:
-            ready = helper.ask(json.dumps(settings).encode(), START_SECONDS_MAX)
+            ready = helper.call(json.dumps(settings).encode(), START_SECONDS_MAX)
         except InvalidRequest as error:
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
         self._words = _texts(ready.get("words")), _texts(ready.get("names"))
@@ -123,7 +123,7 @@ class _Helper(HelperProcess):
         except OSError as error:
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, object]:
+    def call(self, request: bytes, seconds: float) -> dict[str, object]:
         """Its answer. Ends the process and raises InvalidRequest if that takes too long, sends too much, or
         has ended."""
         try:

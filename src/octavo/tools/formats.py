@@ -20,7 +20,7 @@ ID: Final = "\x00"  # placeholder of the call's id in a format's words
 
 
 class Body(enum.Enum):
-    """How a call's name and arguments are written."""
+    """The layout of a call's name and arguments."""
 
     OBJECT = enum.auto()  # {"name": NAME, "arguments": {...}}
     NAMED = enum.auto()  # NAME, then a JSON object

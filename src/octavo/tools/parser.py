@@ -132,7 +132,7 @@ class CallParser(TextCursor):
         except NoCall:
             self._give_up(num_before)
             return
-        except TextEnded:  # whatever else begins in it would be cut too
+        except TextEnded:  # any later call in it would be truncated too
             self._text = "" if self._num_calls else self._blanks + self._text
             self._say(len(self._text))
             return

@@ -34,7 +34,7 @@ _DEFINED = ("#/$defs/", "#/definitions/")
 
 
 def arguments_schema(tool: Tool) -> LooseSchema:
-    """The schema of a function's arguments for the grammar, as far as it is known without a trial."""
+    """The schema of a function's arguments for the grammar, before any trial."""
     if tool.is_strict:
         found = without_effect(tool.parameters)
         return replace(found, schema=_written(found.schema))
@@ -179,5 +179,5 @@ def _closing(key: str) -> str:
 
 
 def _places_of(key: str, schema: Schema) -> list[str]:
-    """Where a schema has this key."""
+    """The places of this key in a schema."""
     return [place for place, _, last in (one.rpartition("/") for one in _keys(schema)) if last == key]

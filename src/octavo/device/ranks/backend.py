@@ -98,7 +98,7 @@ class RankedBackend(Backend):
             self._shared_fd = -1
 
     def states(self) -> tuple[RankState, ...]:
-        """Of all ranks."""
+        """The total of all ranks."""
         if self._ranks is None or self._group is None:
             return ()
         own = RankState(0, os.getpid(), self._devices[0], self._own.memory_used(), self._group.waited_s)
@@ -110,7 +110,7 @@ class RankedBackend(Backend):
         """Bytes available for blocks on all ranks together: on each as much as on the smallest."""
         if self._own.torch_device.type != "cuda" or self._ranks is None:
             return self._own.memory_available()
-        return self.num_ranks * min(self._own.memory_available(), *self._ranks.ask(Measure()))
+        return self.num_ranks * min(self._own.memory_available(), *self._ranks.call(Measure()))
 
     def measure_steps(
         self,
@@ -131,7 +131,7 @@ class RankedBackend(Backend):
         finally:
             runner.close()
             if self._ranks is not None:
-                self._ranks.ask(Release())
+                self._ranks.call(Release())
 
     def bytes_per_block(self, shape: KvShape) -> int:
         """Bytes of a block on all ranks together."""
@@ -178,7 +178,7 @@ class RankedBackend(Backend):
         order = Allocate(
             shape.kind, shape.block_size, size.num_blocks, config.max_rows, config.context_length
         )
-        ranks.ask(order)
+        ranks.call(order)
         pool = self._own.allocate_pool(replace(size, shape=share_of(shape, self._split)))
         rows = LeadRows(config.max_rows, config.context_length, config.block_size, self._own.torch_device)
         own = self._own.new_arithmetic(model, pool, rows, group)

@@ -52,7 +52,7 @@ class Release(Message, frozen=True, tag=True, gc=False):
 
 
 class Measure(Message, frozen=True, tag=True, gc=False):
-    """How many bytes are free for blocks. Answered."""
+    """Report the bytes that are free for blocks. Answered."""
 
 
 class Warm(Message, frozen=True, tag=True, gc=False):
@@ -179,7 +179,7 @@ class Channel(Generic[ReceivedT]):
         self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(received)
 
     def fileno(self) -> int:
-        """Of the socket."""
+        """The descriptor of the socket."""
         return self._socket.fileno()
 
     def send(self, message: object) -> None:

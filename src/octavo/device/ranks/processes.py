@@ -120,7 +120,7 @@ class RankProcesses:
         except OSError as error:
             raise self.why(error) from error
 
-    def ask(self, message: Message) -> list[int]:
+    def call(self, message: Message) -> list[int]:
         """Each rank's answer, in order. Raises DeviceLost, or ConfigError with a rank's refusal."""
         self.send(message)
         return self.answers()
@@ -151,7 +151,7 @@ class RankProcesses:
             raise self.why(error) from error
 
     def states(self) -> list[RankState]:
-        """Of the other ranks."""
+        """The states of the other ranks."""
         return [
             RankState(peer.rank, peer.process.pid, peer.device, peer.pulse.memory_bytes, peer.pulse.waited_s)
             for peer in self._peers

@@ -50,7 +50,7 @@ def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 @jit
 def nearest_integer(x: tl.tensor) -> tl.tensor:
-    """Of doubles below 2^51 in magnitude; ties to even."""
+    """Round doubles below 2^51 in magnitude; ties to even."""
     return (x + _TO_INTEGER) - _TO_INTEGER
 
 

@@ -291,7 +291,7 @@ def _walked_by_masks(
     BLOCK_SIZE: tl.constexpr,
     CODES: tl.constexpr,
 ) -> tl.tensor:
-    """The softmax of a tile whose first token stands at `position`.
+    """The softmax of a tile whose first token is at `position`.
 
     Partitions [first, seen_from) hold positions that are too old for some rows, those from seen_to on hold
     positions that are too new; those between go without masks.

@@ -219,7 +219,7 @@ def fold(
     part_total: tl.tensor,
     part_out: tl.tensor,
 ) -> tl.tensor:
-    """Both softmaxes as one; a row that sees nothing of the part stays as it is (see above for -0)."""
+    """Both softmaxes as one; a row that sees nothing of the part keeps its bits, -0 aside."""
     new = tl.maximum(largest, part_largest)
     shift = _finite_shift(new)
     old_factor, part_factor = tl.exp2(largest - shift), tl.exp2(part_largest - shift)
@@ -239,7 +239,7 @@ def write_rows(
     HEAD_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """Fold the sinks in, divide, and write rows (M,) of a tile and, where asked, their log-sum-exp.
+    """Fold the sinks in, divide, and write rows (M,) of a tile and, if requested, their log-sum-exp.
 
     `place`: the tile's first token, its number of tokens, the kv head, the number of kv heads.
     """
@@ -289,7 +289,7 @@ def _is_finite(numbers: tl.tensor) -> tl.tensor:
 
 @jit
 def _finite_shift(largest: tl.tensor) -> tl.tensor:
-    """What to subtract from scores: zero for a row that has seen nothing, as -inf less -inf would be NaN."""
+    """The number to subtract from scores: zero for an empty row, as -inf less -inf would be NaN."""
     return tl.where(largest == -_INFINITY, 0.0, largest)
 
 
@@ -317,7 +317,7 @@ def _transformed(
 
 @jit
 def _loaded(at: tl.tensor, inside: tl.tensor, IS_WHOLE: tl.constexpr) -> tl.tensor:
-    """What lies there; zeros outside."""
+    """The numbers there; zeros outside."""
     if IS_WHOLE:
         found = tl.load(at)
     else:

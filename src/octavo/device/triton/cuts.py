@@ -178,8 +178,8 @@ def tokens_of(memory: tl.tensor, start: tl.tensor, BLOCK: tl.constexpr, BY_COUNT
 
 @jit
 def _key(score: tl.tensor) -> tl.tensor:
-    """Of a score and id 0: floats order as integers once negative ones are inverted and the others are not
-    below them; here the largest has the lowest key."""
+    """The key of a score and id 0: floats order as integers once negative ones are inverted and the others
+    are not below them; here the largest has the lowest key."""
     bits = (score + 0.0).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF  # -0 is 0
     return tl.where(bits < 0x80000000, 0x7FFFFFFF - bits, bits) << _ID_BITS
 

@@ -45,7 +45,7 @@ def draw(
 ) -> torch.Tensor:
     """One token (S,) int64 for each row of logits (S, V) float32, -1 as above.
 
-    Rows (S,) int64 of `drawn` (R, 9) int32 say how; `positions` (S,) int64: how many tokens stand before.
+    Rows (S,) int64 of `drawn` (R, 9) int32 have the parameters; `positions` (S,) int64: tokens before.
     """
     num_rows, size = logits.shape
     assert drawn.is_contiguous()

@@ -44,7 +44,7 @@ def noise_of(bits: tl.tensor) -> tl.tensor:
 
 @jit
 def logarithm(x: tl.tensor) -> tl.tensor:
-    """Of positive normal float64, op by op as `device/sampler.py` has it."""
+    """Logarithm of positive normal float64, op by op as in `device/sampler.py`."""
     bits = x.to(tl.int64, bitcast=True)
     e = ((bits >> 52) - 1023).to(tl.float64)
     m = ((bits & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)

@@ -24,7 +24,7 @@ _LEAST_OUTPUTS = 64  # of any tiling that shapes choose
 
 @dataclass(frozen=True, slots=True)
 class ArgmaxScratch:
-    """Of each tile of outputs and row: (tiles, R)."""
+    """The best logit of each tile of outputs and row: (tiles, R)."""
 
     largest: torch.Tensor  # float32
     index: torch.Tensor  # int32

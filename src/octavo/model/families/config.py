@@ -80,7 +80,7 @@ def describe_config(config: Fields) -> Description:
 
 
 def _attention_scale(family: Family, config: Fields, head_size: int) -> float:
-    """What scores are multiplied by."""
+    """The factor of scores."""
     if family.multipliers:
         return config.number("attention_multiplier", MULTIPLIER_MIN, MULTIPLIER_MAX, 1.0)
     size = float(head_size)

@@ -79,7 +79,7 @@ def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_out
 
 
 def _attention_scale(family: Family, metadata: Fields, arch: str, sizes: Heads, layers: int) -> float:
-    """What scores are multiplied by."""
+    """The factor of scores."""
     own = metadata.number(f"{arch}.attention.scale", 0.0, MULTIPLIER_MAX, 0.0) if family.multipliers else 0.0
     # The format has no key for Gemma's query scalar; only one size of each generation has another.
     usual = sizes.hidden / sizes.heads if layers == family.wide_scalar_layers else sizes.head_size

@@ -191,7 +191,7 @@ def _require_known(family: Family, settings: Fields) -> None:
 
 
 def _dims_of_config(family: Family, config: Fields, settings: Fields, head_size: int) -> int:
-    """How many elements of a head are rotated."""
+    """The number of rotated elements of a head."""
     part = config.number("rotary_pct", 0.0, 1.0, family.rope_dims)
     part = settings.number(
         "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, part)

@@ -52,7 +52,7 @@ _OBJECT_BYTES = 64  # the overhead of a string or an array
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How weights are stored: `num_bytes` for every `group` of consecutive weights of a row."""
+    """A format of weights: `num_bytes` for every `group` of consecutive weights of a row."""
 
     name: str
     group: int
@@ -122,7 +122,7 @@ class GgufFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(raw.data.size for raw in self.tensors.values())
 
     def release(self, raw: RawTensor) -> None:

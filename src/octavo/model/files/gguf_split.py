@@ -27,7 +27,7 @@ _OWN_KEYS = ("split.no", "split.count", "split.tensors.count", "general.alignmen
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """What a part's file name says: "model-00002-of-00003.gguf" is number 2 of 3 of "model"."""
+    """The parsed file name of a part: "model-00002-of-00003.gguf" is number 2 of 3 of "model"."""
 
     stem: str
     number: int  # from 1
@@ -40,7 +40,7 @@ class PartName:
 
 @dataclass(frozen=True, slots=True)
 class SplitMark:
-    """What a part's header says."""
+    """The split settings in a part's header."""
 
     index: int  # from 0
     count: int
@@ -57,7 +57,7 @@ def parse_part_name(name: str) -> PartName | None:
 
 
 def read_split_mark(source: str, metadata: Mapping[str, object], tensors_max: int) -> SplitMark | None:
-    """What the header of `source` says, or None for a whole file. Raises BadModelFile."""
+    """The mark in the header of `source`, or None for a whole file. Raises BadModelFile."""
     fields = Fields(source, metadata)
     count = fields.integer("split.count", 0, PARTS_MAX, default=1)
     if count <= 1:

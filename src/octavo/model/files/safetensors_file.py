@@ -49,7 +49,7 @@ class SafetensorsFiles:
 
     @property
     def num_bytes(self) -> int:
-        """Of all `tensors`."""
+        """Bytes of all `tensors`."""
         return sum(raw.data.size for raw in self.tensors.values())
 
     def release(self, raw: RawTensor) -> None:

@@ -175,7 +175,7 @@ def _gguf_sets(repository: str) -> dict[str, GgufSet]:
 
 
 def _pointers(snapshots: Iterable[Snapshot], names: Iterable[str]) -> list[Path]:
-    """Where these files are, in all commits."""
+    """The paths of these files, in all commits."""
     wanted = list(names)
     return [each.folder / name for each in snapshots for name in wanted if name in each.files]
 

@@ -195,7 +195,7 @@ class Download:
                 return
             if start + len(chunk) > self.file.num_bytes:
                 raise BadModelFile(
-                    f"{self.file.name} is longer than the {self.file.num_bytes:,} bytes that the hub tells"
+                    f"{self.file.name} is longer than the {self.file.num_bytes:,} bytes that the hub gives"
                 )
             self.doing = "fetching"
             view = memoryview(chunk)

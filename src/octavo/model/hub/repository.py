@@ -155,7 +155,7 @@ def _bring_one(repository: Repository, name: str, blobs: Path, meter: _DownloadM
         if size > _PLAIN_HTTP_MAX and missing and known.xet_file_data is not None:
             _bring_by_xet(file, known.xet_file_data, part, meter)
         download = Download(file, part, blobs / etag)  # checks a part that is complete already
-        watch(download.run, lambda: meter.tell(download))
+        watch(download.run, lambda: meter.report(download))
     link_blob(repository.snapshot / name, blobs / etag)
     if file.checksum is None:
         meter.report_unchecked(name)
@@ -229,7 +229,7 @@ class _DownloadMeter:
         self._name, self._progress = name, progress
         self._seen: deque[tuple[float, int]] = deque()
 
-    def tell(self, download: Download) -> None:
+    def report(self, download: Download) -> None:
         """Report the progress of a download."""
         file = download.file
         if download.doing == "checking":

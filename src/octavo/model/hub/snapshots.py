@@ -44,7 +44,7 @@ def hub_folder() -> Path:
 
 
 def repository_folder(name: str) -> Path:
-    """Where a repository's files are, or will be."""
+    """The folder of a repository's files, existing or not."""
     return hub_folder() / (_PREFIX + name.replace("/", "--"))
 
 

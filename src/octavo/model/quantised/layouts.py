@@ -427,7 +427,7 @@ def _scales_of(
 
 
 def _by_output(values: npt.NDArray[Number], outputs: int) -> npt.NDArray[Number]:
-    """Of the tensor, of rows (outputs,) or of groups -> (outputs, groups)."""
+    """Broadcast values of the tensor, of rows (outputs,) or of groups to (outputs, groups)."""
     if values.ndim < 2:
         values = values.reshape(-1, 1)
     return np.ascontiguousarray(np.broadcast_to(values, (outputs, values.shape[1])))

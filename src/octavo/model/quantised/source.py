@@ -80,7 +80,7 @@ class DequantisedFiles:
 
     @property
     def header_bytes(self) -> int:
-        """Of the largest header."""
+        """Bytes of the largest header."""
         return self.files.header_bytes
 
     @property
