@@ -145,7 +145,7 @@ class StartOptions:
     )
     long_context: bool = setting(
         True,
-        "Take requests larger than the KV memory where there is a disk (or host memory) for their oldest "
+        "Accept requests larger than the KV memory if there is a disk (or host memory) for their oldest "
         "blocks, which attention reads there.",
         more=" ([memory.md](memory.md#sequences-larger-than-the-pool))",
     )
@@ -233,7 +233,7 @@ class StartOptions:
         None,
         "Publish added and removed blocks, for routers, at this ZeroMQ endpoint, such as "
         "tcp://127.0.0.1:5557. Events carry prompts and answers as token ids, in clear.",
-        more=" ([operating](operating.md#routers-and-kv-events)); wants `octavo[events]`",
+        more=" ([operating](operating.md#routers-and-kv-events)); needs `octavo[events]`",
         metavar="ENDPOINT",
         unset="none",
         allowed="tcp://ADDRESS:PORT or ipc://PATH",

@@ -36,7 +36,7 @@ def bound_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def end_before_the_server() -> None:
+def prefer_as_oom_victim() -> None:
     """Have the system's OOM killer choose this process before the server."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

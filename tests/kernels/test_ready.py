@@ -87,7 +87,7 @@ def test_what_is_not_there_when_the_wait_is_over_comes_when_the_processor_is_idl
 ) -> None:
     go_on, order = threading.Event(), list[str]()
     monkeypatch.setattr(_native, "num_threads", lambda: 1)
-    monkeypatch.setattr(ready, "_leave_the_processor_to_others", lambda: order.append("idle"))
+    monkeypatch.setattr(ready, "_set_idle_priority", lambda: order.append("idle"))
 
     def take(data: np.ndarray) -> bool:
         order.append("take")
@@ -109,7 +109,7 @@ def test_an_idle_thread_gives_way_to_all_others() -> None:
     found: list[int] = []
 
     def look() -> None:
-        ready._leave_the_processor_to_others()
+        ready._set_idle_priority()
         found.append(os.sched_getscheduler(0))
 
     thread = threading.Thread(target=look)

@@ -15,8 +15,8 @@ from octavo.grammar import GRAMMAR_CHARS_MAX, GrammarKind, of_schema, of_text
 from octavo.sampling.grammar_refusals import (
     REFS_DEEP_MAX,
     RULES_DEEP_MAX,
+    find_place,
     place_of,
-    place_where,
     refuse_unsafe,
 )
 
@@ -227,7 +227,7 @@ def test_places_are_found_in_the_order_of_the_schema() -> None:
         "else": {"additionalProperties": {"title": "6"}, "then": False},
         "title": "0",
     }
-    places = [place_where(schema, lambda one, n=n: one.get("title") == str(n)) for n in range(11)]
+    places = [find_place(schema, lambda one, n=n: one.get("title") == str(n)) for n in range(11)]
     assert places == [
         "#",
         "#/properties/a",

@@ -235,15 +235,15 @@ def test_a_size_that_was_held_for_dear_is_tried_again():
 
 def test_a_sequence_promises_where_its_next_guess_is_likelier_right_than_not():
     speculator = Speculator(Speculation.AUTO)
-    assert not speculator.promises(offered(40, 0))
-    assert not speculator.promises(offered(1, 16))
-    assert speculator.promises(offered(40, 16))
+    assert not speculator.is_promising(offered(40, 0))
+    assert not speculator.is_promising(offered(1, 16))
+    assert speculator.is_promising(offered(40, 16))
     drafting = offered(40, 16)
     for _ in range(100):
         drafting.draft = Draft((RIGHT,), 40)
         speculator.learn(drafting, [WRONG], 0, 0)
     drafting.draft = Draft((RIGHT,), 40)
-    assert not speculator.promises(drafting)
+    assert not speculator.is_promising(drafting)
 
 
 # Reading

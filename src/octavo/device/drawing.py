@@ -120,7 +120,7 @@ def _take(
         if token.token < 0:  # after a draft: the failure is reported once it is computed as the newest
             break
         kept.append(token)
-        if not one.goes_on(place, token.token, stop_ids):
+        if not one.is_continued(place, token.token, stop_ids):
             break
     if kept:
         taken.samples[one.seq_id] = tuple(kept)

@@ -56,7 +56,7 @@ def survey(folder: Path) -> list[Namespace]:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if _NAMESPACE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                found.append(_look_at(path))
+                found.append(_read_namespace(path))
     return sorted(found, key=lambda namespace: namespace.used_at)
 
 
@@ -98,7 +98,7 @@ def remove_unused(folder: Path, keep: str, before: float) -> list[Namespace]:
     return [namespace for namespace in old if remove(namespace)]
 
 
-def _look_at(path: Path) -> Namespace:
+def _read_namespace(path: Path) -> Namespace:
     num_bytes, used_at = 0, 0.0
     for name in _FILES:
         with contextlib.suppress(OSError):

@@ -93,7 +93,7 @@ class DiskIndex:
             if isinstance(found, DiskIndex):
                 return found
             why = found
-        with _kept_unless_raised(reset_database(files.connect, files.remove, path)) as database:
+        with _close_on_error(reset_database(files.connect, files.remove, path)) as database:
             index = cls(database, why, binding.lanes)
             with transaction(database, durable=True):
                 for table in _SCHEMA:
@@ -161,7 +161,7 @@ class DiskIndex:
 
 
 @contextlib.contextmanager
-def _kept_unless_raised(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def _close_on_error(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Close it if the body raises."""
     try:
         yield database
@@ -173,7 +173,7 @@ def _kept_unless_raised(database: sqlite3.Connection) -> Iterator[sqlite3.Connec
 def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
     """The index as it was left, or why it is of no use."""
     try:
-        with _kept_unless_raised(open_database(files.connect, path)) as database:
+        with _close_on_error(open_database(files.connect, path)) as database:
             lanes = _lanes_or_misfit(database, binding)
             if isinstance(lanes, str):
                 database.close()

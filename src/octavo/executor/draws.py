@@ -37,7 +37,7 @@ class Draw(msgspec.Struct, frozen=True):
         """The largest possible number of tokens."""
         return 1 + len(self.drafts)
 
-    def goes_on(self, place: int, token: int, stop_ids: frozenset[int]) -> bool:
+    def is_continued(self, place: int, token: int, stop_ids: frozenset[int]) -> bool:
         """Whether another token follows this one, the draw's `place`-th: the draft guessed it, and it does
         not end the output."""
         is_guessed = place < len(self.drafts) and self.drafts[place] == token

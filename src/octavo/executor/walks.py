@@ -170,7 +170,7 @@ class TokenSampler:
             self._rows.append(walk.row, outcome.token)
         place = len(walk.taken)
         walk.taken.append(outcome)
-        if walk.draw.goes_on(place, outcome.token, self._stop_ids):
+        if walk.draw.is_continued(place, outcome.token, self._stop_ids):
             return
         walk.is_over = True
         forced = self._forced(entry) if walk.host_knew_constraint else []

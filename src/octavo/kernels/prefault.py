@@ -67,7 +67,7 @@ class PagePrefaulter:
         while True:
             if self._serving.is_set() and not is_idle:
                 is_idle = True
-                _leave_the_processor_to_others()
+                _set_idle_priority()
             with self._lock:
                 piece = next(self._pieces, None)
             if piece is None:
@@ -77,7 +77,7 @@ class PagePrefaulter:
                 self._stopping.set()
 
 
-def _leave_the_processor_to_others() -> None:
+def _set_idle_priority() -> None:
     """Give the calling thread idle priority, if the system has that (Linux)."""
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it; then its priority is unchanged

@@ -29,7 +29,7 @@ from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, rope_tables_of
 from octavo.model.split import Split, check_ranks
 from octavo.model.weights import read_weights
-from octavo.text.gguf_vocabulary import doubt_of_cut
+from octavo.text.gguf_vocabulary import pre_tokenizer_warning
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import Notice
 from octavo.units import format_bytes
@@ -124,11 +124,11 @@ def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
     return tokenizer
 
 
-def doubt_of_tokenizer(opened: OpenedFiles) -> str:
+def tokenizer_warning(opened: OpenedFiles) -> str:
     """Which part of the tokenizer was guessed, in words; "": nothing."""
     if not isinstance(opened.source, GgufFile):
         return ""
-    return doubt_of_cut(Fields(str(opened.path.path), opened.source.metadata))
+    return pre_tokenizer_warning(Fields(str(opened.path.path), opened.source.metadata))
 
 
 def require_rows(path: ModelPath, description: Description, num_tokens: int) -> None:
@@ -174,7 +174,7 @@ def _load(opened: OpenedFiles, how: _LoadOptions) -> LoadedModel:
         of_files = _no_hash if how.split.rank else hash_files
         hashing = pool.submit(of_files, opened.paths, source.header_bytes)
         tokenizer = read_tokenizer(opened)
-        if doubt := doubt_of_tokenizer(opened):
+        if doubt := tokenizer_warning(opened):
             how.progress(Notice(f"{path.path}: {doubt}"))
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 

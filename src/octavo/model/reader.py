@@ -192,7 +192,7 @@ class Reader:
             part = raw if len(rows) == raw.shape[0] else slice_rows(raw, rows.start, rows.stop)
             own = None if bias is None else np.ascontiguousarray(bias[rows.start : rows.stop])
             linears.append(Linear(self._ops.matrix(part, table), self._own(own)))
-        self._let_go(raw)
+        self._release_pages(raw)
         return linears
 
     def converted(self, raw: RawTensor) -> Matrix:
@@ -294,11 +294,11 @@ class Reader:
 
     def _detached(self, raw: RawTensor, copy: RawTensor) -> RawTensor:
         """The copy, after releasing its source."""
-        self._let_go(raw)
+        self._release_pages(raw)
         self._copy = copy
         return copy
 
-    def _let_go(self, raw: RawTensor) -> None:
+    def _release_pages(self, raw: RawTensor) -> None:
         """Release a tensor of the source. A copy needs no release, and a lookup in the source could decode it
         again."""
         if raw is self._copy:

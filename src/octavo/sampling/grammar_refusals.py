@@ -63,7 +63,7 @@ def counted(keywords: list[str]) -> list[str]:
     return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
 
 
-def why_of(grammar: Grammar, message: str, keywords: list[str]) -> str:
+def describe_refusal(grammar: Grammar, message: str, keywords: list[str]) -> str:
     """The library's error, with the places of a schema's keywords that it does not support."""
     if not keywords or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return message
@@ -107,7 +107,7 @@ def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
         count = len(named) if isinstance(named, list) else 0
         return isinstance(least, int) and least > count + 1
 
-    place = place_where(schema, repeats)
+    place = find_place(schema, repeats)
     if place is not None:
         raise refusal(
             grammar,
@@ -120,7 +120,7 @@ def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
         large[:] = [key for key in _NUMBERS if isinstance(n := one.get(key), int) and abs(n) > INTEGER_MAX]
         return bool(large)
 
-    place = place_where(schema, has_large)
+    place = find_place(schema, has_large)
     if place is not None:
         raise refusal(
             grammar,
@@ -190,10 +190,10 @@ def _too_deep(graph: Mapping[str, list[str]], deep_max: int) -> str | None:
 def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
     """The first use of this keyword in a schema, as a JSON pointer; names of properties and values do not
     count. O(schema)."""
-    return place_where(schema, lambda one: keyword in one, at)
+    return find_place(schema, lambda one: keyword in one, at)
 
 
-def place_where(schema: object, matches: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
+def find_place(schema: object, matches: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
     """The JSON pointer of the first schema, depth-first, for which `matches` is true. O(schema) time,
     O(levels) memory: a pointer is written only for the schema that is found."""
     if not isinstance(schema, dict):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 if __name__ == "__main__":
     sys.path += sys.argv[1:]  # where Octavo and llguidance are
 
-from octavo.helper_worker import bound_memory, end_before_the_server, read_frame, write_frame
+from octavo.helper_worker import bound_memory, prefer_as_oom_victim, read_frame, write_frame
 
 TRY, STOP = b"t", b"s"
 _HEAD_BYTES = 9
@@ -177,7 +177,7 @@ class _Parent:
 def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str, Any]) -> NoReturn:
     """Try one grammar, send the answer, and exit."""
     try:
-        end_before_the_server()
+        prefer_as_oom_victim()
         bound_memory(settings["memory_bytes"])
         with open(os.devnull, "rb+") as nothing:  # the child must not use the server's pipes
             os.dup2(nothing.fileno(), 0)

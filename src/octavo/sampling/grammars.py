@@ -28,7 +28,13 @@ import numpy as np
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
 from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, GrammarKind
 from octavo.kernels.contract import Floats
-from octavo.sampling.grammar_refusals import counted, refusal, refuse_unsafe, unknown_keywords, why_of
+from octavo.sampling.grammar_refusals import (
+    counted,
+    describe_refusal,
+    refusal,
+    refuse_unsafe,
+    unknown_keywords,
+)
 from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 from octavo.sampling.json_slashes import NO_SLASHES, Slashes, SlashMatcher
 
@@ -273,7 +279,7 @@ class Grammars:
             keywords = unknown_keywords(verdict.why_not)
             with self._lock:
                 self.stats.refusals.update(counted(keywords))
-            error = refusal(grammar, why_of(grammar, verdict.why_not, keywords))
+            error = refusal(grammar, describe_refusal(grammar, verdict.why_not, keywords))
             error.code = error.code if verdict.is_final else TOO_SLOW
             raise error
         return verdict
@@ -327,8 +333,8 @@ class Grammars:
         with self._open_lock:
             tokenizer = self._tokenizer or self._open()
         with self._room_for(verdict.num_bytes, grammar.tenant), self._timed():
-            text = _librarys_form(grammar, verdict)
-            prototype = _on_a_large_stack(lambda: _prototype(tokenizer, text))
+            text = _to_library_form(grammar, verdict)
+            prototype = _run_on_large_stack(lambda: _prototype(tokenizer, text))
             if prototype.is_error():  # the trial had no error: a bug, or the machine is out of memory
                 raise refusal(grammar, prototype.get_error())
             compiled = CompiledGrammar(grammar, prototype, verdict.num_bytes)
@@ -347,7 +353,7 @@ class Grammars:
                 self._verdicts.move_to_end(digest)
                 return known
         refuse_unsafe(grammar)
-        text = _librarys_form(grammar, None)
+        text = _to_library_form(grammar, None)
         with self._timed():
             is_gbnf = grammar.kind is GrammarKind.GBNF
             verdict = self._opened_trials().try_grammar(text, _LIMITS, is_gbnf=is_gbnf, stop=stop)
@@ -429,7 +435,7 @@ def _prototype(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMat
     return prototype
 
 
-def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
+def _run_on_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
     """The result of `work`, run on a thread of its own, whose priority is lowered if it takes long."""
     made: list[llguidance.LLMatcher] = []
     thread = threading.Thread(target=lambda: made.append(work()), name="octavo-grammar", daemon=True)
@@ -453,7 +459,7 @@ def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LL
 _stack_lock = threading.Lock()  # the stack size is one setting for all new threads
 
 
-def _librarys_form(grammar: Grammar, verdict: Verdict | None) -> str:
+def _to_library_form(grammar: Grammar, verdict: Verdict | None) -> str:
     """The text to compile. Before the trial, GBNF's own: the trial converts it."""
     try:
         match grammar.kind:

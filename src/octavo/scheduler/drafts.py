@@ -196,7 +196,7 @@ class Drafts:
             self._speculator.read(drafting, sequence.tokens, num_taken)
             # With steps in flight, guesses are awaited only while they are accepted, and from time to time.
             is_tried = drafting.was_taken or len(sequence.tokens) % RETRY_TOKENS < num_taken
-            state.is_awaited = is_tried and self._speculator.promises(drafting)
+            state.is_awaited = is_tried and self._speculator.is_promising(drafting)
         else:
             state.is_awaited = False
         return computed

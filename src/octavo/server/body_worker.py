@@ -24,9 +24,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
     os.nice(_NICENESS)
     sys.path += sys.argv[_PATHS_FROM:]
-    from octavo.helper_worker import bound_memory, end_before_the_server, read_frame, write_frame
+    from octavo.helper_worker import bound_memory, prefer_as_oom_victim, read_frame, write_frame
 
-    end_before_the_server()
+    prefer_as_oom_victim()
     from octavo.server.body_reader import read_body
     from octavo.server.large_bodies import MEMORY_MAX, ModelSizes
 

@@ -118,7 +118,7 @@ class Speculator:
             self.drafted[name] = self.drafted.get(name, 0) + num_drafted
             self.accepted[name] = self.accepted.get(name, 0) + num_accepted
 
-    def promises(self, drafting: DrafterState) -> bool:
+    def is_promising(self, drafting: DrafterState) -> bool:
         """Whether its next guess is more likely right than not."""
         draft = drafting.draft
         return bool(draft.tokens) and self._rate(drafting, 0) > 0.5

@@ -114,13 +114,15 @@ def check_vocabulary(metadata: Fields) -> VocabularyFacts:
             if left + right not in lists.ids:
                 raise BadModelFile(f"{key}: {left + right!r:.80} is no token")
         name = _cut_of(metadata)
-        return VocabularyFacts(f"byte-level BPE, cut as {name}", len(lists.tokens), doubt_of_cut(metadata))
+        return VocabularyFacts(
+            f"byte-level BPE, cut as {name}", len(lists.tokens), pre_tokenizer_warning(metadata)
+        )
     is_unigram = lists.kind == "t5"
     _pieces(metadata, lists.tokens, lists.types, is_unigram=is_unigram)
     return VocabularyFacts(f"SentencePiece {'unigram' if is_unigram else 'BPE'}", len(lists.tokens))
 
 
-def doubt_of_cut(metadata: Fields) -> str:
+def pre_tokenizer_warning(metadata: Fields) -> str:
     """A warning if neither a byte-level vocabulary nor its architecture says how texts are pre-tokenised; ""
     if that is known."""
     if metadata.text("tokenizer.ggml.model", "") != "gpt2" or metadata.has(_PRE):

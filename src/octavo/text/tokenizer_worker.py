@@ -25,9 +25,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server
     sys.path += sys.argv[_PATHS_FROM:]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from octavo.helper_worker import bound_memory, end_before_the_server, read_frame, write_frame
+    from octavo.helper_worker import bound_memory, prefer_as_oom_victim, read_frame, write_frame
 
-    end_before_the_server()
+    prefer_as_oom_victim()
     settings = json.loads(read_frame(0))
     text = read_frame(0).decode()
     import tokenizers  # noqa: F401  before memory is bounded

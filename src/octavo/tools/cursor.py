@@ -31,7 +31,7 @@ class TextCursor:
         self._at = 0  # position of reading
         self._is_over = False  # the answer has ended
 
-    def _cut_read(self) -> None:
+    def _drop_read(self) -> None:
         """Drop the text that was read."""
         self._text, self._at = self._text[self._at :], 0
 
@@ -39,7 +39,7 @@ class TextCursor:
         """Stream a JSON object."""
         scanner = ObjectScanner()
         yield from self._skip_blanks()
-        self._cut_read()
+        self._drop_read()
         while True:
             length = scanner.take(self._text)
             if length:

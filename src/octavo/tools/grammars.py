@@ -76,8 +76,8 @@ def _calls_grammar(
         triggers = form.begins
         junk = [f"JUNK: /[^{_in_class(triggers[0][0])}]+/"]
     before = f"({writer.text(form.between)})? " if form.body is Body.CHANNELS else ""
-    start = f"start: {before}{calls}" if writer.begins_special else f"start: JUNK? {before}{calls}"
-    text = "\n".join([start, *([] if writer.begins_special else junk), *rules])
+    start = f"start: {before}{calls}" if writer.starts_with_special else f"start: JUNK? {before}{calls}"
+    text = "\n".join([start, *([] if writer.starts_with_special else junk), *rules])
     return Grammar(GrammarKind.LARK, text, "tools", triggers, form.at_start)
 
 

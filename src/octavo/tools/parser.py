@@ -265,7 +265,7 @@ class CallParser(TextCursor):
             self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
             opening = ", "
             yield from self._tag_value(tags, name, key, is_json)
-            self._cut_read()
+            self._drop_read()
             if not (yield from self._has_one((tags.param_open, last))):
                 break
         self._emit_arguments("{}" if opening == "{" else "}")
@@ -286,7 +286,7 @@ class CallParser(TextCursor):
 
     def _tag_value(self, tags: Tags, name: str, key: str, is_json: bool) -> Reading:
         """An argument's value, up to its closing text: strings are streamed, other values emitted whole."""
-        self._cut_read()
+        self._drop_read()
         end = tags.param_close.strip()
         held = max(len(end), 1) + 1
         is_text = bool(tags.to_json and not is_json) or (not is_json and self._types.is_text(name, key))
@@ -325,7 +325,7 @@ class CallParser(TextCursor):
     def _begin(self, name: str) -> None:
         self._events.append(CallStart(self._num_calls, name))
         self._num_calls += 1
-        self._cut_read()
+        self._drop_read()
 
     def _emit_arguments(self, text: str) -> None:
         if text:

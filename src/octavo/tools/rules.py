@@ -32,7 +32,7 @@ class CallWriter:
         self._ids = {text: found for text in form.markers if (found := special_id(text)) is not None}
 
     @property
-    def begins_special(self) -> bool:
+    def starts_with_special(self) -> bool:
         """Whether calls begin with a special token, which never merges with preceding text."""
         return self._form.begins[0].startswith(tuple(self._ids)) and not self._form.at_start
 

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     ends = [socket.socket(fileno=int(fd)) for fd in arguments[1:4]]
     folder = Path(json.loads(arguments[0])["rendezvous"]).parent
     watching = (ends[2], folder)
-    threading.Thread(target=_end_with_rank_0, args=watching, name="octavo-parent", daemon=True).start()
+    threading.Thread(target=_exit_with_rank_0, args=watching, name="octavo-parent", daemon=True).start()
     import msgspec
 
     from octavo.device.ranks.messages import AnyMessage, Channel, MoveBlocks, Pulse, Start
@@ -105,7 +105,7 @@ def _serve_moves(member: RankMember, moves: Channel[MoveBlocks], pulse: _PulseSe
         os._exit(1)
 
 
-def _end_with_rank_0(end: socket.socket, folder: Path) -> None:
+def _exit_with_rank_0(end: socket.socket, folder: Path) -> None:
     """The stream carries nothing; it ends when rank 0 is gone."""
     try:
         end.recv(1)
