@@ -73,7 +73,7 @@ class PagePrefaulter:
             if piece is None:
                 return
             if not _native.take_pages(piece):
-                log.debug("the system gives no pages before they are written to")
+                log.debug("the system cannot prefault pages")
                 self._stopping.set()
 
 
