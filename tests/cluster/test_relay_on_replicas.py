@@ -37,7 +37,17 @@ ASKED = {
     "/tokenize": {"prompt": "Hello there"},
     "/v1/messages/count_tokens": {"messages": HELLO},
 }
-OF_A_MOMENT = ("id", "created", "_at", "duration", "block_seconds", "item_id", "cached_tokens", "cache_read")
+# Ids and times, and what was cached: Anthropic's input_tokens are those that were not.
+OF_A_MOMENT = (
+    "id",
+    "created",
+    "_at",
+    "duration",
+    "block_seconds",
+    "cached_tokens",
+    "cache_read",
+    "input_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
