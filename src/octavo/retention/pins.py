@@ -1,15 +1,15 @@
 """Pins: holders with a name, a budget and an expiry. A pinned prefix stays in the pool whatever else runs.
 
-filling     an ordinary request computes its prompt; the pin holds nothing, its budget is reserved
-holding     it lists the prompt's full blocks
-let go      warm, and all its blocks are in an offload tier, which keeps their names: it lists none
+    filling     an ordinary request computes its prompt; the pin holds nothing, its budget is reserved
+    holding     it lists the prompt's full blocks
+    let go      warm, and all its blocks are in an offload tier, which keeps their names: it lists none
 
-hard        requested by a client: a pin that it named, a session that it resumed
-soft        made by the server: keeps a session between two turns
+    hard        requested by a client: a pin that it named, a session that it resumed
+    soft        made by the server: keeps a session between two turns
 
-Only full blocks can be shared, so only full blocks are pinned. All pins together stay within
-`pin_blocks`, and pins plus the largest accepted request fit the pool: so no set of pins, orphans or
-cancels blocks the engine. A pin whose request fails or is cancelled is removed with it.
+Only full blocks can be shared, so only full blocks are pinned. All pins together stay within `pin_blocks`,
+and pins plus the largest accepted request fit the pool: so no set of pins, orphans or cancels blocks the
+engine. A pin whose request fails or is cancelled is removed with it.
 """
 
 from __future__ import annotations

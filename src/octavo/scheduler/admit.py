@@ -1,14 +1,16 @@
 """Admission in order of rank, bounded by rows, blocks and the step's tokens.
 
-- A sequence waits while a running one computes its next block (prefixes.py). - A sequence is admitted when
-the blocks of all its known tokens fit with those promised to running prompts, plus   some for each running
-sequence (headroom.py). So a prompt never has to preempt, and back-pressure comes before   thrash. - A large
-sequence that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass it. Then   none
-does until it fits: neither side starves. - A higher priority may preempt strictly lower ones. - Tenants take
-turns within a priority (fair_queue.py). A tenant whose own bounds keep its first sequence out is   skipped,
-and keeps no other out. Sequences covered by a guarantee come first, by preempting borrowers. - Soft holds of
-idle sessions are released for the head of the queue if it can never run with them, and is   admitted, or
-loaded, immediately without them (admission_limits.py).
+- A sequence waits while a running one computes its next block (prefixes.py).
+- A sequence is admitted when the blocks of all its known tokens fit with those promised to running prompts,
+  plus some for each running sequence (headroom.py): so a prompt never has to preempt, and back-pressure
+  comes before thrash.
+- A large sequence that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass it.
+  Then none does until it fits: neither side starves.
+- A higher priority may preempt strictly lower ones.
+- Tenants take turns within a priority (fair_queue.py). A tenant whose own bounds keep its first sequence out
+  is skipped, and keeps no other out. Sequences that a guarantee covers come first, by preempting borrowers.
+- Soft holds of idle sessions are released for the head of the queue if it can never run with them, and is
+  admitted, or loaded, at once without them (admission_limits.py).
 """
 
 from __future__ import annotations
