@@ -516,9 +516,9 @@ def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
     assert meter._speed(100.0, 2000 << 10) == ""
     assert meter._speed(102.0, 3000 << 10) == ", 500 KiB/s, 10 s left"
     download.num_bytes = 1000 << 10
-    meter.tell(download)
+    meter.report(download)
     download.doing, download.checking.num_bytes = "checking", 2000 << 10
-    meter.tell(download)
+    meter.report(download)
     assert said[0].startswith("owner/name: fetching X.gguf, 2.9 MiB of 7.8 MiB")
     assert said[1] == "owner/name: checking X.gguf, 2.0 MiB of 3.9 MiB"
 
