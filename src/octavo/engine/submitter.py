@@ -70,7 +70,7 @@ class Submitter:
             self._stats_reply = self.host.stats()
             self._stats_reply.add_done_callback(self._take_stats)
         reply = wrap_future(self._stats_reply)
-        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # retrieved
+        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # failure retrieved
         await asyncio.wait([reply], timeout=timeout_s)
         if not reply.done():
             with contextlib.suppress(EngineStopped):

@@ -115,7 +115,7 @@ class Publisher:
         self._replay: zmq.Socket[bytes] | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closing = False
-        self._joined_at: float | None = None  # when the first subscriber joined that still needs a snapshot
+        self._joined_at: float | None = None  # when a subscriber joined that still needs a snapshot
         self._snapshot_at = -JOIN_S
         self._num_gaps_logged = 0
         try:

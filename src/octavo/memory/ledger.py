@@ -273,7 +273,7 @@ class Ledger:
                     pool.forget(names[index])
                 canonical = pool.publish(block, names[index])
                 if canonical == block and (index < table.num_shared or table.owner == self.quotas.shared):
-                    pool.hand_over(block, self.quotas.once_shared)  # the pin holds its own copy
+                    pool.hand_over(block, self.quotas.once_shared)  # a pinned name has a block already
                 if canonical != block:
                     self.pool.retain(canonical)
                     self.pool.release(block)

@@ -1,6 +1,5 @@
 """Drafts in a plan: a chunk is lengthened by drafts, and cut back to the accepted ones.
 
-
     tokens known   | t0 t1 t2 t3 t4 |             positions [4, 8) are planned, with drafts d0 d1 d2
     chunk                        t4   d0  d1  d2
     samples                      s0   s1  s2      s0 = d0, s1 = d1, but s2 is not d2: d2 is rejected, and its
