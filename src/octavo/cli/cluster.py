@@ -61,6 +61,7 @@ def spec_of(
     low, high = bounds_of(cluster)
     table = given_table(resolved, ServerSettings)
     if table.pop("api_key", None) is not None:
+        os.environ.pop("OCTAVO_API_KEY", None)  # which every process of Ray would inherit
         table["api_key_file"] = str(ClusterFolder(name).write_keys(server.keys))
     return ClusterSpec(
         model=model,
