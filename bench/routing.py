@@ -117,7 +117,23 @@ def h200_8b() -> Calibration:
     num_blocks = KV_BYTES // BYTES_PER_BLOCK
     setup = SchedulerSetup(config, num_blocks, num_blocks, BLOCK, (b"8B",))
     return Calibration(
-        VERSION, setup, None, 1, TERMS, {}, {}, [], 0.0, 0.0, 0.005, None, None, 256, 2048, 1, 0.0, 0.0
+        VERSION,
+        setup,
+        tier=None,
+        depth=1,
+        terms=TERMS,
+        corrections={},
+        noise={},
+        drifts=[],
+        between_s=0.0,
+        between_row_s=0.0,
+        http_s=0.005,
+        moves={},
+        rows_max=256,
+        positions_max=2048,
+        num_steps=1,
+        error_p50=0.0,
+        error_p95=0.0,
     )
 
 

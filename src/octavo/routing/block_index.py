@@ -26,7 +26,7 @@ _SHIFT = {Place.POOL: 0, Place.HOST: 1, Place.DISK: 2}
 _PLACES = tuple(_SHIFT)
 _WIDTH = len(_SHIFT)
 _ALL = (1 << _WIDTH) - 1
-_SLACK = 1024  # names in a replica's list beside those that it holds
+_SLACK = 1024  # names in a replica's list in addition to those that it holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
     reports --> index of blocks, loads --> costs of a prompt (prompt_costs.py) --> the least, the ring
 
 What a replica holds is in the index; what was sent to it and is not reported yet is expected there for some
-seconds, so that the next request of a chat follows the first. Replicas that cost nearly the same are told
-apart by a ring of hashes: the first one behind the hash of the prompt's first block that no replica holds. So
-routers that do not know each other send a new prefix to one place, as long as they see it nearly as idle.
+seconds, so that the next request of a chat follows the first. Of replicas that cost nearly the same a ring
+of hashes takes the first one behind the hash of the prompt's first block that no replica holds. So routers
+that do not know each other send a new prefix to one place, as long as they see it nearly as idle.
 
 Of many replicas few are looked at: those that hold most, those that are free first, those of the ring. It is
 pure: no clock, no socket; times are seconds of any clock that all calls share.
