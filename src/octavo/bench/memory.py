@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.bench.lengths import Trace
-from octavo.bench.oversubscribed import Oversubscribed, oversubscribed
+from octavo.bench.oversubscribed import DEMAND, Oversubscribed, oversubscribed
 from octavo.bench.workloads import Memory
 from octavo.errors import ConfigError
 from octavo.memory.holders import Holder, HolderKind
@@ -29,7 +29,6 @@ from octavo.memory.table import BlockTable
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.contiguous import FirstFit, rounded
 from octavo.sim.driver import Pool, replay_paged, requests_of, serve
-from octavo.sim.oversubscribed import DEMAND
 from octavo.sim.policies import ReplayedTrace, Window, replay_reserved, reservation_policies
 from octavo.types import Request
 from octavo.units import blocks_for

@@ -1,27 +1,194 @@
 """What the scheduler makes of three times more demand than blocks, without a model: its throughput and gaps
-between tokens, beside an admission that knows every length and never preempts, on the same pool and trace.
+between tokens, beside an admission that never preempts because it knows how long every answer will be.
 
-All times are virtual (sim/oversubscribed.py), so the same seed gives the same figures on every machine.
+    trace -> virtual server (planner.py): the real scheduler, whose steps and transfers take what `Costs` says
+               |
+               +-- the next request comes as soon as what is wanted is below `DEMAND` times the pool
+
+The admission that knows (`Foreseeing`) lets a request in if, at every step from now on, the blocks of all
+that run fit: each grows by a position a step and leaves when its answer ends. What it foresees is off by the
+steps that prompts take, so it keeps a margin: the smallest of `MARGINS` with which it never preempts on that
+trace. All times are virtual, so the same seed gives the same figures on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.bench.lengths import Trace
-from octavo.sim.driver import Pool, requests_of
-from octavo.sim.oversubscribed import (
-    COMPUTE_BOUND,
-    DEMAND,
-    MEMORY_BOUND,
-    Oversubscription,
-    Setup,
-    best_without_preempting,
-)
+import numpy as np
 
+from octavo.bench.calibration import VERSION, Calibration
+from octavo.bench.lengths import Trace
+from octavo.bench.planner import Results, Server
+from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
+from octavo.memory.demand import blocks_needed
+from octavo.scheduler.admission_limits import AdmissionLimits
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence as LiveSequence
+from octavo.sim.driver import Pool, requests_of
+from octavo.step.config import SchedulerConfig
+from octavo.step.step_times import StepShape
+from octavo.types import Request
+
+DEMAND = 3.0  # times the pool
+STEP_TOKENS = 512
+MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)  # of the pool
 SLOTS_BELOW = 10  # times the pool
 STAGING_PART = 16  # of the pool, to stage in
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of a step and of a transfer."""
+
+    name: str
+    step_s: float
+    position_s: float  # for each position that is computed
+    read_s: float  # for a thousand positions that attention reads
+    move_s: float  # for a block, to the tier or back
+
+
+# Of the order of what was measured: SmolLM2-135M in 4 bits on two cores (docs/performance.md), a block of
+# 360 KiB on a disk of 1 GB/s; and a model that every step reads whole, beside which positions cost little,
+# with 13 MB in a block.
+COMPUTE_BOUND = Costs("compute-bound", 0.006, 0.0011, 1e-4, 0.0004)
+MEMORY_BOUND = Costs("memory-bound", 0.030, 0.00004, 1e-6, 0.013)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a trace is served with. `num_slots` 0: there is no tier below."""
+
+    num_blocks: int
+    block_size: int
+    costs: Costs
+    num_slots: int = 0
+    staging: int = 0
+
+    def calibration(self, requests: Sequence[Request]) -> Calibration:
+        """Of a server for these requests."""
+        config = SchedulerConfig(
+            max_rows=min(len(requests), STEP_TOKENS),
+            step_tokens=STEP_TOKENS,
+            max_waiting=len(requests),
+            context_length=1 + max(len(r.prompt) + r.max_tokens for r in requests),
+            staging_blocks=self.staging,
+        )
+        costs = self.costs
+        return Calibration(
+            version=VERSION,
+            setup=SchedulerSetup(config, self.num_blocks, self.num_blocks, self.block_size, ()),
+            tier=TierSetup(self.num_slots, 0, None, []) if self.num_slots else None,
+            depth=0,
+            terms=[costs.position_s, costs.step_s, costs.position_s, costs.read_s, costs.read_s],
+            corrections={},
+            noise={},
+            drifts=[],
+            between_s=0.0,
+            between_row_s=0.0,
+            http_s=0.0,
+            moves={"store disk": costs.move_s, "load disk": costs.move_s},
+            rows_max=STEP_TOKENS,
+            positions_max=STEP_TOKENS,
+            num_steps=0,
+            error_p50=0.0,
+            error_p95=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of a trace. Times are virtual."""
+
+    seconds: float  # to the last token
+    tokens: int
+    gap_p99_s: float  # between two tokens of an answer
+    running: float  # requests at once, on average over steps
+    preemptions: int
+    kept: int  # of these, after which blocks were below
+    recomputed: int  # positions computed a second time
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class Foreseeing(AdmissionLimits):
+    """Limits that know the length of every answer, and keep `margin` blocks free."""
+
+    def __init__(self, scheduler: Scheduler, margin: int) -> None:
+        super().__init__(
+            scheduler.context, scheduler.live, scheduler.budget, scheduler.shares, scheduler.soft_holds
+        )
+        self._prefill_budget = scheduler.prefill_budget
+        self._margin = margin
+
+    def fits(self, sequence: LiveSequence, num_hits: int) -> bool:
+        """Whether all that run, and this one, can run to their ends."""
+        if self._live.num_free_rows < 1:
+            return False
+        if not self._live.running:
+            return True
+        together = [*self._live.running, sequence]
+        known = np.array([s.known for s in together])
+        left = np.array([s.max_length - s.known for s in together])  # tokens to come
+        prompts = np.array([s.remaining if s.remaining > 1 else 0 for s in together])
+        num_prompts = int((prompts > 0).sum())
+        budget = self._prefill_budget.prompt_budget(len(together) - num_prompts, num_prompts)
+        last = left + (prompts > 0) * -(-int(prompts.sum()) // max(1, budget))  # steps until it ends, at most
+        ends = np.unique(last)
+        size = self._context.ledger.block_size
+        blocks = -(-(known + np.minimum(ends[:, None], left)) // size)  # (ends, sequences)
+        peak = int((blocks * (last >= ends[:, None])).sum(axis=1).max())
+        return peak + self._margin <= self._context.ledger.pool.num_blocks
+
+
+def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) -> Served | None:
+    """The requests in their order, while what live ones want is up to `DEMAND` times the pool. With a
+    `margin` lengths are known; then None where that preempts."""
+    calibration, results = setup.calibration(requests), Results()
+    server = Server(calibration, calibration.setup, 0, results)
+    scheduler, to_come = server.scheduler, deque(requests)
+    if margin is not None:
+        scheduler.admission.limits = Foreseeing(scheduler, margin)
+    # The pace of an engine that has served before: what a step costs is known from the first one on.
+    one = setup.costs.step_s + setup.costs.position_s
+    scheduler.context.times.observe(StepShape(1), one)
+    scheduler.context.times.observe(StepShape(1, prompt=100), one + 100 * setup.costs.position_s)
+    size, limit = setup.block_size, DEMAND * setup.num_blocks
+    while to_come or scheduler.has_work:
+        if scheduler.live.num_preemptions and margin is not None:
+            return None
+        wanted = sum(blocks_needed(request, size) for request in scheduler.live.requests())
+        while to_come and (not wanted or wanted + blocks_needed(to_come[0], size) <= limit):
+            wanted += blocks_needed(to_come[0], size)
+            server.submit(to_come.popleft(), server.now)
+        server.turn(math.inf)
+    answers = results.done
+    gaps = sorted(b - a for answer in answers for a, b in itertools.pairwise(answer.chunks))
+    return Served(
+        server.now,
+        sum(answer.tokens for answer in answers),
+        gaps[int(0.99 * (len(gaps) - 1))] if gaps else 0.0,
+        results.served["running_sum"] / results.served["steps"],
+        scheduler.live.num_preemptions,
+        scheduler.staging.num_kept,
+        scheduler.live.tokens_recomputed,
+    )
+
+
+def best_without_preempting(requests: Sequence[Request], setup: Setup) -> Served:
+    """The trace under the admission that knows every length, with the smallest margin that does."""
+    for margin in MARGINS:
+        served = serve(requests, setup, int(margin * setup.num_blocks))
+        if served is not None:
+            return served
+    raise AssertionError("it preempts with every margin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +222,7 @@ def oversubscribed(trace: Trace, pool: Pool, seed: int) -> Iterator[Oversubscrib
         staging = pool.num_blocks // STAGING_PART
         below = replace(setup, num_slots=SLOTS_BELOW * pool.num_blocks, staging=staging)
         for given in (setup, below):
-            served = Oversubscription(requests, given).run()
+            served = serve(requests, given)
             assert served is not None
             yield Oversubscribed(
                 trace=trace.name,

@@ -165,6 +165,7 @@ class Server:
     def _start(self, plan: StepPlan) -> None:
         scheduler = self._loop.scheduler
         self._served["steps"] += 1
+        self._served["running_sum"] += len(scheduler.live.running)
         self._served["running"] = max(self._served["running"], len(scheduler.live.running))
         self._served["blocks"] = max(self._served["blocks"], scheduler.ledger.counts().held)
         if scheduler.live.waiting.line:

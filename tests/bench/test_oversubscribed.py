@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, LengthSource, synthetic
-from octavo.bench.oversubscribed import oversubscribed
+from octavo.bench.oversubscribed import (
+    COMPUTE_BOUND,
+    MARGINS,
+    Setup,
+    best_without_preempting,
+    oversubscribed,
+    serve,
+)
 from octavo.sim.driver import Pool, requests_of
-from octavo.sim.oversubscribed import COMPUTE_BOUND, MARGINS, Oversubscription, Setup, best_without_preempting
 
 
 @pytest.mark.full
@@ -35,7 +41,7 @@ def test_throughput_and_gaps_stay_near_the_best_that_never_preempts(
 def test_the_same_trace_gives_the_same_figures() -> None:
     requests = requests_of(synthetic(CHATS, 20, 1, 512).jobs, 1)
     setup = Setup(64, 16, COMPUTE_BOUND, num_slots=300, staging=4)
-    assert Oversubscription(requests, setup).run() == Oversubscription(requests, setup).run()
+    assert serve(requests, setup) == serve(requests, setup)
 
 
 def test_the_best_admission_serves_everything_and_never_preempts() -> None:
@@ -45,6 +51,6 @@ def test_the_best_admission_serves_everything_and_never_preempts() -> None:
     assert best.tokens == sum(request.max_tokens for request in requests)
     assert best.running > 1
     # The largest margin lets fewer in, and none of the others is slower than it.
-    last = Oversubscription(requests, Setup(64, 16, COMPUTE_BOUND), int(MARGINS[-1] * 64)).run()
+    last = serve(requests, Setup(64, 16, COMPUTE_BOUND), int(MARGINS[-1] * 64))
     assert last is not None
     assert last.seconds >= best.seconds
