@@ -261,11 +261,10 @@ def _show_ready(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
     scheme = "http" if settings.tls_cert is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    replicas = (
-        f"{spec.min_replicas}" if not spec.is_autoscaled else f"{spec.min_replicas} to {spec.max_replicas}"
-    )
+    count = f"{spec.min_replicas} to {spec.max_replicas}" if spec.is_autoscaled else f"{spec.max_replicas}"
+    replicas = "1 replica" if spec.max_replicas == 1 else f"{count} replicas"
     console.print(
-        f"[bold]octavo[/] serves {spec.model or DEFAULT_ALIAS} with {replicas} replicas at "
+        f"[bold]octavo[/] serves {spec.model or DEFAULT_ALIAS} with {replicas} at "
         f"{scheme}://{host}:{settings.port}/v1   (ctrl-c ends it)"
     )
     keys = "every request needs a key" if settings.has_keys else "no key is asked for"
