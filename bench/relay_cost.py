@@ -175,6 +175,7 @@ def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool
     try:
         _wait_until_routed(url)
         times: dict[str, list[float]] = {"direct": [], "relayed": []}
+        before = _cpu_s(relay.pid)
         with httpx.Client(timeout=30) as client:
             for _ in range(requests):
                 for name, where in (("direct", target), ("relayed", url)):
@@ -185,9 +186,13 @@ def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool
                     times[name].append(_first_s(client, where, prompt, headers, is_chat) * 1e3)
         for name, found in times.items():
             deciles = statistics.quantiles(found, n=20)
-            print(f"{name}: first token after {statistics.median(found):.2f} ms, p95 {deciles[-1]:.2f} ms")
+            told = (statistics.median(found), deciles[1], deciles[-1])
+            print("{}: one token after {:.2f} ms, p10 {:.2f} ms, p95 {:.2f} ms".format(name, *told))
         added = statistics.median(times["relayed"]) - statistics.median(times["direct"])
-        print(f"added by the relay: {added:.2f} ms in the median of {requests}, {num_tokens} tokens")
+        print(
+            f"added by the relay: {added:.2f} ms in the median of {requests}, {num_tokens} tokens", end="; "
+        )
+        print(f"{(_cpu_s(relay.pid) - before) / requests * 1e3:.1f} ms of CPU a request, reports included")
     finally:
         relay.kill()
         child.kill()
