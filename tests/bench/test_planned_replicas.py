@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from tests.bench.test_planner import TARGETS, calibration_of, setup_of, trace_of
 
+from bench import routing
 from octavo.bench.planner import Front, Planner, Served, Traffic
 from octavo.bench.replicas import PrefixFront, Routing, front_of
 from octavo.bench.traces import RequestTrace, TraceRequest
@@ -83,3 +84,10 @@ def test_users_wait_for_their_answers_on_all_replicas() -> None:
     result = planner.served(Traffic(trace_of(*[TraceRequest(0.0, 16, 10)] * 12), users=4, think_s=3.0))
     assert result.report.completed == 12
     assert 6.0 < result.seconds < 7.0
+
+
+def test_the_routers_benchmark_finds_what_it_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
+    routing.time_router(4, 4 * 2100)
+    said = capsys.readouterr().out
+    assert "4 replicas, 8,400 blocks" in said
+    assert said.count("found 100 %") == 4
