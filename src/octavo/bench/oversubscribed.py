@@ -1,5 +1,5 @@
 """What the scheduler makes of three times more demand than blocks, without a model: its throughput and gaps
-between tokens, beside an admission that never preempts because it knows how long every answer will be.
+between tokens, compared with an admission that never preempts because it knows how long every answer will be.
 
     trace -> virtual server (planner.py): the real scheduler, whose steps and transfers take what `Costs` says
                |
@@ -37,7 +37,7 @@ from octavo.types import Request
 DEMAND = 3.0  # times the pool
 STEP_TOKENS = 512
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)  # of the pool
-SLOTS_BELOW = 10  # times the pool
+TIER_SLOTS = 10  # times the pool
 STAGING_PART = 16  # of the pool, to stage in
 
 
@@ -53,7 +53,7 @@ class Costs:
 
 
 # Of the order of what was measured: SmolLM2-135M in 4 bits on two cores (docs/performance.md), a block of
-# 360 KiB on a disk of 1 GB/s; and a model that every step reads whole, beside which positions cost little,
+# 360 KiB on a disk of 1 GB/s; and a model that every step reads whole, next to which positions cost little,
 # with 13 MB in a block.
 COMPUTE_BOUND = Costs("compute-bound", 0.006, 0.0011, 1e-4, 0.0004)
 MEMORY_BOUND = Costs("memory-bound", 0.030, 0.00004, 1e-6, 0.013)
@@ -61,7 +61,7 @@ MEMORY_BOUND = Costs("memory-bound", 0.030, 0.00004, 1e-6, 0.013)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a trace is served with. `num_slots` 0: there is no tier below."""
+    """What a trace is served with. `num_slots` 0: there is no offload tier."""
 
     num_blocks: int
     block_size: int
@@ -109,7 +109,7 @@ class Served:
     gap_p99_s: float  # between two tokens of an answer
     running: float  # requests at once, on average over steps
     preemptions: int
-    kept: int  # of these, after which blocks were below
+    kept: int  # of these, after which blocks were in the tier
     recomputed: int  # positions computed a second time
 
     @property
@@ -193,7 +193,7 @@ def best_without_preempting(requests: Sequence[Request], setup: Setup) -> Served
 
 @dataclass(frozen=True, slots=True)
 class Oversubscribed:
-    """One trace on one machine, with or without a tier below."""
+    """One trace on one machine, with or without an offload tier."""
 
     trace: str
     num_requests: int
@@ -208,20 +208,20 @@ class Oversubscribed:
     running: float  # requests at once
     running_best: float  # under the admission that never preempts
     preemptions: int
-    kept: int  # of them, after which blocks were below
+    kept: int  # of them, after which blocks were in the tier
     tokens: int
     recomputed: int  # positions computed again
 
 
 def oversubscribed(trace: Trace, pool: Pool, seed: int) -> Iterator[Oversubscribed]:
-    """The trace on two machines, each without a tier below and with one."""
+    """The trace on two machines, each without an offload tier and with one."""
     requests = requests_of(trace.jobs, seed)
     for costs in (COMPUTE_BOUND, MEMORY_BOUND):
         setup = Setup(pool.num_blocks, pool.block_size, costs)
         best = best_without_preempting(requests, setup)
         staging = pool.num_blocks // STAGING_PART
-        below = replace(setup, num_slots=SLOTS_BELOW * pool.num_blocks, staging=staging)
-        for given in (setup, below):
+        tiered = replace(setup, num_slots=TIER_SLOTS * pool.num_blocks, staging=staging)
+        for given in (setup, tiered):
             served = serve(requests, given)
             assert served is not None
             yield Oversubscribed(
@@ -230,7 +230,7 @@ def oversubscribed(trace: Trace, pool: Pool, seed: int) -> Iterator[Oversubscrib
                 num_blocks=pool.num_blocks,
                 demand=DEMAND,
                 costs=costs.name,
-                tier=given is below,
+                tier=given is tiered,
                 throughput_ratio=served.rate / best.rate,
                 gap_p99_ratio=served.gap_p99_s / best.gap_p99_s if best.gap_p99_s else 1.0,
                 tokens_per_second=served.rate,

@@ -130,9 +130,9 @@ def of_server(url: str, api_key: str) -> Calibration:
     """Of a running server: its pool, target and tenants as they are now, over the calibration that is stored
     for its model, settings and machine. Raises OctavoError where it does not answer, and ConfigError where
     there is no calibration: its steps can only be measured under load."""
-    told = require_operator(ask(url, api_key, "GET", "/v1/kv"))
+    shown = require_operator(ask(url, api_key, "GET", "/v1/kv"))
     try:
-        server = msgspec.convert(told, _Server)
+        server = msgspec.convert(shown, _Server)
         named = [row for row in server.tenants if "weight" in row]  # the others are not in its file any more
         tenants = tuple(msgspec.convert(row, TenantPolicy) for row in named)
     except msgspec.ValidationError as error:
