@@ -33,6 +33,7 @@ class Serving:
     model: str | None
     engine: StartOptions
     server: ServerSettings
+    parent: object  # of a replica
 
     def value(self, table: str, each: Setting) -> object:
         return getattr(self.engine if table == "engine" else self.server, each.field)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from octavo.server.errors import JsonObject
+if TYPE_CHECKING:  # it loads a web framework, which --help has not
+    from octavo.server.errors import JsonObject
 
 JSON_FIELDS: Mapping[str, str] = {
     "blocks_offloaded": "blocks_below",
