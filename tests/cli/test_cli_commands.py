@@ -52,6 +52,7 @@ def test_every_command_explains_itself_in_80_columns_and_names_no_type(monkeypat
 def test_every_command_that_prints_a_table_can_print_json():
     """All but those that talk, serve, or say one line of what they did."""
     lines = ["serve", "render", "chat", "generate", "models", "pull", "rm", "disk", "clean", "replay"]
+    lines += ["scale", "update", "stop"]
     for path, command in commands_of(whole_command()):
         if not hasattr(command, "commands") and path[-1] not in lines:
             assert "--json" in {opt for each in command.params for opt in each.opts}, path

@@ -20,7 +20,6 @@ import msgspec
 
 from octavo.errors import ConfigError, shown
 from octavo.files import read_named_file
-from octavo.model.hub.paths import cache_folder
 
 DEFAULT_NAME = "octavo"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -45,6 +44,8 @@ class ClusterFolder:
                 f"--name is {shown(name)}; allowed: 1 to 40 letters, digits, dashes and underscores"
             )
         self.name = name
+        from octavo.model.hub.paths import cache_folder  # it loads numpy, which --help has not
+
         self.path = cache_folder() / "clusters" / name
 
     def make_token(self) -> Path:
