@@ -122,35 +122,35 @@ def test_how_a_child_ended_is_said_with_its_last_lines(start_child: StartChild) 
         (("--metrics-address", "9100"), "--metrics-address is 9100, and this is a replica"),
     ],
 )
-def test_what_a_child_cannot_begin_with_is_told(
+def test_what_a_child_cannot_begin_with_is_in_the_error(
     start_child: StartChild, flags: tuple[str, ...], message: str
 ) -> None:
     child = start_child(None, *flags)
-    with pytest.raises(ReplicaEnded, match=r"ended with status 2") as told:
+    with pytest.raises(ReplicaEnded, match=r"ended with status 2") as raised:
         child.wait_ready(LIMIT_S)
-    assert message in str(told.value)
+    assert message in str(raised.value)
 
 
 def test_a_child_waits_until_another_has_left_its_slot(start_child: StartChild, tmp_path: Path) -> None:
-    replica, told = new_replica(4, tmp_path / "4"), list[str]()
+    replica, phases = new_replica(4, tmp_path / "4"), list[str]()
     first = start_child(replica, "--disk-size", "8MiB")
     first.wait_ready(LIMIT_S)
     second = start_child(replica, "--disk-size", "8MiB")
 
     def on_progress(text: str) -> None:
-        told.append(text)
+        phases.append(text)
         if "waiting" in text:
             first.begin_drain()
 
     second.wait_ready(LIMIT_S, on_progress)
-    assert told[0] == f"waiting until another process leaves slot 4: {tmp_path / '4'}"
+    assert phases[0] == f"waiting until another process leaves slot 4: {tmp_path / '4'}"
     assert first.wait(LIMIT_S) == 0
     second.kill()
     third = start_child(replica, "--disk-size", "8MiB")
     third.wait_ready(LIMIT_S)  # a lock ends with its process
 
 
-def test_a_slot_whose_folder_cannot_be_used_is_told(start_child: StartChild, tmp_path: Path) -> None:
+def test_a_slot_whose_folder_cannot_be_used_is_an_error(start_child: StartChild, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     child = start_child(new_replica(4, tmp_path / "file" / "4"))
     with pytest.raises(

@@ -112,7 +112,7 @@ def test_blocks_on_disk_are_found_there_also_after_a_restart(start_child: StartC
     assert ask(again, "GET", f"/v1/sessions/{session}").json()["id"] == session
 
 
-def test_the_load_is_told_while_something_runs_and_when_nothing_does(start_child: StartChild) -> None:
+def test_the_load_is_reported_while_something_runs_and_when_nothing_does(start_child: StartChild) -> None:
     child = start_child()
     child.wait_ready(LIMIT_S)
     with following(child) as pieces:
@@ -123,7 +123,7 @@ def test_the_load_is_told_while_something_runs_and_when_nothing_does(start_child
 
 
 @WITH_FRONT_ENDS
-def test_a_drain_is_told_and_ends_the_feed(start_child: StartChild, front_ends: str) -> None:
+def test_a_drain_is_reported_and_ends_the_feed(start_child: StartChild, front_ends: str) -> None:
     child = start_child(None, "--http-processes", front_ends)
     child.wait_ready(LIMIT_S)
     with following(child) as pieces:

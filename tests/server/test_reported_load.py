@@ -44,15 +44,15 @@ async def follow(
         follower.feed(await anext(frames))
 
 
-def test_the_last_load_is_told_again_while_a_step_takes_long(served: Served) -> None:
+def test_the_last_load_is_sent_again_while_a_step_takes_long(served: Served) -> None:
     async def run() -> None:
         frames, follower = frames_of(served), FeedFollower()
         await follow(frames, follower, lambda: follower.loads)
         served.turnstile.open.clear()
         submitting = asyncio.create_task(served.llm.submit(request_for(prompt_of(1), greedy(4))))
         await until(served.turnstile.reached.is_set)
-        told = len(follower.loads)
-        await follow(frames, follower, lambda: len(follower.loads) > told + 3)
+        before = len(follower.loads)
+        await follow(frames, follower, lambda: len(follower.loads) > before + 3)
         served.turnstile.open.set()
         stream = await submitting
         assert [delta async for delta in stream]

@@ -40,11 +40,11 @@ class Parent:
         self.replica = Replica.of_line(line)
         threading.Thread(target=self._wait_end, name="octavo-parent", daemon=True).start()
 
-    def tell_progress(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         """A phase of the start."""
         self._say({"progress": str(text)})
 
-    def tell_ready(self, port: int) -> None:
+    def report_ready(self, port: int) -> None:
         """It serves there."""
         self._say({"port": port})
 

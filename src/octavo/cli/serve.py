@@ -37,10 +37,10 @@ class Parent(Protocol):
 
     replica: Replica
 
-    def tell_progress(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         """A phase of the start."""
 
-    def tell_ready(self, port: int) -> None:
+    def report_ready(self, port: int) -> None:
         """It serves there."""
 
 
@@ -65,15 +65,15 @@ def run(
             if parent is None:
                 show_ready(url, name, settings)
             else:
-                parent.tell_ready(listener.getsockname()[1])
+                parent.report_ready(listener.getsockname()[1])
 
         if parent is not None:
-            held.enter_context(claimed_slot(parent.replica, parent.tell_progress))
+            held.enter_context(claimed_slot(parent.replica, parent.report_progress))
         if count := num_front_ends(options, settings):
             run_supervised(model, options, settings, Listeners(listener, scrapes), count, on_ready)
             return
         traffic = traffic_of(settings)
-        progress = None if parent is None else parent.tell_progress
+        progress = None if parent is None else parent.report_progress
         start = None if parent is None else parent.replica.start
         with running_engine(model, options, policies_of, traffic, progress, start) as llm:
             serve(llm, listener, settings, lambda url: on_ready(url, llm.name), scrapes)

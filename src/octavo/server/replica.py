@@ -23,7 +23,7 @@ from octavo.routing.slots import SLOT_MAX, ReplicaStart
 
 KEY_HEADER = "x-octavo-cluster"
 LINE_BYTES_MAX = 16_384
-_LOCK, _POLL_S, _TOLD_S = "slot.lock", 0.1, 5.0
+_LOCK, _POLL_S, _REPORT_S = "slot.lock", 0.1, 5.0
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -93,10 +93,10 @@ def claimed_slot(replica: Replica, progress: Callable[[str], None]) -> Iterator[
             "one in which this process may write files"
         ) from None
     try:
-        told_at = -_TOLD_S
+        reported_at = -_REPORT_S
         while not _try_lock(lock):
-            if time.monotonic() - told_at >= _TOLD_S:
-                told_at = time.monotonic()
+            if time.monotonic() - reported_at >= _REPORT_S:
+                reported_at = time.monotonic()
                 progress(f"waiting until another process leaves slot {replica.slot}: {replica.disk}")
             time.sleep(_POLL_S)
         yield

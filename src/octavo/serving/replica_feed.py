@@ -168,7 +168,7 @@ class ReplicaFeed:
     # -- the engine's thread
 
     def begin(self, places: PlaceChanges) -> None:
-        """A ledger is new: what was told before is gone."""
+        """A ledger is new: what was sent before is gone."""
         self._places = places
         for reader in self._readers:
             reader.begin()
