@@ -54,6 +54,8 @@ def spec_of(
     resolved: ResolvedFlags,
     name: str,
     server: ServerSettings,
+    *,
+    open_cluster: bool,
 ) -> ClusterSpec:
     """What a command line asks for. Keys that it gives are written in a file of the cluster's folder. Raises
     ConfigError."""
@@ -71,6 +73,7 @@ def spec_of(
         replicas_per_node=cluster.replicas_per_node,
         relays_per_node=cluster.relays_per_node,
         private_network=cluster.private_network,
+        allow_open_cluster=open_cluster,
         engine=given_table(resolved, StartOptions),
         server=table,
     ).check()

@@ -92,7 +92,8 @@ def serve(
     """Serve a model with several replicas behind one address, until ctrl-c."""
     from octavo.cli import cluster as commands
 
-    spec = commands.spec_of(opt.named(model or resolved.model, file), cluster, resolved, name, server)
+    named = opt.named(model or resolved.model, file)
+    spec = commands.spec_of(named, cluster, resolved, name, server, open_cluster=open_cluster)
     if print_config:
         commands.print_config(spec)
     else:

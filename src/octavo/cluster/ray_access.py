@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 from octavo.errors import ConfigError, OctavoError
@@ -25,6 +24,7 @@ NAMESPACE = "octavo"
 ENGINES, RELAY = "engines", "relay"  # applications of Ray Serve
 ENGINE_DEPLOYMENT, RELAY_DEPLOYMENT = "Engine", "Relay"
 _CONNECT_S = 5.0
+_ALLOW_OPEN = "--allow-open-cluster (args: allow_open_cluster: true)"
 _KV = b"octavo"
 _SALT = b"salt"
 _SHARED_MEMORY_BYTES = 80 * 2**20  # Ray takes no less than 75 MiB; nothing large goes through it
@@ -83,16 +83,8 @@ def join_ray(address: str, *, is_open: bool = False, quiet: bool = False) -> Non
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     _check_reached(address)
-    if not is_open and not _token():
-        raise ConfigError(
-            "there is no token for Ray; allowed: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN with the cluster's, "
-            "~/.ray/auth_token, or --allow-open-cluster for a Ray that asks for none"
-        )
-    if not is_open and _answers_without_token(address):
-        raise ConfigError(
-            f"Ray at {address} asks for no token: everyone who reaches its ports runs code on every node; "
-            "allowed: start it with RAY_AUTH_MODE=token, or --allow-open-cluster"
-        )
+    if not is_open:
+        check_token(address)
     try:
         ray.init(
             address=address,
@@ -111,14 +103,27 @@ def leave_ray() -> None:
     ray.shutdown()
 
 
-def cluster_key() -> str:
-    """64 hex digits, the same in every process of this cluster."""
+def check_token(address: str) -> None:
+    """Raises ConfigError where Ray at `address` asks for no token, or this process has none; ClusterFailed
+    where that is not known."""
+    _token_of_closed()
+    if _answers_without_token(address):
+        raise ConfigError(
+            f"Ray at {address} asks for no token: everyone who reaches its ports runs code on every node; "
+            f"allowed: start it with RAY_AUTH_MODE=token, or {_ALLOW_OPEN}"
+        )
+
+
+def cluster_key(*, is_open: bool) -> str:
+    """64 hex digits, the same in every process of this cluster. Raises ConfigError where there is no token,
+    unless that `is_open` is known."""
+    token = _token() if is_open else _token_of_closed()
     salt = read_value(_SALT)
     if salt is None:
         write_value(_SALT, secrets.token_hex(32).encode(), overwrite=False)
         salt = read_value(_SALT)
     assert salt is not None
-    return hmac.new(_token().encode(), b"octavo: private ports" + salt, "sha256").hexdigest()
+    return hmac.new(token.encode(), b"octavo: private ports" + salt, "sha256").hexdigest()
 
 
 def read_value(name: bytes) -> bytes | None:
@@ -154,6 +159,15 @@ def _token() -> str:
     return str(loader.get_raw_token(ignore_auth_mode=True))
 
 
+def _token_of_closed() -> str:
+    if token := _token():
+        return token
+    raise ConfigError(
+        "there is no token for Ray; allowed: RAY_AUTH_MODE=token on every node, and RAY_AUTH_TOKEN_PATH, "
+        f"RAY_AUTH_TOKEN or ~/.ray/auth_token with the cluster's; or {_ALLOW_OPEN}"
+    )
+
+
 def _check_reached(address: str) -> None:
     """Raises ClusterFailed where nothing listens there: Ray itself would try for minutes. ConfigError where
     it is no address."""
@@ -169,12 +183,19 @@ def _check_reached(address: str) -> None:
 
 
 def _answers_without_token(address: str) -> bool:
-    """Whether GCS answers a client that has none."""
+    """Whether GCS answers a client that has none. Raises ClusterFailed where it does neither that nor refuse
+    it."""
     import grpc
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-    with suppress(grpc.RpcError), grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-        stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=5)
-        return True
-    return False
+        try:
+            stub.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=_CONNECT_S)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                return False
+            raise ClusterFailed(
+                f"Ray at {address} does not say whether it asks for a token: {error.code().name}"
+            ) from None
+    return True

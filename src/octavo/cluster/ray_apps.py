@@ -19,9 +19,10 @@ import json
 from collections.abc import Mapping
 
 import msgspec
+import ray
 from ray.serve import Application
 
-from octavo.cluster.ray_access import ENGINES, RELAY, write_value
+from octavo.cluster.ray_access import ENGINES, RELAY, check_token, write_value
 from octavo.cluster.ray_engines import engines_application
 from octavo.cluster.ray_nodes import Node, check_nodes, check_reach, living_nodes
 from octavo.cluster.ray_relay import relay_application
@@ -33,14 +34,22 @@ SPEC_KEY = b"spec"
 
 def engines(args: Mapping[str, object]) -> Application:
     """The replicas. Raises ConfigError, also where a node is not like the others."""
-    spec = spec_for(living_nodes(), read_spec(args))
+    spec = _checked(read_spec(args))
+    spec = spec_for(living_nodes(), spec)
     write_value(SPEC_KEY, msgspec.json.encode(spec))
     return engines_application(spec)
 
 
 def relay(args: Mapping[str, object]) -> Application:
     """The relays. Raises ConfigError."""
-    return relay_application(read_spec(args))
+    return relay_application(_checked(read_spec(args)))
+
+
+def _checked(spec: ClusterSpec) -> ClusterSpec:
+    """The same. Raises ConfigError for a Ray without a token, or ClusterFailed."""
+    if not spec.allow_open_cluster:
+        check_token(str(ray.get_runtime_context().gcs_address))
+    return spec
 
 
 def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:

@@ -102,9 +102,8 @@ class EngineReplica:
         arguments = self._spec.child_arguments(threads, kv_memory)
         for name in [each for each in os.environ if each.startswith("OCTAVO_") and each not in _OF_NODES]:
             del os.environ[name]  # the spec alone says how replicas run
-        return ReplicaChild(
-            Replica(cluster_key(), self._slot, f"replica-{self._slot}", disk), arguments, host
-        )
+        key = cluster_key(is_open=self._spec.allow_open_cluster)
+        return ReplicaChild(Replica(key, self._slot, f"replica-{self._slot}", disk), arguments, host)
 
     async def _end_with_child(self) -> None:
         """A dead child is a dead actor: Serve sees that at its next health check, not after three."""

@@ -48,7 +48,7 @@ class RelayReplica:
         self._renderer = await asyncio.to_thread(start_renderer, read.model, read.engine_options(), _log.info)
         handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, ENGINES)
         handle._init()  # Ray reports replicas from now on, not from the first request on
-        fleet = RayFleet(handle, cluster_key())
+        fleet = RayFleet(handle, cluster_key(is_open=read.allow_open_cluster))
         self._following = asyncio.create_task(_follow_slots(fleet))
         router = Router()
         self._server: uvicorn.Server = create_relay_server(self._renderer, settings, router, fleet)

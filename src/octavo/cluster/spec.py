@@ -52,6 +52,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas_per_node: int | None = None
     relays_per_node: int = 2
     private_network: bool = False
+    allow_open_cluster: bool = False
     revision: int = 1
     engine: Table = {}
     server: Table = {}

@@ -1,0 +1,92 @@
+"""Ray's side without a Ray: what is refused before anything starts, and what outlives a fault of Ray's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from octavo.cluster import ray_access
+from octavo.cluster.ray_access import ClusterFailed, check_token, cluster_key
+from octavo.errors import ConfigError
+
+grpc = pytest.importorskip("grpc", reason="Ray is not installed: make test-cluster")
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets this process's token for Ray, whose store has a salt."""
+    monkeypatch.setattr(ray_access, "read_value", lambda name: b"salt")
+    return lambda text: monkeypatch.setattr(ray_access, "_token", lambda: text)
+
+
+def test_without_a_token_there_is_no_key_unless_the_cluster_is_open(token: Callable[[str], None]) -> None:
+    token("")
+    with pytest.raises(
+        ConfigError, match=r"no token for Ray; allowed: RAY_AUTH_MODE=token.*allow_open_cluster"
+    ):
+        cluster_key(is_open=False)
+    of_none = cluster_key(is_open=True)
+    token("secret")
+    assert cluster_key(is_open=False) != of_none
+
+
+@pytest.mark.parametrize("application", ["engines", "relay"])
+def test_a_config_file_of_a_cluster_without_a_token_is_refused(
+    application: str, token: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.cluster import ray_apps
+
+    class Context:
+        gcs_address = "127.0.0.1:1"
+
+    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    token("")
+    with pytest.raises(ConfigError, match="no token for Ray"):
+        getattr(ray_apps, application)({"max_replicas": 1})
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        ("OK", "asks for no token"),
+        ("UNAUTHENTICATED", None),
+        ("PERMISSION_DENIED", None),
+        ("UNAVAILABLE", "does not say whether it asks for a token: UNAVAILABLE"),
+        ("DEADLINE_EXCEEDED", "does not say whether it asks for a token: DEADLINE_EXCEEDED"),
+    ],
+)
+def test_a_ray_asks_for_a_token_only_where_it_refuses_a_client_without_one(
+    code: str, raised: str | None, token: Callable[[str], None]
+) -> None:
+    token("secret")
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((_Handler(code),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        if raised is None:
+            check_token(f"127.0.0.1:{port}")
+        else:
+            with pytest.raises((ConfigError, ClusterFailed), match=raised):
+                check_token(f"127.0.0.1:{port}")
+    finally:
+        server.stop(None)
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """A GCS that answers every request with one code."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def service(self, details: object) -> object:
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if self._code != "OK":
+                context.abort(grpc.StatusCode[self._code], "no")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
