@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.cluster.fakes import FakeReplica, new_renderer
 from tests.cluster.tiny_folder import write_tiny_folder
 
 from octavo.cluster.child import ReplicaChild
 from octavo.server.replica import Replica
+from octavo.serving.client import EngineClient
 
 SMALL = ("--kv-memory", "4MiB", "--threads", "1")
 StartChild = Callable[..., ReplicaChild]
@@ -20,6 +22,18 @@ StartChild = Callable[..., ReplicaChild]
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_folder: Path) -> Iterator[EngineClient]:
+    client = new_renderer(tiny_folder)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def pair() -> tuple[FakeReplica, FakeReplica]:
+    return FakeReplica(0), FakeReplica(1)
 
 
 def new_replica(slot: int = 0, disk: Path | None = None, key: str | None = None) -> Replica:

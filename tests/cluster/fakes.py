@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from starlette.applications import Starlette
@@ -24,6 +25,7 @@ from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
 from octavo.serving.renderer import start_renderer
 
+T = TypeVar("T")
 KEY = "5" * 64
 IDLE = Load(0, 0, 0, (), 0, 1000, 1000)
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -175,3 +177,18 @@ async def house_of(
         await stack.enter_async_context(client)
         yield House(client, replicas, fleet, router, app)
         assert fleet.num_held == 0
+
+
+def run(renderer: EngineClient, replicas: tuple[FakeReplica, ...], act: Callable[[House], Awaitable[T]]) -> T:
+    """What `act` gives, in a house of these."""
+
+    async def main() -> T:
+        async with house_of(renderer, *replicas) as house:
+            return await act(house)
+
+    return asyncio.run(main())
+
+
+def all_got(*replicas: FakeReplica) -> list[Got]:
+    """The requests of all."""
+    return [got for replica in replicas for got in replica.got]

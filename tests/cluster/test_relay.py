@@ -6,9 +6,6 @@ import asyncio
 import dataclasses
 import gzip
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import pytest
@@ -19,10 +16,11 @@ from tests.cluster.fakes import (
     FakeReplica,
     Got,
     House,
+    all_got,
     answers,
     dies,
     house_of,
-    new_renderer,
+    run,
     streams,
 )
 from tests.server.tenants import ALICE, NOBODY, TENANTS, by
@@ -32,37 +30,11 @@ from octavo.cluster.relay import create_relay_server
 from octavo.server.run import bind
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.serving.client import EngineClient
 
-T = TypeVar("T")
 RESPONSE = {"input": "Hello", "max_output_tokens": 4}
 MESSAGE = {"messages": CHAT["messages"], "max_tokens": 4}
 OLLAMA = {"model": "tiny", "messages": CHAT["messages"]}
 FULL = answers({"error": {"message": "full", "code": "queue_full"}}, 429, {"retry-after": "3"})
-
-
-@pytest.fixture(scope="module")
-def renderer(tiny_folder: Path) -> Iterator[EngineClient]:
-    client = new_renderer(tiny_folder)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def pair() -> tuple[FakeReplica, FakeReplica]:
-    return FakeReplica(0), FakeReplica(1)
-
-
-def run(renderer: EngineClient, replicas: tuple[FakeReplica, ...], act: Callable[[House], Awaitable[T]]) -> T:
-    async def main() -> T:
-        async with house_of(renderer, *replicas) as house:
-            return await act(house)
-
-    return asyncio.run(main())
-
-
-def all_got(*replicas: FakeReplica) -> list[Got]:
-    return [got for replica in replicas for got in replica.got]
 
 
 # -- what is passed on ---------------------------------------------------------------------------------------

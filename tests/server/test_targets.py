@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import unquote
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_an_absolute_target_is_its_path_and_its_host():
 
 @pytest.mark.parametrize("target", [b"http://[::1/x", b"http://[zz]/x", b"http:///x", b"http://a@b/x"])
 def test_a_target_that_names_no_host_is_refused(target):
+    assert refused(target, target.decode())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"%2Fv1%2Fmodels%2F@evil.example:80/x", b"%2Fv1/kv", b"v1/kv", b"*", b"/v1/kv#/../x", b"/v1/kv?a#b"],
+)
+def test_a_target_that_is_no_path_is_refused_however_it_reads_decoded(target):
+    assert refused(target, unquote(target.decode()))
+
+
+def test_options_of_the_whole_server_pass():
+    assert not refused(b"*", "*", "OPTIONS")
+
+
+def refused(target: bytes, path: str, method: str = "GET") -> bool:
+    """Whether a request is answered with 400 before the application."""
     scopes, sent = [], []
 
     async def app(scope, receive, send):
@@ -48,9 +66,11 @@ def test_a_target_that_names_no_host_is_refused(target):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": target.decode(), "raw_path": target, "headers": []}
-    asyncio.run(Targets(app)(scope, None, send))
-    assert (scopes, sent[0]["status"]) == ([], 400)
+    raw_path, _, query = target.partition(b"?")
+    scope = {"type": "http", "method": method, "path": path.partition("?")[0], "raw_path": raw_path}
+    asyncio.run(Targets(app)(scope | {"query_string": query, "headers": []}, None, send))
+    assert bool(scopes) != bool(sent)
+    return bool(sent) and sent[0]["status"] == 400
 
 
 def test_another_target_is_left_as_it_is():

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from yarl import URL
 
 from octavo.cluster.fleet import Replica
+from octavo.errors import shown
 from octavo.server.dialects.error_shapes import REQUEST_ID_KEY
 from octavo.server.generation import SESSION_HEADER
 from octavo.server.replica import KEY_HEADER
@@ -98,7 +99,7 @@ class Upstream:
     ) -> aiohttp.ClientResponse:
         """The answer's head; its body is to be read, or closed. Cancelling closes the connection, by which
         the replica cancels the request. `silent_s`: without a byte for so long it is lost. Raises NotSent or
-        ReplicaLost."""
+        ReplicaLost; ValueError for a path without its first slash."""
         if self._is_closed:
             raise NotSent(replica, "all connections were closed")
         session = self._session = self._session or _new_session()
@@ -107,7 +108,10 @@ class Upstream:
         data = io.BytesIO(b"".join(out.body)) if out.body else None
         if data is not None:
             headers.setdefault("content-type", "application/json")
+        if not out.path.startswith("/"):  # behind the address it would be part of it
+            raise ValueError(f"the path is {shown(out.path)}; allowed: /path")
         url = URL(replica.base_url + out.path, encoded=True)
+        assert url.origin() == URL(replica.base_url).origin()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_s)
         try:
             return await session.request(

@@ -1,6 +1,6 @@
 """Requests whose head may be read in two ways, brought into one: an absolute target (as for a proxy) becomes
 its path and its host, and a request with both Content-Length and Transfer-Encoding is the connection's last
-(RFC 9112, 3.2.2 and 6.3)."""
+(RFC 9112, 3.2.2 and 6.3). A target that is neither this nor a path is refused, however it reads decoded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.errors import shown
 from octavo.server.dialects.error_shapes import error_response
 from octavo.server.errors import HttpRefusal
 
@@ -26,14 +27,13 @@ class Targets:
             return
         headers = Headers(scope=scope)
         has_both = "content-length" in headers and "transfer-encoding" in headers
-        if scope["path"].lower().startswith(("http://", "https://")):
-            try:
-                scope = _origin_form(scope)
-            except ValueError as error:
-                what = f"the request's target is wrong: {error}"
-                refusal = HttpRefusal(HTTPStatus.BAD_REQUEST, what, code="invalid_target")
-                await error_response(refusal, scope)(scope, receive, send)
-                return
+        try:
+            scope = _checked(scope)
+        except ValueError as error:
+            what = f"the request's target is wrong: {error}"
+            refusal = HttpRefusal(HTTPStatus.BAD_REQUEST, what, code="invalid_target")
+            await error_response(refusal, scope)(scope, receive, send)
+            return
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -41,6 +41,17 @@ class Targets:
             await send(message)
 
         await self._app(scope, receive, send_and_close if has_both else send)
+
+
+def _checked(scope: Scope) -> Scope:
+    """The same, whose target is a path, or the * of OPTIONS. Raises ValueError."""
+    if scope["path"].lower().startswith(("http://", "https://")):
+        scope = _origin_form(scope)
+    target: bytes = scope.get("raw_path") or scope["path"].encode()
+    is_path = target.startswith(b"/") or (target == b"*" and scope["method"] == "OPTIONS")
+    if not is_path or b"#" in target + scope.get("query_string", b""):
+        raise ValueError(f"it is {shown(target.decode('latin-1'))}; allowed: /path, without #")
+    return scope
 
 
 def _origin_form(scope: Scope) -> Scope:
