@@ -9,6 +9,7 @@ import pytest
 
 from octavo.cluster import ray_access
 from octavo.cluster.ray_access import ClusterFailed, check_token, cluster_key
+from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
 grpc = pytest.importorskip("grpc", reason="Ray is not installed: make test-cluster")
@@ -75,6 +76,29 @@ def test_a_ray_asks_for_a_token_only_where_it_refuses_a_client_without_one(
                 check_token(f"127.0.0.1:{port}")
     finally:
         server.stop(None)
+
+
+@pytest.mark.parametrize("has_entry", [False, True])
+def test_a_port_that_another_cluster_of_this_user_serves_is_refused_by_the_nodes_name(
+    has_entry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of nodes some of which take clients: on these alone."""
+    from octavo.cluster import ray_nodes
+    from octavo.server.run import bind
+
+    def ask(nodes: list[ray_nodes.Node], look: Callable[..., object], *about: object) -> object:
+        return {node.name: look(*about) for node in nodes}
+
+    monkeypatch.setattr(ray_nodes, "_ask", ask)
+    nodes = [ray_nodes.Node("id-of-one", "10.0.0.1", has_entry), ray_nodes.Node("id-of-two", "10.0.0.2")]
+    with bind("127.0.0.1", 0, is_shared=True) as other:
+        other.listen()
+        port = other.getsockname()[1]
+        spec = ClusterSpec(server={"port": port})
+        with pytest.raises(ConfigError, match=f"node 10.0.0.1 .*port {port}.*--port") as raised:
+            ray_nodes.check_ports(nodes, spec)
+        assert ("10.0.0.2" in str(raised.value)) is not has_entry
+    ray_nodes.check_ports(nodes, spec)
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

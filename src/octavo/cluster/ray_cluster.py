@@ -37,7 +37,7 @@ from octavo.cluster.ray_access import (
 )
 from octavo.cluster.ray_apps import SPEC_KEY, check_room, spec_for
 from octavo.cluster.ray_engines import engines_application
-from octavo.cluster.ray_nodes import Node, living_nodes
+from octavo.cluster.ray_nodes import Node, check_ports, living_nodes
 from octavo.cluster.ray_relay import relay_application
 from octavo.cluster.ray_slots import end_slot_keeper, read_slots
 from octavo.cluster.spec import ClusterSpec
@@ -68,6 +68,7 @@ def begin(spec: ClusterSpec, progress: Progress) -> ClusterSpec:
     nodes = living_nodes()
     progress(f"checking {len(nodes)} nodes ...")
     spec = spec_for(nodes, spec)
+    check_ports(nodes, spec)
     write_value(SPEC_KEY, msgspec.json.encode(spec))
     serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_LOGGING)
     progress("starting the engines ...")

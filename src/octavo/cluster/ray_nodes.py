@@ -14,6 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
+ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
+
 _FILES = ("api_key_file", "tenants", "tls_cert", "tls_key")
 _LOOK_S = 120.0
 Facts = dict[str, str]
@@ -25,6 +27,7 @@ class Node:
 
     node_id: str
     address: str
+    has_entry: bool = False  # the resource ENTRY
 
     @property
     def name(self) -> str:
@@ -34,7 +37,11 @@ class Node:
 
 def living_nodes() -> list[Node]:
     """In a fixed order."""
-    found = [Node(each["NodeID"], each["NodeManagerAddress"]) for each in ray.nodes() if each["Alive"]]
+    found = [
+        Node(each["NodeID"], each["NodeManagerAddress"], ENTRY in each["Resources"])
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
     return sorted(found, key=lambda node: (node.address, node.node_id))
 
 
@@ -55,24 +62,42 @@ def check_nodes(nodes: Sequence[Node], spec: ClusterSpec) -> None:
     expected = look(spec.model, files)
     if "trouble" in expected:
         raise ConfigError(f"this node: {expected['trouble']}")
+    found = _ask(nodes, look, spec.model, files)
+    _refuse({name: _difference(facts, expected) for name, facts in found.items()})
+
+
+def check_ports(nodes: Sequence[Node], spec: ClusterSpec) -> None:
+    """Raises ConfigError that names each node where the clients' port is taken, before any relay runs: later
+    a relay would share it with another cluster of the same user."""
+    entries = [node for node in nodes if node.has_entry] or nodes
+    settings = spec.server_settings()
+    found = _ask(entries, _look_at_port(), settings.host, settings.port)
+    _refuse({name: facts.get("trouble", "") for name, facts in found.items()})
+
+
+def _ask(nodes: Sequence[Node], look: Callable[..., Facts], *about: object) -> dict[str, Facts]:
+    """What it finds on each node, by name."""
     task = ray.remote(look)
     answers = {
         node.name: task.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote(spec.model, files)
+        ).remote(*about)
         for node in nodes
     }
-    wrong = []
+    found: dict[str, Facts] = {}
     for name, answer in answers.items():
         try:
-            found: Facts = ray.get(answer, timeout=_LOOK_S)
+            found[name] = ray.get(answer, timeout=_LOOK_S)
         except ray.exceptions.RayError as error:
-            found = {"trouble": f"it did not answer: {type(error).__name__}"}
-        if reason := _difference(found, expected):
-            wrong.append(f"node {name}: {reason}")
-    if wrong:
+            found[name] = {"trouble": f"it did not answer: {type(error).__name__}"}
+    return found
+
+
+def _refuse(reasons: dict[str, str]) -> None:
+    """Raises ConfigError for nodes with a reason."""
+    if wrong := [f"node {name}: {reason}" for name, reason in reasons.items() if reason]:
         raise ConfigError("; ".join(wrong))
 
 
@@ -106,5 +131,21 @@ def _look() -> Callable[[str | None, list[str]], Facts]:
         except OctavoError as error:
             return {"trouble": str(error)}
         return {"Octavo": octavo.__version__, "Python": platform.python_version(), **facts}
+
+    return look
+
+
+def _look_at_port() -> Callable[[str, int], Facts]:
+    """As `_look`, of a port that is to be free."""
+
+    def look(host: str, port: int) -> Facts:
+        from octavo.errors import OctavoError
+        from octavo.server.run import bind
+
+        try:
+            bind(host, port).close()
+        except OctavoError as error:
+            return {"trouble": str(error)}
+        return {}
 
     return look

@@ -12,7 +12,6 @@ import logging
 from contextlib import suppress
 
 import msgspec
-import ray
 import uvicorn
 from ray import serve
 from ray.serve import Application
@@ -20,6 +19,7 @@ from ray.serve import Application
 from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, ENGINES, RELAY_DEPLOYMENT, cluster_key
 from octavo.cluster.ray_engines import HEALTH_PERIOD_S
 from octavo.cluster.ray_fleet import RayFleet
+from octavo.cluster.ray_nodes import ENTRY, living_nodes
 from octavo.cluster.ray_slots import read_slots
 from octavo.cluster.relay import create_relay_server
 from octavo.cluster.spec import ClusterSpec, read_spec
@@ -27,8 +27,6 @@ from octavo.routing.router import Router
 from octavo.server.logs import configure_logging
 from octavo.server.run import bind
 from octavo.serving.renderer import start_renderer
-
-ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
 
 _SLOTS_S = 1.0  # between two looks at who starts and drains, for pages and refusals
 _READY_S = 20.0  # to read the first report of a replica
@@ -83,8 +81,8 @@ async def _follow_slots(fleet: RayFleet) -> None:
 
 def relay_application(spec: ClusterSpec) -> Application:
     """What `serve.run` takes."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    entries = [node for node in nodes if ENTRY in node["Resources"]]
+    nodes = living_nodes()
+    entries = [node for node in nodes if node.has_entry]
     resources = {"resources": {ENTRY: 0.001}} if entries else {}
     drain_timeout_s = spec.server_settings().drain_timeout_s
     deployment = serve.deployment(RelayReplica, name=RELAY_DEPLOYMENT).options(
