@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.cluster.fleet import Replica
-from octavo.cluster.upstream import answer_headers
+from octavo.cluster.upstream import ReplicaLost, answer_headers
 from octavo.errors import EngineStopped
 from octavo.server.access import REPLICA_KEY
 from octavo.server.dialects.error_shapes import anthropic_error, is_anthropics, ollama_error, request_id_of
@@ -33,6 +33,7 @@ _BOUNDARIES = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 _EVENT_BYTES_MAX = 4 << 20  # of one event that is kept back until it is whole
 _WHOLE_BYTES_MAX = 64 << 20
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
+_SIGNS_OF_LIFE = (b":", b"event: ping\n", b" ")  # of each API
 _LOST = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
 
 REPLICA_HEADER = "x-octavo-replica"
@@ -41,8 +42,8 @@ _log = logging.getLogger("octavo.cluster")
 
 
 class PassedAnswer(Response):
-    """The answer of one replica. `stack`: what is let go when it has ended. `on_first` is called with its
-    first bytes, `on_cut` where it is cut."""
+    """The answer of one replica. `stack`: what is let go when it has ended. `on_cut` is called where it is
+    cut."""
 
     def __init__(
         self,
@@ -52,7 +53,6 @@ class PassedAnswer(Response):
     ) -> None:
         super().__init__(status_code=received.status)
         self.replica = replica
-        self.on_first: Callable[[], None] = lambda: None
         self.raw_headers = [
             *answer_headers(received.raw_headers),
             (REPLICA_HEADER.encode(), replica.name.encode()),
@@ -64,11 +64,27 @@ class PassedAnswer(Response):
         self._why = f"{replica.name}, which made this answer, was lost before its end; send the request again"
         self._is_between = True  # two events, as far as bytes were passed on
         self._last = b""  # the events that were passed on last
+        self._first = b""  # what has come and was not passed on
 
     def stop(self, why: str) -> None:
         """End it here, as if its replica was lost, with these words for its client."""
         self._why = why
         self._received.close()
+
+    async def begin(self) -> bool:
+        """Wait for the first bytes of a stream, before which its client has nothing of it, so that another
+        replica may answer. A sign of life counts: clients must get it. Whether it is more than that. Raises
+        ReplicaLost."""
+        if not self._boundary:
+            return False
+        try:
+            self._first = await self._next()
+        except BaseException as error:
+            await self._end()
+            if isinstance(error, _Cut):
+                raise ReplicaLost(self.replica, str(error)) from error
+            raise
+        return not self._first.startswith(_SIGNS_OF_LIFE)
 
     async def whole(self) -> Response:
         """The same as an answer that needs its replica no more. Raises EngineStopped."""
@@ -115,8 +131,7 @@ class PassedAnswer(Response):
     async def _pass_body(self, send: Send) -> None:
         """Raises _Cut."""
         boundary, held = self._boundary, b""
-        data = await self._next()
-        self.on_first()
+        data = self._first or await self._next()
         while data:
             if boundary:
                 data, held = self._whole_events(held, data)
@@ -142,6 +157,8 @@ class PassedAnswer(Response):
             end, self._is_between = stop + len(self._boundary), True
             self._last = data
             return data[:end], data[end:]
+        if data.isspace():  # a sign of life
+            return data, b""
         if self._is_between and len(data) <= _EVENT_BYTES_MAX:
             return b"", data
         self._is_between = False

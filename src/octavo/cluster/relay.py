@@ -6,8 +6,8 @@
     LOAD      the same without a prompt    ID        the slot that the id names
     ALL       each replica, merged         REPLICA   the one of ?replica=    RELAY   the handler itself
 
-A request whose replica is lost before its answer begins goes to the next one, unless it writes a session or a
-response and may have been read: what became of it there is not known.
+A request whose replica is lost before its client has anything of its answer goes to the next one, unless it
+writes a session or a response and may have been read: what became of it there is not known.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ class Relay:
             self._router.on_sent(replica.replica_id, choice, key, time.monotonic())
             stack.callback(self._router.on_ended, key)
             answer = await self._begun(stack, replica, out)
-            answer.on_first = lambda: self._router.on_first_token(key, time.monotonic(), 0)
+            if await answer.begin():
+                self._router.on_first_token(key, time.monotonic(), 0)
             if replica.replica_id == choice.replica_id:
                 self._note_routed(answer, choice)
             return answer
