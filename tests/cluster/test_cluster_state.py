@@ -8,7 +8,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from octavo.cli import cluster as commands
+from octavo.cli.main import app
 from octavo.cluster.node_files import files_digest, model_digest
 from octavo.cluster.ports import ListeningPort, listening_ports
 from octavo.cluster.state import ClusterAddress, ClusterFolder
@@ -42,6 +45,24 @@ def test_a_cluster_is_found_by_its_name_until_it_is_forgotten(folder: ClusterFol
     assert not folder.path.exists()
     with pytest.raises(ConfigError, match="there is no cluster 'one' on this machine"):
         folder.read_address()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [((), "is served here by process"), (("--print-config",), "allowed: --api-key-file or --tenants")],
+)
+def test_a_command_that_is_refused_leaves_a_running_clusters_keys(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(commands, "check_ray", lambda: None)
+    monkeypatch.setattr(commands, "_is_serving", lambda where: True)
+    folder.write_address(ClusterAddress("10.0.0.1:6379", os.getpid(), "/token"))
+    keys = folder.write_keys(["sk-first"])
+    flags = ["cluster", "serve", "--name", "one", "--host", "0.0.0.0", "--api-key", "sk-second", *flag]
+    result = CliRunner().invoke(app, flags)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+    assert keys.read_text() == "sk-first\n"
 
 
 def test_a_name_that_leaves_the_folder_is_refused() -> None:

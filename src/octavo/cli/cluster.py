@@ -52,20 +52,20 @@ def spec_of(
     model: str | None,
     cluster: ClusterOptions,
     resolved: ResolvedFlags,
-    name: str,
     server: ServerSettings,
     *,
     open_cluster: bool,
-) -> ClusterSpec:
-    """What a command line asks for. Keys that it gives are written in a file of the cluster's folder. Raises
+) -> tuple[ClusterSpec, tuple[str, ...]]:
+    """What a command line asks for, and the keys that it gives, which are in no file yet. Raises
     ConfigError."""
     check_ray()
     low, high = bounds_of(cluster)
     table = given_table(resolved, ServerSettings)
+    keys: tuple[str, ...] = ()
     if table.pop("api_key", None) is not None:
         os.environ.pop("OCTAVO_API_KEY", None)  # which every process of Ray would inherit
-        table["api_key_file"] = str(ClusterFolder(name).write_keys(server.keys))
-    return ClusterSpec(
+        keys = server.keys
+    spec = ClusterSpec(
         model=model,
         min_replicas=low,
         max_replicas=high,
@@ -76,7 +76,9 @@ def spec_of(
         allow_open_cluster=open_cluster,
         engine=given_table(resolved, StartOptions),
         server=table,
-    ).check()
+    )
+    msgspec.structs.replace(spec, server={**table, "insecure": True} if keys else table).check()
+    return spec, keys
 
 
 def given_table(resolved: ResolvedFlags, cls: type[StartOptions] | type[ServerSettings]) -> Table:
@@ -96,14 +98,21 @@ def bounds_of(cluster: ClusterOptions) -> tuple[int, int]:
     return low, low if cluster.max_replicas is None else cluster.max_replicas
 
 
-def print_config(spec: ClusterSpec) -> None:
-    """On standard output."""
+def print_config(spec: ClusterSpec, keys: tuple[str, ...]) -> None:
+    """On standard output. Raises ConfigError."""
+    if keys:
+        raise ConfigError(
+            "--print-config is given with --api-key, and the file holds no secret; allowed: --api-key-file "
+            "or --tenants"
+        )
     from octavo.cluster.ray_apps import config_file
 
     typer.echo(config_file(spec))
 
 
-def serve(spec: ClusterSpec, name: str, address: str | None, *, open_cluster: bool) -> None:
+def serve(
+    spec: ClusterSpec, keys: tuple[str, ...], name: str, address: str | None, *, open_cluster: bool
+) -> None:
     """Serve until a signal; then stop all that was started. A second signal does not wait for requests."""
     folder = ClusterFolder(name)
     where = folder.find_address()
@@ -116,17 +125,24 @@ def serve(spec: ClusterSpec, name: str, address: str | None, *, open_cluster: bo
     set_environment(token, is_open=open_cluster)
     from octavo.cluster import ray_cluster  # it loads Ray, which reads the environment once
 
+    is_ours = address is None  # the folder: a cluster that runs may have been started here
     try:
         with phases() as report:
             report("starting Ray ..." if address is None else "joining Ray ...")
             found = ray_cluster.enter(address, is_open=open_cluster)
+        ray_cluster.refuse_second()
+        is_ours = True
         folder.write_address(
             ClusterAddress(found, os.getpid(), None if token is None else str(token), open_cluster)
         )
+        if keys:
+            server = {**spec.server, "api_key_file": str(folder.write_keys(keys))}
+            spec = msgspec.structs.replace(spec, server=server)
         _serve_until_signal(spec, is_own=address is None, is_open=open_cluster)
     finally:
         ray_cluster.leave()
-        folder.forget()
+        if is_ours:
+            folder.forget()
 
 
 def _serve_until_signal(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
@@ -134,7 +150,6 @@ def _serve_until_signal(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> No
     from octavo.cluster import ray_cluster
 
     signals = _Signals()
-    ray_cluster.refuse_second()
     try:
         with phases() as report:
             spec = ray_cluster.begin(spec, report)

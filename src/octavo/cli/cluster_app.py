@@ -93,11 +93,11 @@ def serve(
     from octavo.cli import cluster as commands
 
     named = opt.named(model or resolved.model, file)
-    spec = commands.spec_of(named, cluster, resolved, name, server, open_cluster=open_cluster)
+    spec, keys = commands.spec_of(named, cluster, resolved, server, open_cluster=open_cluster)
     if print_config:
-        commands.print_config(spec)
+        commands.print_config(spec, keys)
     else:
-        commands.serve(spec, name, address, open_cluster=open_cluster)
+        commands.serve(spec, keys, name, address, open_cluster=open_cluster)
 
 
 @cluster_app.command("status")
