@@ -46,7 +46,7 @@ class SlotKeeper:
 
     def release(self, replica_id: str) -> None:
         """It has ended."""
-        self._table.release(replica_id)
+        self._table.release(replica_id, time.time())
         self._store()
 
     def slots(self) -> bytes:

@@ -5,9 +5,9 @@
     1      Engine#b7     n2       drains: Engine#c3, started for it, waits
     2      -             n1       free, last on n1
 
-A replica takes a free slot under the number of replicas that there are to be; so one that is started for a
-dead or draining one waits until that has ended, and gets its slot, whose ids it then serves. Of several free
-ones it takes one that was last on its node, where the disk cache of the slot may be.
+A replica takes a free slot while fewer are held than there are to be replicas; so one that is started for a
+dead or draining one waits until that has ended, and gets its slot, whose ids it then serves: of several free
+ones the one that was freed last, else one that was last on its node, where the disk cache of the slot may be.
 
 Invariant: a slot has at most one holder, and a holder one slot. Pure: who lives is an argument.
 """
@@ -27,6 +27,11 @@ class SlotHolder(msgspec.Struct):
     base_url: str = ""
     pid: int = 0  # of its child
     since: float = 0.0  # seconds of the epoch
+    freed: float = 0.0  # when its last holder ended, or was found dead
+
+    def free(self, now: float) -> None:
+        """Its holder has ended."""
+        self.holder, self.base_url, self.pid, self.freed = "", "", 0, now
 
 
 class SlotTable(msgspec.Struct):
@@ -43,16 +48,21 @@ class SlotTable(msgspec.Struct):
             self.slots.append(SlotHolder())
         for slot in self.slots:
             if slot.holder not in (holder, "") and slot.holder not in alive:
-                slot.holder, slot.base_url, slot.pid = "", "", 0
+                slot.free(now)
         free = []
         for number, slot in enumerate(self.slots):
             if slot.holder == holder:
                 return number
-            if not slot.holder and number < num_replicas:
+            if not slot.holder:
                 free.append(number)
-        if not free:
+        if len(self.slots) - len(free) >= num_replicas:
             return None
-        chosen = min(free, key=lambda number: (self.slots[number].node not in (node, ""), number))
+
+        def by_fit(number: int) -> tuple[float, bool, int]:
+            slot = self.slots[number]
+            return -slot.freed, slot.node not in (node, ""), number
+
+        chosen = min(free, key=by_fit)
         self.slots[chosen] = SlotHolder(holder, node, since=now)
         return chosen
 
@@ -62,8 +72,8 @@ class SlotTable(msgspec.Struct):
             if slot.holder == holder:
                 slot.base_url, slot.pid = base_url, pid
 
-    def release(self, holder: str) -> None:
+    def release(self, holder: str, now: float) -> None:
         """It has ended. Again does nothing."""
         for slot in self.slots:
             if slot.holder == holder:
-                slot.holder, slot.base_url, slot.pid = "", "", 0
+                slot.free(now)
