@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 from octavo.cluster import ray_access
 from octavo.cluster.ray_access import ClusterFailed, check_token, cluster_key
+from octavo.cluster.slots import SlotHolder
 from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
@@ -99,6 +101,31 @@ def test_a_port_that_another_cluster_of_this_user_serves_is_refused_by_the_nodes
             ray_nodes.check_ports(nodes, spec)
         assert ("10.0.0.2" in str(raised.value)) is not has_entry
     ray_nodes.check_ports(nodes, spec)
+
+
+def test_an_error_of_rays_store_does_not_end_the_look_at_slots(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from octavo.cluster import ray_relay
+
+    answers = iter([RuntimeError("GCS is away"), [SlotHolder("a")]])
+
+    class Fleet:
+        def on_slots(self, slots: list[SlotHolder]) -> None:
+            assert [slot.holder for slot in slots] == ["a"]
+            raise asyncio.CancelledError  # that is all
+
+    def read_slots() -> list[SlotHolder]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray_relay, "read_slots", read_slots)
+    monkeypatch.setattr(ray_relay, "_SLOTS_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ray_relay._follow_slots(Fleet()))  # type: ignore[arg-type]
+    assert "the slots are not read: RuntimeError: GCS is away" in caplog.text
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

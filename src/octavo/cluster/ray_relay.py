@@ -75,7 +75,10 @@ class RelayReplica:
 
 async def _follow_slots(fleet: RayFleet) -> None:
     while True:
-        fleet.on_slots(await asyncio.to_thread(read_slots))
+        try:
+            fleet.on_slots(await asyncio.to_thread(read_slots))
+        except Exception as error:  # noqa: BLE001  Ray has many; the last picture stays until it answers
+            _log.warning("the slots are not read: %s: %s", type(error).__name__, error)
         await asyncio.sleep(_SLOTS_S)
 
 
