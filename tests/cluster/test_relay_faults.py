@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.cluster.fakes import CHAT, STREAM, FakeReplica, Got, House, all_got, run, streams
-from tests.waiting import until
+from tests.cluster.fakes import CHAT, STREAM, FakeReplica, Got, House, all_got, answers, dies, run, streams
+from tests.waiting import turns, until
 
 from octavo.cluster.fleet import Replica
 from octavo.cluster.relay import create_relay_server
@@ -135,3 +137,91 @@ def test_a_client_that_leaves_before_a_stream_begins_ends_it_at_the_replica(rend
             await until(lambda: any(replica.num_left for replica in pair))
 
     run(renderer, pair, act)
+
+
+# -- all replicas --------------------------------------------------------------------------------------------
+PINS = "/v1/kv/pins"
+PIN = {"name": "a", "prompt": "hello"}
+MADE = answers({"name": "a", "tenant": ""}, 201)
+
+
+async def hangs(got: Got, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_pin_that_one_replica_may_lack_is_undone_by_all(renderer, pair):
+    async def dies_at_deletes(got: Got, writer: asyncio.StreamWriter) -> None:
+        await (dies if got.method == "DELETE" else MADE)(got, writer)
+
+    async def act(house: House) -> None:
+        third = house.replicas[2]
+        pair[0].behave, pair[1].behave, third.behave = dies_at_deletes, MADE, dies
+        refused = await house.client.post(PINS, json=PIN)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "replica_lost")
+        assert "replica-2" in refused.json()["error"]["message"]
+        assert refused.headers["x-octavo-replicas-missing"] == "replica-2"
+        for replica in house.replicas:
+            assert [got.method for got in replica.got][:2] == ["POST", "DELETE"]
+
+    run(renderer, (*pair, FakeReplica(2)), act)
+
+
+def test_a_change_names_the_replicas_that_did_not_answer(renderer, pair):
+    async def act(house: House) -> None:
+        pair[1].behave = dies
+        answer = await house.client.delete(f"{PINS}/a")
+        assert (answer.status_code, answer.headers["x-octavo-replicas-missing"]) == (200, "replica-1")
+
+    run(renderer, pair, act)
+
+
+def test_a_pin_whose_client_leaves_is_undone_where_one_refuses_it(renderer, pair):
+    async def act(house: House) -> None:
+        may_refuse = asyncio.Event()
+
+        async def refuses(got: Got, writer: asyncio.StreamWriter) -> None:
+            await may_refuse.wait()
+            await answers({"error": {}}, 409)(got, writer)
+
+        pair[0].behave, pair[1].behave = MADE, refuses
+        async with served(renderer, house) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            data = json.dumps(PIN).encode()
+            head = f"POST {PINS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
+            await until(lambda: len(all_got(*pair)) == 2)
+            writer.close()
+            await turns(100)  # it has been noticed
+            may_refuse.set()
+            await until(lambda: [got.method for got in pair[0].got] == ["POST", "DELETE"])
+
+    run(renderer, pair, act)
+
+
+def test_a_replica_that_hangs_blocks_no_list(renderer, pair, monkeypatch):
+    monkeypatch.setattr("octavo.cluster.merged._SILENT_S", 0.05)
+    pair[0].behave, pair[1].behave = answers(b"# TYPE a_x gauge\na_x 5\n"), hangs
+    scraped = run(renderer, pair, lambda house: house.client.get("/metrics"))
+    assert 'a_x{replica="replica-0"} 5' in scraped.text
+    assert scraped.headers["x-octavo-replicas-missing"] == "replica-1"
+
+
+def test_a_head_request_has_the_head_of_what_get_has(renderer, pair):
+    async def act(house: House) -> list[int]:
+        pair[0].behave = pair[1].behave = answers({"ok": True}, 200, {"x-octavo-request": "k0-5"})
+        await house.client.post("/v1/completions", json={"prompt": "a"})
+        found = [(await house.client.head("/v1/requests/k0-5")).status_code]
+        pair[0].behave = pair[1].behave = answers({"object": "list", "data": []})
+        found += [(await house.client.head(path)).status_code for path in ("/v1/sessions", PINS)]
+        assert "HEAD" not in {got.method for got in all_got(*pair)}
+        return found
+
+    assert run(renderer, pair, act) == [200] * 3
+
+
+def test_a_packed_pin_of_a_session_goes_to_its_slot(renderer, pair):
+    body = gzip.compress(json.dumps({"name": "a", "session": "k1-x"}).encode())
+    headers = {"content-encoding": "gzip"}
+    answer = run(renderer, pair, lambda house: house.client.post(PINS, content=body, headers=headers))
+    assert answer.status_code == 200
+    assert ([got.body for got in pair[1].got], pair[0].got) == ([body], [])

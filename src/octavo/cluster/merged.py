@@ -9,6 +9,7 @@ A replica that does not answer is left out, and named in x-octavo-replicas-missi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -22,9 +23,10 @@ from octavo.cluster.passing import PassedAnswer
 from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
 from octavo.errors import EngineStopped
 from octavo.server.body import parse_json
-from octavo.server.errors import JsonObject, json_response
+from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.metrics import CONTENT_TYPE
 
+_SILENT_S = 5.0
 MISSING_HEADER = "x-octavo-replicas-missing"
 
 
@@ -47,10 +49,10 @@ class OneAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AllAnswers:
-    """Those of all replicas that answered, by slot; `missing` are the names of the others."""
+    """Those of all replicas that answered, by slot; `missing` are the others."""
 
     answers: Sequence[OneAnswer]
-    missing: Sequence[str]
+    missing: Sequence[Replica]
 
     @property
     def good(self) -> list[OneAnswer]:
@@ -58,17 +60,26 @@ class AllAnswers:
         return [one for one in self.answers if one.is_good]
 
     @property
+    def missing_names(self) -> str:
+        """Of those that did not answer."""
+        return ", ".join(one.name for one in self.missing)
+
+    @property
     def headers(self) -> dict[str, str]:
         """Of the merged answer."""
-        return {MISSING_HEADER: ", ".join(self.missing)} if self.missing else {}
+        return {MISSING_HEADER: self.missing_names} if self.missing else {}
 
 
 async def ask_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> AllAnswers:
-    """Send the same to each. Raises EngineStopped where none answers."""
+    """Send the same to each; HEAD goes as GET. One that is silent for 5 s is missing, unless it makes a pin,
+    which may take long. Raises EngineStopped where none answers."""
+    if out.method == "HEAD":
+        out = replace(out, method="GET")
+    silent_s = None if out.method == "POST" else _SILENT_S
 
     async def ask(replica: Replica) -> OneAnswer | None:
         try:
-            received = await upstream.send(replica, out)
+            received = await upstream.send(replica, out, silent_s)
             return OneAnswer(replica, await PassedAnswer(received, replica).whole())
         except (NotSent, ReplicaLost, EngineStopped):
             return None
@@ -78,7 +89,7 @@ async def ask_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing
     found = [one for one in answers if one is not None]
     if not found:
         raise EngineStopped("no replica answers; try again when one has started")
-    missing = [one.name for one, answer in zip(ordered, answers, strict=True) if answer is None]
+    missing = [one for one, answer in zip(ordered, answers, strict=True) if answer is None]
     return AllAnswers(found, missing)
 
 
@@ -105,7 +116,9 @@ def merged_sources(asked: AllAnswers) -> Response:
 
 def merged_changes(asked: AllAnswers) -> Response:
     """Done by those that have the thing: an answer of theirs. Where none has it, the first refusal."""
-    return (asked.good or asked.answers)[0].response
+    response = (asked.good or asked.answers)[0].response
+    response.headers.update(asked.headers)
+    return response
 
 
 def merged_scrapes(asked: AllAnswers, own: dict[str, bytes]) -> Response:
@@ -115,14 +128,25 @@ def merged_scrapes(asked: AllAnswers, own: dict[str, bytes]) -> Response:
     return Response(merged_metrics(texts), headers={"Content-Type": CONTENT_TYPE} | asked.headers)
 
 
-async def pinned_by_all(upstream: Upstream, asked: AllAnswers, out: Outgoing) -> Response:
-    """A new pin that all have; where one refuses it, none has it, and its refusal is the answer."""
-    refused = next((one for one in asked.answers if not one.is_good), None)
-    if refused is None:
+async def pinned_by_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> Response:
+    """A new pin that all have; where one refuses it or does not answer, none has it. Raises EngineStopped."""
+    asked = await ask_all(upstream, replicas, out)
+    refused = next((one.response for one in asked.answers if not one.is_good), None)
+    if refused is None and not asked.missing:
         return asked.answers[0].response
-    for one in asked.good:
-        row = one.rows()
+    if asked.good:
+        row = asked.good[0].rows()
         query = urlencode({"tenant": str(row["tenant"])}) if row.get("tenant") else ""
         path = f"/v1/kv/pins/{quote(str(row['name']), safe='')}" + (f"?{query}" if query else "")
-        await ask_all(upstream, [one.replica], replace(out, method="DELETE", path=path, body=()))
-    return refused.response
+        made = [*(one.replica for one in asked.good), *asked.missing]  # of the latter it is not known
+        with contextlib.suppress(EngineStopped):
+            await ask_all(upstream, made, replace(out, method="DELETE", path=path, body=()))
+    if refused is None:
+        raise HttpRefusal(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"a pin is made by all replicas or by none, and these did not answer: {asked.missing_names}",
+            code="replica_lost",
+            headers=asked.headers,
+        )
+    refused.headers.update(asked.headers)
+    return refused

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlencode
 
@@ -47,7 +48,7 @@ from octavo.routing.router import Choice, NoReplica, Router
 from octavo.routing.slots import slot_of
 from octavo.server import about, kv
 from octavo.server.app import create_app
-from octavo.server.body import parse_json, read_raw
+from octavo.server.body import parse_json, read_raw, unpacked_body
 from octavo.server.dialects.error_shapes import request_id_of
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import Edge, until_disconnect
@@ -115,6 +116,7 @@ class Relay:
         self._routed: OrderedDict[str, JsonObject] = OrderedDict()  # by the engine's id of a request
         self._num_sent = 0
         self._open = set[PassedAnswer]()
+        self._pinning = set[asyncio.Task[Response]]()
         self._is_stopping = False
         self.num_held = 0  # answers whose replicas are held for them
 
@@ -267,9 +269,11 @@ class Relay:
 
     async def _by_id(self, route: Route, request: Request, out: Outgoing) -> Response:
         [kept_id] = request.path_params.values()
-        answer = await self._to_slot(request, out, kept_id)
+        if route.handler is not kv.show_request:
+            return await self._to_slot(request, out, kept_id)
+        answer = await self._to_slot(request, replace(out, method="GET"), kept_id)  # HEAD's, too
         routed = self._routed.get(kept_id)
-        if route.handler is not kv.show_request or routed is None or not isinstance(answer, PassedAnswer):
+        if routed is None or not isinstance(answer, PassedAnswer):
             return answer
         whole = await answer.whole()
         if whole.status_code != HTTPStatus.OK:
@@ -323,18 +327,25 @@ class Relay:
     # -- all replicas
 
     async def _to_all(self, edge: Edge, route: Route, request: Request, out: Outgoing) -> Response:
-        session = _session_of(out.body) if route.handler is kv.create_pin else None
-        if session is not None:
-            return await self._to_slot(request, out, session)
+        if route.handler is kv.create_pin:
+            session = _session_of(await unpacked_body(request, list(out.body), edge.body_bytes_max))
+            if session is not None:
+                return await self._to_slot(request, out, session)
+            return await until_disconnect(request, self._pin(out))
         asked = await until_disconnect(request, ask_all(self._upstream, self._running(), out))
         if route.handler is about.metrics:
             text = self._metrics.render() + generate_latest(edge.metrics.registries[1])
             return merged_scrapes(asked, {relay_label(): text})
         if route.handler is about.kv_event_sources:
             return merged_sources(asked)
-        if route.handler is kv.create_pin:
-            return await pinned_by_all(self._upstream, asked, out)
         return merged_lists(asked) if route.method == "GET" else merged_changes(asked)
+
+    async def _pin(self, out: Outgoing) -> Response:
+        """It is made or undone to its end, also where its client leaves. Raises OctavoError."""
+        pinning = asyncio.create_task(pinned_by_all(self._upstream, self._running(), out))
+        self._pinning.add(pinning)
+        pinning.add_done_callback(self._pinning.discard)
+        return await asyncio.shield(pinning)
 
     def _running(self) -> list[Replica]:
         """Those that can be reached, by slot."""

@@ -45,7 +45,7 @@ async def read_json(edge: Edge, request: Request) -> JsonObject:
     Raises HttpRefusal (413, 408), InvalidRequest, QueueFull and ClientGone. Starlette's ClientDisconnect
     passes through.
     """
-    chunks = await _unpacked(request, await read_raw(request, edge.body_bytes_max), edge.body_bytes_max)
+    chunks = await unpacked_body(request, await read_raw(request, edge.body_bytes_max), edge.body_bytes_max)
     if not is_large(chunks):
         return parse_json(b"".join(chunks))
     fields = edge.large_bodies.read(tenant_of(request), request.method, request.scope["path"], chunks)
@@ -127,8 +127,9 @@ def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
         raise InvalidRequest(message, param=field, code="invalid_type") from None
 
 
-async def _unpacked(request: Request, chunks: list[bytes], bytes_max: int) -> list[bytes]:
-    """The body without the encoding that its header names; refused as soon as it becomes too large."""
+async def unpacked_body(request: Request, chunks: list[bytes], bytes_max: int) -> list[bytes]:
+    """The body without the encoding that its header names; refused as soon as it becomes too large. Raises
+    HttpRefusal (413, 415) and InvalidRequest."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return chunks
