@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from octavo.cluster.spec import ClusterSpec, read_spec, settings_table
 from octavo.config import StartOptions
 from octavo.errors import ConfigError
 from octavo.server.settings import ServerSettings
+from octavo.serving.model_parts import prepared_tokenizer
+from octavo.serving.renderer import start_renderer
 
 
 def test_flags_become_a_table_that_gives_the_same_settings_again(tmp_path: Path) -> None:
@@ -44,6 +48,45 @@ def test_a_child_gets_its_part_of_the_node_and_nothing_that_is_the_relays(tmp_pa
 def test_what_is_given_for_a_replica_is_not_divided() -> None:
     spec = ClusterSpec(engine={"threads": 3, "kv_memory": "1GiB"})
     assert spec.child_arguments(threads=1, kv_memory=4096) == ["--threads=3", "--kv-memory=1GiB"]
+
+
+def test_paths_of_the_engine_are_absolute_and_a_template_is_a_file_of_every_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "keys").write_text("sk-one\n")
+    server = {"api_key_file": str(tmp_path / "keys")}
+    for given, files in (
+        ("t.jinja", [str(tmp_path / "t.jinja")]),
+        ("~/t.jinja", [str(tmp_path / "home/t.jinja")]),
+        ("chatml", []),
+        ("{{ messages }}", []),
+    ):
+        flags = {"chat_template": given, "disk_cache": "disk"}
+        _, origins = resolve(StartOptions(), flags, environment={})
+        table = settings_table((each.setting, each.value) for each in origins)
+        assert table == {"chat_template": (files or [given])[0], "disk_cache": str(tmp_path / "disk")}
+        assert ClusterSpec(engine=table, server=server).files() == [*files, str(tmp_path / "keys")]
+
+
+def test_an_update_of_what_relays_read_at_their_start_is_refused() -> None:
+    running = ClusterSpec(engine={"context_length": 64, "max_seqs": 4})
+    running.check_update(ClusterSpec(engine={"context_length": 64, "max_seqs": 8, "kv": "int8"}))
+    with pytest.raises(ConfigError, match=r"--context-length is 128, and relays.* have 64; allowed: .*serve"):
+        running.check_update(ClusterSpec(engine={"context_length": 128}))
+    with pytest.raises(ConfigError, match=r"--served-name is 'm', and relays.* have the default"):
+        running.check_update(ClusterSpec(engine={**running.engine, "served_name": "m"}))
+
+
+def test_every_setting_that_a_renderer_reads_is_one_that_an_update_refuses() -> None:
+    """A queue's length is an exception: of a relay it bounds the texts that wait to be tokenised."""
+    source = inspect.getsource(start_renderer) + inspect.getsource(prepared_tokenizer)
+    read = set(re.findall(r"options\.(\w+)", source)) - {"max_queue", "max_seqs"}
+    for name in read:
+        with pytest.raises(ConfigError):
+            ClusterSpec().check_update(ClusterSpec(engine={name: "x"}))
+    assert len(read) == 5
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.cluster": VALUES
     | {"octavo.config", "octavo.engine", "octavo.files", "octavo.routing", "octavo.server", "octavo.serving"}
     | {"octavo.conversations", "octavo.memory.names", "octavo.sampling"}
-    | {"octavo.model.hub", "octavo.setting"},
+    | {"octavo.model.hub", "octavo.setting", "octavo.text.named_templates"},
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE

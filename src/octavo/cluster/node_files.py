@@ -1,4 +1,4 @@
-"""What a node must have as all others have it: the model's files, and those of keys, tenants and TLS.
+"""What a node must have as all others have it: the files of model, template, keys, tenants and TLS.
 
 Nothing is fetched: a node without the model is refused, and its operator fetches it. It knows no Ray.
 """
@@ -16,7 +16,7 @@ from octavo.model.hub.alias import ALIASES, DEFAULT_ALIAS
 from octavo.model.hub.paths import cache_folder, resolve
 
 _ENDS_BYTES = 1 << 16  # of a large file: its beginning, where its header is, and its end
-_BYTES_MAX = 1 << 20
+_BYTES_MAX = 1 << 22  # the most of a template
 
 
 def model_digest(model: str | None) -> str:

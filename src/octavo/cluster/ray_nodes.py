@@ -15,8 +15,6 @@ from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
 ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
-
-_FILES = ("api_key_file", "tenants", "tls_cert", "tls_key")
 _LOOK_S = 120.0
 Facts = dict[str, str]
 
@@ -57,7 +55,7 @@ def check_reach(nodes: Sequence[Node], spec: ClusterSpec) -> None:
 
 def check_nodes(nodes: Sequence[Node], spec: ClusterSpec) -> None:
     """Raises ConfigError that names each node which differs from this process's, and in what."""
-    files = [str(spec.server[name]) for name in _FILES if name in spec.server]
+    files = spec.files()
     look = _look()
     expected = look(spec.model, files)
     if "trouble" in expected:
@@ -126,7 +124,7 @@ def _look() -> Callable[[str | None, list[str]], Facts]:
         try:
             facts = {
                 "the model": model_digest(model),
-                "the content of key, tenant and TLS files": files_digest(files),
+                "the content of template, key, tenant and TLS files": files_digest(files),
             }
         except OctavoError as error:
             return {"trouble": str(error)}

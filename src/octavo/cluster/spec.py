@@ -37,6 +37,9 @@ NOT_OF_ENGINES = (
     *("kv_events_form", "kv_events_key_file", "kv_events_tenants"),
 )
 NOT_OF_RELAYS = ("unix_socket", "http_processes", "metrics_address", "trace_file")
+# What a relay reads when it starts, and an update of the engines does not change.
+_READ_BY_RELAYS = ("context_length", "chat_template", "tool_parser", "reasoning_parser", "served_name")
+_FILES = ("api_key_file", "tenants", "tls_cert", "tls_key")
 # What the relay alone does: its replicas have a private port.
 _RELAYS_ALONE = {"host", "port", "tls_cert", "tls_key", "allowed_host", "allowed_origin", "insecure"}
 
@@ -79,6 +82,17 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("--port is 0; allowed for a cluster, whose relays share one: 1 to 65,535")
         return self
 
+    def check_update(self, changed: ClusterSpec) -> None:
+        """Raises ConfigError for a change that relays would not follow."""
+        for name in _READ_BY_RELAYS:
+            if changed.engine.get(name) != (now := self.engine.get(name)):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{flag} is {shown(changed.engine.get(name))}, and relays, which read it at their start, "
+                    f"have {'the default' if now is None else shown(now)}; allowed: octavo cluster stop, "
+                    f"then octavo cluster serve {flag}"
+                )
+
     @property
     def is_autoscaled(self) -> bool:
         """Whether Ray may start and stop replicas by load."""
@@ -91,6 +105,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def server_settings(self) -> ServerSettings:
         """Of the relays. Raises ConfigError, also for a file of keys or tenants that is not on this node."""
         return _from_table(ServerSettings, self.server, "server")
+
+    def files(self) -> list[str]:
+        """The paths of files that every node needs, with the same content."""
+        template = self.engine.get("chat_template")
+        templates = [template] if isinstance(template, str) and _is_file(template) else []
+        return [*templates, *(str(self.server[name]) for name in _FILES if name in self.server)]
 
     def child_arguments(self, threads: int, kv_memory: int | None) -> list[str]:
         """A replica's model and flags, as `octavo serve` takes them. `threads`, `kv_memory` (bytes; None:
@@ -117,7 +137,19 @@ def read_spec(args: Mapping[str, object]) -> ClusterSpec:
 
 def settings_table(values: Iterable[tuple[Setting, object]]) -> Table:
     """Settings and their values as the table that a TOML file would have. A file stands by its path."""
-    return {setting.name: _plain(value) for setting, value in values}
+    return {setting.name: _plain(_as_path(setting.name, value)) for setting, value in values}
+
+
+def _as_path(name: str, value: object) -> object:
+    """A path where the setting is one, as text."""
+    is_path = name == "disk_cache" or (name == "chat_template" and _is_file(str(value)))
+    return Path(str(value)) if is_path else value
+
+
+def _is_file(template: str) -> bool:
+    from octavo.text.named_templates import is_file_name  # --help does without it
+
+    return is_file_name(template)
 
 
 def _plain(value: object) -> Plain | list[Plain]:

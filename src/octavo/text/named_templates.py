@@ -34,14 +34,19 @@ _FOLDER = Path(__file__).with_name("templates")
 _SETTING = "chat_template"
 
 
+def is_file_name(given: str) -> bool:
+    """Whether it is neither a template's name nor the Jinja text itself."""
+    return given not in NAMES and "{{" not in given and "{%" not in given
+
+
 def load_template(given: str) -> str:
     """The Jinja text. Raises ConfigError: no such file, too large, no text, a mistake in it."""
     if given in NAMES:
         return (_FOLDER / f"{given}.jinja").read_text(encoding="utf-8")
-    if "{{" in given or "{%" in given:
-        source, where = given, _SETTING
-    else:
+    if is_file_name(given):
         source, where = _read(given), f"{_SETTING} {given}"
+    else:
+        source, where = given, _SETTING
     if len(source) > TEMPLATE_CHARS_MAX:
         raise ConfigError(f"{where} has {len(source):,} characters; allowed: {TEMPLATE_CHARS_MAX:,}")
     if not source.strip():
