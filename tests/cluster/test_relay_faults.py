@@ -5,11 +5,25 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
-from tests.cluster.fakes import CHAT, STREAM, FakeReplica, Got, House, all_got, answers, dies, run, streams
+from tests.cluster.fakes import (
+    CHAT,
+    IDLE,
+    STREAM,
+    FakeReplica,
+    Got,
+    House,
+    all_got,
+    answers,
+    dies,
+    run,
+    streams,
+)
 from tests.waiting import turns, until
 
 from octavo.cluster.fleet import Replica
@@ -137,6 +151,60 @@ def test_a_client_that_leaves_before_a_stream_begins_ends_it_at_the_replica(rend
             await until(lambda: any(replica.num_left for replica in pair))
 
     run(renderer, pair, act)
+
+
+# -- replicas that are full or gone --------------------------------------------------------------------------
+def test_where_the_only_replica_left_is_full_a_request_gets_429_and_is_counted_once(renderer, pair):
+    async def act(house: House) -> None:
+        pair[0].behave = dies
+        house.router.on_load("id-1", msgspec.structs.replace(IDLE, is_full=True), time.monotonic())
+        answer = await house.client.post("/v1/chat/completions", json=CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert (house.router.counts.full, house.router.counts.none) == (1, 0)
+
+    run(renderer, pair, act)
+
+
+def test_a_request_that_waits_for_a_report_in_vain_is_counted_once(renderer, pair, monkeypatch):
+    monkeypatch.setattr("octavo.cluster.relay._FIRST_REPORT_S", 0.3)
+
+    async def act(house: House) -> None:
+        for slot in (0, 1):
+            house.router.on_gone(f"id-{slot}")
+        house.app.state.relay._feeds.known.clear()  # they run, and their reports are awaited
+        assert (await house.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
+        assert (house.router.counts.full, house.router.counts.none) == (0, 1)
+
+    run(renderer, pair, act)
+
+
+def test_a_replica_that_is_lost_within_its_refusal_is_not_the_last_one(renderer, pair):
+    async def refuses_and_dies(got: Got, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 429 Words\r\ncontent-length: 100\r\n\r\n{")
+        await turns(100)
+        writer.close()
+
+    async def act(house: House) -> list[int]:
+        found = []
+        for dying in pair:
+            pair[0].behave = pair[1].behave = answers({"ok": True})
+            dying.behave = refuses_and_dies
+            for seed in range(3):
+                answer = await house.client.post("/v1/chat/completions", json=CHAT | {"seed": seed})
+                found.append(answer.status_code)
+        return found
+
+    assert run(renderer, pair, act) == [200] * 6
+
+
+def test_the_error_events_number_follows_the_last_event_that_the_client_has(renderer, pair):
+    event = b'event: a\ndata: {"sequence_number":6}\n\n'
+    behind = SIGN + b'event: a\ndata: {"sequence_number":9}'  # the latter is kept back
+    pair[0].behave = pair[1].behave = streams([event, behind], dies=True)
+    body = {"input": "Hello", "stream": True}
+    answer = run(renderer, pair, lambda house: house.client.post("/v1/responses", json=body))
+    assert '"sequence_number":7' in answer.text
+    assert '"sequence_number":9' not in answer.text
 
 
 # -- all replicas --------------------------------------------------------------------------------------------

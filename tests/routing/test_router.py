@@ -241,7 +241,12 @@ def test_without_replicas_there_is_none_and_excluded_ones_are_not_chosen() -> No
     assert Router().choose(prompt_of(range(3)), 0.0) is NoReplica.NONE
     router = router_of(2)
     assert chosen(router, prompt_of(range(3)), 0.0, "r0").replica_id == "r1"
-    assert router.choose(prompt_of(range(3)), 0.0, frozenset({"r0", "r1"})) is NoReplica.FULL
+    assert router.choose(prompt_of(range(3)), 0.0, frozenset({"r0", "r1"})) is NoReplica.NONE
+    router.on_load("r0", msgspec.structs.replace(IDLE, is_full=True), 0.0)
+    assert router.choose(prompt_of(range(3)), 0.0, frozenset({"r1"})) is NoReplica.FULL
+    assert (router.counts.full, router.counts.none) == (0, 0)  # who asks may look again
+    router.on_refused(NoReplica.FULL)
+    assert (router.counts.full, router.counts.none) == (1, 0)
 
 
 def test_each_fingerprint_has_its_own_names() -> None:

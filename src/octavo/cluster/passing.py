@@ -32,6 +32,7 @@ from octavo.server.sse import DONE, encode_json, event, named_event, wait_for_di
 _BOUNDARIES = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 _EVENT_BYTES_MAX = 4 << 20  # of one event that is kept back until it is whole
 _WHOLE_BYTES_MAX = 64 << 20
+_NUMBERED = b'"sequence_number":'
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _SIGNS_OF_LIFE = (b":", b"event: ping\n", b" ")  # of each API
 _LOST = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
@@ -63,7 +64,7 @@ class PassedAnswer(Response):
         self._boundary = _BOUNDARIES.get(received.content_type, b"")
         self._why = f"{replica.name}, which made this answer, was lost before its end; send the request again"
         self._is_between = True  # two events, as far as bytes were passed on
-        self._last = b""  # the events that were passed on last
+        self._last = b""  # the events with numbers that were passed on last
         self._first = b""  # what has come and was not passed on
 
     def stop(self, why: str) -> None:
@@ -155,7 +156,8 @@ class PassedAnswer(Response):
         stop = data.rfind(self._boundary, max(0, len(held) - 1))
         if stop >= 0:
             end, self._is_between = stop + len(self._boundary), True
-            self._last = data
+            if _NUMBERED in data[:end]:
+                self._last = data[:end]
             return data[:end], data[end:]
         if data.isspace():  # a sign of life
             return data, b""

@@ -197,13 +197,16 @@ class Relay:
             choice = self._router.choose(prompt, time.monotonic(), frozenset(excluded))
             if isinstance(choice, NoReplica):
                 if refusal is not None:
+                    is_full = refusal.status_code == HTTPStatus.TOO_MANY_REQUESTS
+                    self._router.on_refused(NoReplica.FULL if is_full else NoReplica.NONE)
                     return refusal
                 # In an update the last old replica goes as soon as the first new one runs.
                 ids = {one.replica_id for one in self._running()} - excluded
                 if ids - self._feeds.known and time.monotonic() < waits_until:
                     await until_disconnect(request, asyncio.sleep(_LOOK_S))
                     continue
-                raise _all_full() if choice is NoReplica.FULL and not excluded else _no_replica()
+                self._router.on_refused(choice)
+                raise _all_full() if choice is NoReplica.FULL else _no_replica()
             try:
                 answer = await until_disconnect(request, self._send_chosen(choice, out))
             except NoReplicaLeft:
@@ -220,7 +223,8 @@ class Relay:
                 return answer
             self._metrics.refused.inc()
             excluded.add(answer.replica.replica_id)
-            refusal = await answer.whole()
+            with contextlib.suppress(EngineStopped):  # lost within its refusal
+                refusal = await until_disconnect(request, answer.whole())
 
     async def _send_chosen(self, choice: Choice, out: Outgoing) -> PassedAnswer:
         """A replica's answer, which has begun. Raises NoReplicaLeft, NotSent or ReplicaLost."""

@@ -187,14 +187,14 @@ class Router:
     def choose(
         self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
     ) -> Choice | NoReplica:
-        """The replica for a request, and those to try after it. `excluded`: not these."""
+        """The replica for a request, and those to try after it. `excluded`: not these. A refusal is counted
+        by `on_refused`: who asks may look again."""
         self._expire(now)
         search = self._candidates(prompt, now, excluded)
         counts = self.counts
         if not search.costs:
-            is_there = any(not r.load.is_draining for r in self._replicas.values())
-            counts.full += is_there
-            counts.none += not is_there
+            left = (known for replica_id, known in self._replicas.items() if replica_id not in excluded)
+            is_there = any(not known.load.is_draining for known in left)
             return NoReplica.FULL if is_there else NoReplica.NONE
         ranked = sorted(search.costs.values(), key=lambda cost: (cost.total_s, cost.replica.index))
         most = max(ranked, key=lambda cost: cost.num_hits)
@@ -213,6 +213,11 @@ class Router:
             tuple(cost.replica.replica_id for cost in ranked[: RANKED_MAX + 1] if cost is not best),
             prompt,
         )
+
+    def on_refused(self, why: NoReplica) -> None:
+        """The request goes nowhere."""
+        self.counts.full += why is NoReplica.FULL
+        self.counts.none += why is NoReplica.NONE
 
     def on_sent(self, replica_id: str, choice: Choice, request_key: str, now: float) -> None:
         """The request goes to this replica, the chosen one or one of the ranked."""
