@@ -257,6 +257,11 @@ def test_each_fingerprint_has_its_own_names() -> None:
     hold(router, "b", range(500, 505))
     choice = chosen(router, Prompt(193, {"f": range(12), "g": range(500, 506)}))
     assert (choice.replica_id, choice.num_hits) == ("b", 160)
+    router.on_hello("c", hello(2, "g", block_size=32))
+    router.on_gone("b")
+    assert set(router.fingerprints()) == {"f", "g"}
+    router.on_gone("c")
+    assert set(router.fingerprints()) == {"f"}
 
 
 def test_a_replica_that_begins_again_is_known_to_hold_nothing() -> None:

@@ -254,7 +254,7 @@ class Relay:
     async def _begun(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> PassedAnswer:
         """Its answer, which takes over what is in the stack. Raises NotSent or ReplicaLost."""
         self._metrics.requests.labels(replica.name).inc()
-        stack.enter_context(self._metrics.open.labels(replica.name).track_inprogress())
+        stack.enter_context(self._metrics.answering(replica.name))
         received = await self._upstream.send(replica, out)
         answer = PassedAnswer(received, replica, self._metrics.cut.inc)
         self._open.add(answer)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter as Counted
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -32,7 +34,8 @@ class RelayMetrics:
         self.requests = Counter(
             "octavo_relay_requests", "Requests that were passed to a replica", ["to"], registry=registry
         )
-        self.open = Gauge(
+        self._num_open = Counted[str]()
+        self._open = Gauge(
             "octavo_relay_answers_open", "Answers that are being passed on", ["to"], registry=registry
         )
         self.lost = Counter(
@@ -47,7 +50,17 @@ class RelayMetrics:
 
     def num_open(self, name: str) -> int:
         """Answers of that replica that are being passed on."""
-        return int(self._registry.get_sample_value("octavo_relay_answers_open", {"to": name}) or 0)
+        return self._num_open[name]
+
+    @contextmanager
+    def answering(self, name: str) -> Iterator[None]:
+        """That replica has one more answer, as long as this is entered."""
+        self._num_open[name] += 1
+        try:
+            with self._open.labels(name).track_inprogress():
+                yield
+        finally:
+            self._num_open[name] -= 1
 
     def counts(self) -> dict[str, float]:
         """What GET /cluster shows."""

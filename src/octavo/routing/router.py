@@ -111,6 +111,7 @@ class Router:
         self.counts = RouterCounts()
         self._replicas: dict[str, KnownReplica] = {}
         self._by_index: dict[int, KnownReplica] = {}
+        self._namings: dict[str, Naming] = {}  # by fingerprint
         self._order: list[tuple[float, int]] = []  # (free_at, index) of those that take requests
         self._ring: list[tuple[int, int]] = []  # (hash, index)
         self._models: dict[str, StepModel] = {}  # by fingerprint, the last one
@@ -131,6 +132,7 @@ class Router:
         model = self._models.get(hello.fingerprint, _FIRST_MODEL)
         replica = KnownReplica(replica_id, index, hello, model)
         self._replicas[replica_id] = self._by_index[index] = replica
+        self._namings[hello.fingerprint] = Naming(hello.root_parts, hello.block_size)
         insort(self._order, (replica.free_at, index))
         for point in range(_POINTS):
             insort(self._ring, (_hash(f"slot {hello.slot}, point {point}".encode()), index))
@@ -168,7 +170,9 @@ class Router:
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return
-        index = replica.index
+        index, fingerprint = replica.index, replica.hello.fingerprint
+        if all(left.hello.fingerprint != fingerprint for left in self._replicas.values()):
+            del self._namings[fingerprint]
         self._unplace(replica)
         del self._by_index[index]
         self.index.drop(index)
@@ -179,10 +183,7 @@ class Router:
 
     def fingerprints(self) -> dict[str, Naming]:
         """All ways in which replicas name blocks: a prompt is to be named in each."""
-        return {
-            replica.hello.fingerprint: Naming(replica.hello.root_parts, replica.hello.block_size)
-            for replica in self._replicas.values()
-        }
+        return dict(self._namings)
 
     def choose(
         self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
