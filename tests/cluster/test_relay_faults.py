@@ -24,6 +24,7 @@ from tests.cluster.fakes import (
     run,
     streams,
 )
+from tests.cluster.relaying import StaticFleet
 from tests.waiting import turns, until
 
 from octavo.cluster.fleet import Replica
@@ -154,6 +155,28 @@ def test_a_client_that_leaves_before_a_stream_begins_ends_it_at_the_replica(rend
 
 
 # -- replicas that are full or gone --------------------------------------------------------------------------
+async def hangs(got: Got, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+def test_the_cluster_is_shown_with_how_many_answers_each_replica_has(renderer, pair):
+    async def act(house: House) -> None:
+        for replica in pair:
+            replica.behave = hangs
+        post = asyncio.ensure_future(house.client.post("/v1/chat/completions", json=CHAT))
+        await until(lambda: all_got(*pair))
+        rows = (await house.client.get("/cluster")).json()["replicas"]
+        assert sum(row["answering"] for row in rows) == 1
+        scraped = house.app.state.relay._metrics.render().decode()
+        assert 'octavo_relay_answers_open{to="replica-' in scraped
+        await house.app.state.relay.close()
+        assert (await post).status_code == 503
+        rows = (await house.client.get("/cluster")).json()["replicas"]
+        assert [row["answering"] for row in rows] == [0, 0]
+
+    run(renderer, pair, act)
+
+
 def test_where_the_only_replica_left_is_full_a_request_gets_429_and_is_counted_once(renderer, pair):
     async def act(house: House) -> None:
         pair[0].behave = dies
@@ -207,14 +230,28 @@ def test_the_error_events_number_follows_the_last_event_that_the_client_has(rend
     assert '"sequence_number":9' not in answer.text
 
 
+def test_replicas_are_followed_again_whatever_an_error_was(renderer, pair, monkeypatch, caplog):
+    def fails(*_: object) -> None:
+        raise RuntimeError("one time")
+
+    async def act(house: House) -> None:
+        old, house.fleet.known = house.fleet.known, {}
+        await until(lambda: not house.router.states(0.0))
+        with monkeypatch.context() as changed:
+            changed.setattr(house.router, "on_load", fails)
+            house.fleet.known = old
+            await until(lambda: "a report of replica-1 was not read" in caplog.text)
+            changed.setattr(StaticFleet, "replicas", fails)
+            await until(lambda: "the fleet was not looked at" in caplog.text)
+        await until(lambda: len(house.router.states(0.0)) == 2)
+
+    run(renderer, pair, act)
+
+
 # -- all replicas --------------------------------------------------------------------------------------------
 PINS = "/v1/kv/pins"
 PIN = {"name": "a", "prompt": "hello"}
 MADE = answers({"name": "a", "tenant": ""}, 201)
-
-
-async def hangs(got: Got, writer: asyncio.StreamWriter) -> None:
-    await asyncio.Event().wait()
 
 
 def test_a_pin_that_one_replica_may_lack_is_undone_by_all(renderer, pair):

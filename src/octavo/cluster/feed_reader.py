@@ -53,7 +53,10 @@ class FeedReader:
 
     async def _watch(self) -> None:
         while True:
-            self._look(self._fleet.replicas())
+            try:
+                self._look(self._fleet.replicas())
+            except Exception:  # noqa: BLE001 - new replicas must be seen, whatever it was
+                _log.exception("the fleet was not looked at")
             await asyncio.sleep(_LOOK_S)
 
     def _look(self, replicas: Mapping[str, Replica]) -> None:
@@ -65,22 +68,21 @@ class FeedReader:
             self.known.discard(replica_id)
 
     async def _follow(self, replica: Replica) -> None:
-        try:
-            while True:
-                try:
-                    await self._read(replica)
-                    why = "it ended"
-                except (NotSent, ReplicaLost, aiohttp.ClientError, OSError, InvalidRequest) as error:
-                    why = str(error) or type(error).__name__
-                finally:
-                    self._router.on_gone(replica.replica_id)
-                if replica.replica_id in self.known:
-                    _log.warning("the reports of %s ended: %s", replica.name, why)
-                    self.known.discard(replica.replica_id)
-                await asyncio.sleep(_PAUSE_S)
-        except Exception:
-            _log.exception("the reports of %s are not read any more", replica.name)
-            raise
+        while True:
+            try:
+                await self._read(replica)
+                why = "it ended"
+            except (NotSent, ReplicaLost, aiohttp.ClientError, OSError, InvalidRequest) as error:
+                why = str(error) or type(error).__name__
+            except Exception as error:  # noqa: BLE001 - its next reports may be read, whatever it was
+                _log.exception("a report of %s was not read", replica.name)
+                why = type(error).__name__
+            finally:
+                self._router.on_gone(replica.replica_id)
+            if replica.replica_id in self.known:
+                _log.warning("the reports of %s ended: %s", replica.name, why)
+                self.known.discard(replica.replica_id)
+            await asyncio.sleep(_PAUSE_S)
 
     async def _read(self, replica: Replica) -> None:
         """Apply reports until the feed ends. Raises what it breaks with."""
