@@ -56,7 +56,7 @@ def mask_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
 
     def neighbours(self: TokenSampler, row: int) -> SampleRow:
         own = sample_row(self, row)
-        others = (entry.guide for entry in self._rows._rows if entry is not None and entry.is_led)
+        others = (entry.guide for entry in self._rows._rows if entry is not None and entry.is_constrained)
         guide = own.guide and next((one for one in others if one is not own.guide), own.guide)
         return replace(own, guide=guide)
 
