@@ -79,9 +79,11 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
         command = [sys.executable, "-m", "octavo", "pins", "list", "--url", url]
         with running(command, env=ENV, stderr=subprocess.PIPE) as process:
             signal.signal(signal.SIGINT, before)
-            silent.accept()[0].recv(1)  # it has asked, and waits
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            connection, _ = silent.accept()
+            with connection:  # a closed one would be an error of its own
+                connection.recv(1)  # the command has asked, and waits
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
 
