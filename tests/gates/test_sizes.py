@@ -21,8 +21,8 @@ SOURCES = sorted([*Path(octavo.__file__).parent.rglob("*.py"), *(ROOT / "csrc").
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_a_file_has_under_500_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 500
+def test_a_file_has_under_700_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 700
 
 
 def test_a_function_has_under_70_lines() -> None:
@@ -78,6 +78,6 @@ PAGE = sorted((ROOT / "src/octavo/server/ui").glob("*.js"))
 @pytest.mark.parametrize("path", PAGE, ids=lambda path: path.name)
 def test_the_pages_modules_are_short_and_say_what_they_do(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert len(lines) < 500
+    assert len(lines) < 700
     assert max(map(len, lines)) <= 120  # markup is wide
     assert lines[0].startswith("// ")
