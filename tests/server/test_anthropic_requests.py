@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo.errors import InvalidRequest
-from octavo.server.dialects.anthropic import MessagesBody, translated
+from octavo.server.dialects.anthropic import MessagesBody, translate
 from octavo.server.dialects.anthropic_messages import read_messages
 from octavo.types import ChatMessage, ToolCall
 
@@ -29,7 +29,7 @@ def read(*messages, system=None):
 
 def body_of(**fields):
     """What the chat path is told."""
-    return translated(MessagesBody(max_tokens=50, messages=[HI], **fields), 1000).body
+    return translate(MessagesBody(max_tokens=50, messages=[HI], **fields), 1000).body
 
 
 # -- messages ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_a_last_message_of_the_assistant_is_begun_unless_it_is_empty(last, messa
     assert [(one.role, one.content) for one in found.messages] == messages
     assert found.is_prefilled is is_prefilled
     body = MessagesBody(max_tokens=5, messages=[HI, {"role": "assistant", "content": last}])
-    options = translated(body, 1000).body.chat_options
+    options = translate(body, 1000).body.chat_options
     assert (options.continue_final_message, options.add_generation_prompt) == (is_prefilled, not is_prefilled)
 
 

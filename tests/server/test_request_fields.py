@@ -10,9 +10,9 @@ from octavo.server.dialects.anthropic import AnthropicOutput, CountTokensBody, M
 from octavo.server.dialects.anthropic_messages import AnthropicBlock
 from octavo.server.dialects.anthropic_tools import AnthropicTool
 from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from octavo.server.dialects.ollama_about import OllamaShowBody
 from octavo.server.dialects.ollama_embed import OllamaEmbedBody, OllamaEmbeddingsBody
 from octavo.server.dialects.ollama_messages import OllamaMessage
+from octavo.server.dialects.ollama_models import OllamaShowBody
 from octavo.server.dialects.responses_request import ResponsesBody, ResponsesReasoning, ResponsesText
 from octavo.server.embeddings import EmbeddingsBody
 from octavo.server.openai_schema import ChatBody, CompletionBody, OpenAIMessage, StreamOptions, TokenizeBody

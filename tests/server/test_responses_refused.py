@@ -13,8 +13,8 @@ from tests.server.response_shapes import events_of
 from tests.waiting import until
 
 from octavo.errors import EngineStopped, QueueFull
-from octavo.server.dialects.responses_lookup import Lookup
-from octavo.server.dialects.responses_request import OF_CHAT, ResponsesBody
+from octavo.server.dialects.responses import Lookup
+from octavo.server.dialects.responses_request import CHAT_FIELDS, ResponsesBody
 from octavo.server.dialects.responses_run import Document
 from octavo.server.field_list import field_list
 from octavo.server.openai_schema import ChatBody
@@ -257,7 +257,7 @@ def test_fields_of_a_chat_are_those_that_it_has_and_this_api_has_not():
         *field_list(ResponsesBody).refused,
         *field_list(ResponsesBody).ignored,
     }
-    assert set(OF_CHAT) == set(ChatBody.model_fields) - own
+    assert set(CHAT_FIELDS) == set(ChatBody.model_fields) - own
 
 
 def test_another_model_is_not_found(edge):
@@ -349,7 +349,7 @@ class Counted(dict):
 def test_each_stored_item_is_looked_at_a_few_times_however_many_refer_to_it(edge, monkeypatch):
     items = [Counted(id=f"msg_{'a' * 24}_{n}", type="message", content=[]) for n in range(300)]
     said = Document({"output": []}, items)
-    monkeypatch.setattr("octavo.server.dialects.responses_lookup.parse_document", lambda document: said)
+    monkeypatch.setattr("octavo.server.dialects.responses.parse_document", lambda document: said)
     monkeypatch.setattr(edge.model.sessions.responses, "find", lambda *of: b"")
     lookup = Lookup(SimpleNamespace(model=edge.model), "")
     Counted.looks = 0

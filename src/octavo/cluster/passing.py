@@ -25,7 +25,12 @@ from octavo.cluster.fleet import Replica
 from octavo.cluster.upstream import ReplicaLost, answer_headers
 from octavo.errors import EngineStopped
 from octavo.server.access import REPLICA_KEY
-from octavo.server.dialects.error_shapes import anthropic_error, is_anthropics, ollama_error, request_id_of
+from octavo.server.dialects.error_shapes import (
+    anthropic_error,
+    is_anthropic_path,
+    ollama_error,
+    request_id_of,
+)
 from octavo.server.errors import JsonObject, error_body
 from octavo.server.sse import DONE, encode_json, event, named_event, wait_for_disconnect
 
@@ -189,7 +194,7 @@ async def read_bounded(received: aiohttp.ClientResponse) -> bytes:
 def cut_event(scope: Scope, error: EngineStopped, last: bytes) -> bytes:
     """What ends a stream in the API of its path. `last`: the events that were sent last."""
     path = scope["path"]
-    if is_anthropics(path):
+    if is_anthropic_path(path):
         return named_event(anthropic_error(error, request_id_of(scope)))
     if path.startswith("/api/"):
         return encode_json(ollama_error(error)) + b"\n"

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.dialects.error_shapes import REQUEST_ID_KEY, is_anthropics
+from octavo.server.dialects.error_shapes import REQUEST_ID_KEY, is_anthropic_path
 from octavo.server.logs import ACCESS
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.routes import match_of
@@ -50,7 +50,7 @@ class AccessLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
-                if is_anthropics(scope["path"]):
+                if is_anthropic_path(scope["path"]):
                     headers["Request-Id"] = request_id
                 watch = scope.get(RequestWatch.SCOPE_KEY)
                 if isinstance(watch, RequestWatch) and watch.trace_header is not None:

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest
-from octavo.server.dialects.reading import named
+from octavo.server.dialects.common import rename_fields
 from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import token_ids, too_long
 from octavo.serving.client import EngineClient
@@ -45,7 +45,7 @@ async def read_inputs(
     for index, item in enumerate(inputs):
         where = _place(index, inputs)
         if isinstance(item, str):
-            with named({"prompt": "input"}):
+            with rename_fields({"prompt": "input"}):
                 item = await model.encode(item, tenant=tenant, add_special_tokens=add_special_tokens)
             if not item:
                 raise _bad(f"{where} has no tokens")

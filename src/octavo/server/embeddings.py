@@ -18,7 +18,7 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, wrong_value
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.reading import named
+from octavo.server.dialects.common import rename_fields
 from octavo.server.embedding_inputs import INPUTS_MAX, Truncation, check_inputs, read_inputs
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import done, texts_or_tokens
@@ -142,7 +142,7 @@ async def embed_inputs(
     """The vectors of these prompts; raises ClientGone when the client leaves, and what `embed_all` raises,
     with the field `input`. Nothing runs any more when it is over."""
     try:
-        with named({"prompt": "input"}):
+        with rename_fields({"prompt": "input"}):
             embedding = embed_all(edge.model, prompts, options, wanted, watch.see)
             embedded = await until_disconnect(request, embedding)
     except (ClientGone, RequestFailed, TimedOut):

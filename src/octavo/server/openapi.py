@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pydantic.json_schema import models_json_schema
 
 from octavo import __version__
-from octavo.server.dialects.error_shapes import is_anthropics
+from octavo.server.dialects.error_shapes import is_anthropic_path
 from octavo.server.errors import JsonObject
 from octavo.server.route import Access, Route
 
@@ -78,7 +78,7 @@ def _parameters(route: Route) -> Iterable[JsonObject]:
 def _answer(route: Route, status: int) -> JsonObject:
     if status != route.success:
         name = "OllamaError" if route.path.startswith("/api/") else "Error"
-        name = "AnthropicError" if is_anthropics(route.path) else name
+        name = "AnthropicError" if is_anthropic_path(route.path) else name
         schema: JsonObject = {"$ref": _REF.format(model=name)}
         return {
             "description": HTTPStatus(status).phrase,

@@ -1,1 +1,2 @@
-"""Other APIs: a request translated into a `ChatBody`, an answer out of a `ChatRun`. No engine here."""
+"""Other APIs: each translates its request into a `ChatBody`, and a `ChatRun` into its answer. No engine
+here."""

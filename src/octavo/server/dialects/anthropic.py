@@ -1,11 +1,12 @@
-"""Anthropic's request, /v1/messages, as a `ChatBody` and messages: its names and bounds, the meaning of ours.
+"""Anthropic's request, /v1/messages, as a `ChatBody` and messages: names and bounds are Anthropic's, the
+meaning is that of the chat path.
 
     system, messages     -> messages, by `anthropic_messages`
     tools, tool_choice   -> tools, tool_choice, parallel_tool_calls, by `anthropic_tools`
     thinking             -> enable_thinking, max_thinking_tokens, include_reasoning
     output_config        -> response_format, reasoning_effort; output_format is the older name of its format
 
-It knows no engine and no answer. Source: anthropic-sdk-python's `types/message_create_params.py`.
+No engine and no answer here. Source: anthropic-sdk-python's `types/message_create_params.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _CLEAR_THINKING: Final = "clear_thinking_20251015"
 _DISPLAYS: Final = (None, "summarized", "omitted")
 
-# How errors of the chat path name what was translated.
+# The chat path's fields, and Anthropic's names for them in errors.
 NAMES: Final[Mapping[str, str]] = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -43,20 +44,20 @@ NAMES: Final[Mapping[str, str]] = {
 class AnthropicOutput(Body):
     """`output_config`."""
 
-    effort: str | None = done("given to the template as reasoning_effort")
-    format: object = done("json_schema; what cannot be followed of it is refused")
+    effort: str | None = done("passed to the template as reasoning_effort")
+    format: object = done("json_schema; keywords that cannot be enforced are refused")
 
 
 class CountTokensBody(Body, json_schema_extra={"required": ["messages"]}):
-    """POST /v1/messages/count_tokens: what a prompt is made of."""
+    """POST /v1/messages/count_tokens: the fields that make the prompt."""
 
-    model: str | None = done("the served model's name; may be left out")
+    model: str | None = done("the served model's name; optional")
     messages: Annotated[object, ReadAs(Annotated[list[AnthropicMessage], Field(min_length=1)])] = done(
         "of the roles user, assistant, system"
     )
     system: object = done("text, or text blocks")
     tools: Annotated[object, ReadAs(list[AnthropicTool] | None)] = done(
-        "up to 512, of the type custom; others are refused by their type"
+        "up to 512, of the type custom; other types are refused by name"
     )
     tool_choice: object = done("auto, any, tool, none; disable_parallel_tool_use")
     thinking: object = done("enabled with budget_tokens, adaptive, disabled; display summarized or omitted")
@@ -70,7 +71,7 @@ class CountTokensBody(Body, json_schema_extra={"required": ["messages"]}):
 class MessagesBody(CountTokensBody, json_schema_extra={"required": ["max_tokens", "messages"]}):
     """POST /v1/messages."""
 
-    max_tokens: int | None = done("must be given; an answer ends at the end of the context all the same")
+    max_tokens: int | None = done("required; an answer also ends at the end of the context")
     stop_sequences: object = done("up to 16, of up to 256 characters")
     stream: bool | None = done()
     temperature: float | None = done("0 to 1; default 1")
@@ -79,15 +80,15 @@ class MessagesBody(CountTokensBody, json_schema_extra={"required": ["max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Translated:
-    """A request as the chat path takes it."""
+class TranslatedChat:
+    """A request in the chat path's form."""
 
     body: ChatBody
     messages: list[ChatMessage]
 
 
-def translated(body: CountTokensBody, context_length: int) -> Translated:
-    """The same request in the chat path's words. Raises InvalidRequest that names Anthropic's fields."""
+def translate(body: CountTokensBody, context_length: int) -> TranslatedChat:
+    """The request in the chat path's form. Raises InvalidRequest with Anthropic's field names."""
     limit = _max_tokens(body) if isinstance(body, MessagesBody) else None
     _check_edits(body.context_management)
     tools = openai_tools(body.tools)
@@ -111,12 +112,12 @@ def translated(body: CountTokensBody, context_length: int) -> Translated:
             "top_p": body.top_p,
             "top_k": body.top_k,
         }
-    return Translated(validate(ChatBody, fields), read.messages)
+    return TranslatedChat(validate(ChatBody, fields), read.messages)
 
 
 def _check_edits(given: object) -> None:
-    """Raise InvalidRequest for edits of the context that would change it: none is built. All thinking is
-    kept anyway."""
+    """Raise InvalidRequest for edits that would change the context: none is supported. All thinking is kept
+    in any case."""
     edits = given.get("edits", []) if isinstance(given, Mapping) else given
     if edits is None:
         return
@@ -153,29 +154,29 @@ def _stop_sequences(given: object) -> list[str]:
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
         raise wrong_value("stop_sequences", given, words)
-    for place, text in enumerate(texts):
-        what = f"length of stop_sequences[{place}]"
+    for index, text in enumerate(texts):
+        what = f"length of stop_sequences[{index}]"
         require_range(what, len(text), 1, STOP_STRING_CHARS_MAX, param="stop_sequences")
     return texts
 
 
 def _thinking_fields(given: object, max_tokens: int | None) -> JsonObject:
-    """Anthropic's clients read thinking where they asked for it, and nowhere else."""
-    untold: JsonObject = {"enable_thinking": False, "include_reasoning": False}
+    """Thinking is off by default: Anthropic's clients expect it only if they requested it."""
+    off: JsonObject = {"enable_thinking": False, "include_reasoning": False}
     if given is None:
-        return untold
+        return off
     if not isinstance(given, Mapping):
         raise wrong_value("thinking", given, "an object with a type")
     kind = given.get("type")
     if kind == "disabled":
-        return untold
+        return off
     if kind not in ("enabled", "adaptive"):
         raise wrong_value("thinking.type", kind, "enabled, adaptive, disabled")
     display = given.get("display")
     if display not in _DISPLAYS:
-        raise wrong_value("thinking.display", display, "summarized (it is told as it is), omitted")
-    told: JsonObject = {"enable_thinking": True, "include_reasoning": display != "omitted"}
-    return told | ({"max_thinking_tokens": _budget(given, max_tokens)} if kind == "enabled" else {})
+        raise wrong_value("thinking.display", display, "summarized (returned in full), omitted")
+    fields: JsonObject = {"enable_thinking": True, "include_reasoning": display != "omitted"}
+    return fields | ({"max_thinking_tokens": _budget(given, max_tokens)} if kind == "enabled" else {})
 
 
 def _budget(thinking: Mapping[str, object], max_tokens: int | None) -> int:
@@ -187,7 +188,7 @@ def _budget(thinking: Mapping[str, object], max_tokens: int | None) -> int:
 
 
 def _output_fields(body: CountTokensBody) -> JsonObject:
-    """What the output must follow, and how much effort it is worth."""
+    """The output's schema, and the reasoning effort."""
     config: object = {} if body.output_config is None else body.output_config
     if not isinstance(config, Mapping):
         raise wrong_value("output_config", config, "an object with effort and format")

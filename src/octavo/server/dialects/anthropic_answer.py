@@ -3,7 +3,7 @@
 ThinkingText -> thinking block     Content -> text block     CallStart, ArgumentsText -> tool_use block
 
 message_start, ping, {content_block_start, content_block_delta..., content_block_stop}...,
-message_delta (why it ended, what it cost), message_stop; or an error at any place
+message_delta (stop reason and usage), message_stop; or an error at any point
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, 
 from octavo.tools.formats import ToolFormat
 from octavo.types import FinishReason
 
-# Clients drop thinking that has no signature, and the server asks for none.
+# Clients drop thinking without a signature; the server does not check signatures.
 SIGNATURE: Final = "unsigned"
-_ENDS: Final = {
+_STOP_REASONS: Final = {
     FinishReason.LENGTH: "max_tokens",
-    FinishReason.TIMEOUT: "pause_turn",  # what was made stands, and can be gone on with
+    FinishReason.TIMEOUT: "pause_turn",  # the partial answer is valid and can be continued
 }
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block in the making: what it was begun with, and its text so far."""
+    """A block of the message: its first fields, and its text so far."""
 
     kind: str  # thinking, text or tool_use
-    begun: JsonObject
+    start: JsonObject
     pieces: list[str] = field(default_factory=list)
 
     def delta(self, text: str) -> JsonObject:
-        """More of it."""
+        """Append the text, and return the delta for it."""
         self.pieces.append(text)
         if self.kind == "tool_use":
             return {"type": "input_json_delta", "partial_json": text}
         return {"type": f"{self.kind}_delta", self.kind: text}
 
     def whole(self) -> JsonObject:
-        """All of it."""
+        """The complete block."""
         text = "".join(self.pieces)
         if self.kind == "tool_use":
-            return self.begun | {"input": input_of(text)}
-        return self.begun | {self.kind: text} | ({"signature": SIGNATURE} if self.kind == "thinking" else {})
+            return self.start | {"input": input_of(text)}
+        return self.start | {self.kind: text} | ({"signature": SIGNATURE} if self.kind == "thinking" else {})
 
 
 class MessageWriter:
-    """Writes one message. `form`: how the model writes calls, which says how their ids must look."""
+    """Writes one message. `form`: the model's format of calls, which determines how their ids look."""
 
     def __init__(self, form: ToolFormat | None) -> None:
         self._form = form
         self._blocks: list[_Block] = []
-        self._is_open = False  # the last one
+        self._is_open = False  # the last block
 
     @property
-    def has_called(self) -> bool:
+    def has_calls(self) -> bool:
         """Whether it has a tool_use block."""
         return any(block.kind == "tool_use" for block in self._blocks)
 
@@ -76,12 +76,12 @@ class MessageWriter:
         return [block.whole() for block in self._blocks]
 
     def push(self, event: AnswerEvent) -> Iterator[JsonObject]:
-        """More of the answer, as events of a stream; it counts when they have been read."""
+        """Events of a stream for more of the answer. A generator: the writer changes as it is read."""
         match event:
             case ThinkingText(text):
-                yield from self._say("thinking", text)
+                yield from self._write("thinking", text)
             case Content(text):
-                yield from self._say("text", text)
+                yield from self._write("text", text)
             case CallStart(index, name):
                 yield from self.close()
                 call = {"id": new_call_id(self._form, name, index, "toolu_"), "name": name, "input": {}}
@@ -90,14 +90,14 @@ class MessageWriter:
                 yield self._delta(text)
 
     def close(self) -> Iterator[JsonObject]:
-        """The end of the open block, if there is one."""
+        """Close the open block, if there is one."""
         if self._is_open:
             self._is_open = False
             if self._blocks[-1].kind == "thinking":
-                yield self._event("content_block_delta", "delta", _SIGNED)
+                yield self._event("content_block_delta", "delta", _SIGNATURE_DELTA)
             yield self._event("content_block_stop")
 
-    def _say(self, kind: str, text: str) -> Iterator[JsonObject]:
+    def _write(self, kind: str, text: str) -> Iterator[JsonObject]:
         if not text:
             return
         if not self._is_open or self._blocks[-1].kind != kind:
@@ -106,10 +106,10 @@ class MessageWriter:
             yield self._open(kind, {"type": kind, kind: "", **unsigned})
         yield self._delta(text)
 
-    def _open(self, kind: str, begun: JsonObject) -> JsonObject:
-        self._blocks.append(_Block(kind, begun))
+    def _open(self, kind: str, start: JsonObject) -> JsonObject:
+        self._blocks.append(_Block(kind, start))
         self._is_open = True
-        return self._event("content_block_start", "content_block", begun)
+        return self._event("content_block_start", "content_block", start)
 
     def _delta(self, text: str) -> JsonObject:
         return self._event("content_block_delta", "delta", self._blocks[-1].delta(text))
@@ -118,15 +118,13 @@ class MessageWriter:
         return {"type": kind, "index": len(self._blocks) - 1} | ({name: value} if name else {})
 
 
-_SIGNED: Final[JsonObject] = {"type": "signature_delta", "signature": SIGNATURE}
-
-
+_SIGNATURE_DELTA: Final[JsonObject] = {"type": "signature_delta", "signature": SIGNATURE}
 _PING: Final[JsonObject] = {"type": "ping"}
-_NO_END: Final[JsonObject] = {"stop_reason": None, "stop_sequence": None}
+_NOT_STOPPED: Final[JsonObject] = {"stop_reason": None, "stop_sequence": None}
 
 
 class MessageCodec(AnswerCodec[Step]):
-    """One answer. `max_tokens` is what the client asked for; `request_id` is repeated in an error."""
+    """One answer. `max_tokens` is the request's; `request_id` is repeated in an error."""
 
     framing = Framing(named_event, keep_alive=named_event(_PING))
 
@@ -138,10 +136,10 @@ class MessageCodec(AnswerCodec[Step]):
         self._message_id = f"msg_{uuid.uuid4().hex}"
         self._writer = MessageWriter(run.kind.form)
         self._has_begun = False
-        self._end = _NO_END
+        self._stop = _NOT_STOPPED
 
     def step(self, step: Step) -> list[JsonObject]:
-        """Events of its blocks, behind the message's beginning."""
+        """Events of its blocks; the first step's follow message_start."""
         events: list[JsonObject] = []
         if not self._has_begun:
             self._has_begun = True
@@ -149,13 +147,13 @@ class MessageCodec(AnswerCodec[Step]):
         for event in step.events:
             events += self._writer.push(event)
         if step.delta.finish is not None:
-            self._end = self._end_of(step.delta.finish, step.delta.stop)
+            self._stop = self._stop_of(step.delta.finish, step.delta.stop)
         return events
 
     def end(self) -> list[JsonObject]:
-        """The last block's end, why the message ended, and what it cost."""
+        """Close the last block, then give the stop reason and the usage."""
         events = list(self._writer.close())
-        events.append({"type": "message_delta", "delta": self._end, "usage": self._usage()})
+        events.append({"type": "message_delta", "delta": self._stop, "usage": self._usage()})
         events.append({"type": "message_stop"})
         return events
 
@@ -174,22 +172,22 @@ class MessageCodec(AnswerCodec[Step]):
             "role": "assistant",
             "model": self._model,
             "content": content,
-            **self._end,
+            **self._stop,
             "usage": self._usage(),
         }
 
-    def _end_of(self, finish: FinishReason, stop: str | int | None) -> JsonObject:
-        """Why it ended; a stop that is a number is a token of the model's own."""
+    def _stop_of(self, finish: FinishReason, stop: str | int | None) -> JsonObject:
+        """The stop reason; a `stop` that is a number is one of the model's own stop tokens."""
         if isinstance(stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        reason = _ENDS.get(finish, "tool_use" if self._writer.has_called else "end_turn")
-        is_full = self._run.generation.usage_of(0).num_output < self._max_tokens
-        if reason == "max_tokens" and is_full:
+        reason = _STOP_REASONS.get(finish, "tool_use" if self._writer.has_calls else "end_turn")
+        is_context_full = self._run.generation.usage_of(0).num_output < self._max_tokens
+        if reason == "max_tokens" and is_context_full:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> JsonObject:
-        """What it cost: input is what was computed of it."""
+        """The tokens; cached ones are not among `input_tokens`."""
         usage = self._run.generation.usage_of(0)
         return {
             "input_tokens": usage.num_prompt - usage.num_cached,
@@ -201,8 +199,11 @@ class MessageCodec(AnswerCodec[Step]):
 
 
 def input_of(arguments: str) -> JsonObject:
-    """A call's arguments as an object. Of those that were cut: what is complete, by the parser with which
-    Anthropic's SDK reads the pieces of a stream. Of what is no object: {}."""
+    """A call's arguments as an object; {} if they are no object.
+
+    Of truncated arguments it returns the complete part, with the parser that Anthropic's SDK uses for
+    streams.
+    """
     try:
         read = pydantic_core.from_json(arguments, allow_partial=True, allow_inf_nan=False)
         json.dumps(read, allow_nan=False)  # 1e999 is read as infinity

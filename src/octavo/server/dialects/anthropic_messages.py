@@ -1,11 +1,11 @@
-"""Anthropic's `system` and `messages`, blocks of content, as the messages of a chat.
+"""Anthropic's `system` and `messages`, lists of content blocks, as the messages of a chat.
 
     system                     a system message
     user: text, tool_result    user messages and tool messages, in their order
     assistant: thinking, text, tool_use   one message with its reasoning, text and calls
 
-Messages of one role that follow each other are one turn, as that API has it: most chat templates want turns.
-A last message of the assistant is begun, and the answer goes on with it.
+Consecutive messages of one role are one turn, as in Anthropic's API: most chat templates require turns that
+alternate. If the last message is the assistant's, the answer continues it (prefill).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
 from octavo.grammar import check_depth
-from octavo.server.dialects.reading import string_of, unread_media
+from octavo.server.dialects.common import media_placeholder, require_string
 from octavo.server.field_list import Body, done, field_list
 from octavo.server.prompts import too_long
 from octavo.tools.messages import CALLS_MAX
@@ -29,7 +29,7 @@ _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
     "system": ("text",),
 }
 _MEDIA: Final = ("image", "document")
-_BETWEEN_MESSAGES: Final = "\n\n"  # of one turn; blocks of one message follow each other as they are
+_BETWEEN_MESSAGES: Final = "\n\n"  # of one turn; nothing stands between the blocks of one message
 
 
 class AnthropicBlock(Body):
@@ -45,7 +45,7 @@ class AnthropicBlock(Body):
     tool_use_id: str | None = done("of tool_result: the id of a tool_use before it")
     content: object = done("of tool_result: text, or text blocks; images and documents become a sentence")
     is_error: bool | None = done("of tool_result: its text begins with `Error: `")
-    thinking: str | None = done("given to the template, most of which leave out what is old")
+    thinking: str | None = done("passed to the template; most templates leave out old thinking")
 
 
 class AnthropicMessage(Body):
@@ -56,8 +56,8 @@ class AnthropicMessage(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadMessages:
-    """The chat; `is_prefilled`: its last message is the answer's beginning."""
+class ParsedMessages:
+    """A chat; `is_prefilled`: its last message is the beginning of the answer."""
 
     messages: list[ChatMessage]
     is_prefilled: bool
@@ -65,13 +65,13 @@ class ReadMessages:
 
 @dataclass(slots=True)
 class _JoinedText:
-    """Text in the making: its pieces, and which message the last one is of."""
+    """Pieces of text, and the index of the message that the last one is from."""
 
     pieces: list[str] = field(default_factory=list)
     message_index: int = -1
 
     def add(self, text: str, message_index: int) -> None:
-        """More of it."""
+        """Append a piece, separated from a piece of another message."""
         if text and self.pieces and self.message_index != message_index:
             self.pieces.append(_BETWEEN_MESSAGES)
         if text:
@@ -81,23 +81,23 @@ class _JoinedText:
 
 @dataclass(slots=True)
 class _Turn:
-    """A message in the making, of one or more of the client's."""
+    """A chat message, built of one or more of the client's."""
 
     role: str
     text: _JoinedText = field(default_factory=_JoinedText)
-    thought: _JoinedText = field(default_factory=_JoinedText)
+    thinking: _JoinedText = field(default_factory=_JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
     function: str = ""  # of a tool's result
     call_id: str = ""
 
     def message(self) -> ChatMessage:
-        """As the chat path takes it."""
-        text, thought = "".join(self.text.pieces), "".join(self.thought.pieces)
+        """In the chat path's form."""
+        text, thinking = "".join(self.text.pieces), "".join(self.thinking.pieces)
         calls = tuple(self.calls)
-        return ChatMessage(self.role, text, self.function or None, calls, self.call_id, thought)
+        return ChatMessage(self.role, text, self.function or None, calls, self.call_id, thinking)
 
 
-def read_messages(system: object, messages: object, context_length: int) -> ReadMessages:
+def read_messages(system: object, messages: object, context_length: int) -> ParsedMessages:
     """The messages of a chat, reduced to text. Raises InvalidRequest that names the block. O(blocks)."""
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
@@ -111,7 +111,7 @@ def read_messages(system: object, messages: object, context_length: int) -> Read
 
 
 def _check_count(messages: Sequence[object], context_length: int) -> None:
-    """Each block takes a token at least, or is not worth its place."""
+    """Raise RequestTooLarge for more blocks than the context has tokens: each block needs at least one."""
     blocks = 0
     for item in messages:
         content = item.get("content") if isinstance(item, Mapping) else None
@@ -121,7 +121,7 @@ def _check_count(messages: Sequence[object], context_length: int) -> None:
 
 
 class _TurnReader:
-    """Reads the messages in turn."""
+    """Collects the messages into turns."""
 
     def __init__(self) -> None:
         self._turns: list[_Turn] = []
@@ -143,14 +143,15 @@ class _TurnReader:
             raise wrong_value(f"{where}.role", role, ", ".join(_BLOCKS))
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        may_be_empty = role == "assistant" and is_last  # then nothing is begun
+        may_be_empty = role == "assistant" and is_last  # an empty prefill is no prefill
         if not isinstance(content, list) or not (content or may_be_empty):
             raise wrong_value(f"{where}.content", content, "a string, or a list of at least one block")
-        for place, block in enumerate(content):
-            self._add_block(block, role, index, f"{where}.content[{place}]")
+        for block_index, block in enumerate(content):
+            self._add_block(block, role, index, f"{where}.content[{block_index}]")
 
-    def finish(self, where: str) -> ReadMessages:
-        """All of them; an end that no answer can follow is refused. `where` is the last."""
+    def finish(self, where: str) -> ParsedMessages:
+        """The parsed chat. Raises InvalidRequest if no answer can follow the last message, which is at
+        `where`."""
         is_prefilled = bool(self._turns) and self._turns[-1].role == "assistant"
         if is_prefilled:
             last = self._turns[-1]
@@ -162,10 +163,10 @@ class _TurnReader:
             raise InvalidRequest(
                 f"{where} is empty, and so is all before it; allowed: a message of the user", param="messages"
             )
-        return ReadMessages([turn.message() for turn in self._turns], is_prefilled)
+        return ParsedMessages([turn.message() for turn in self._turns], is_prefilled)
 
     def _turn_of(self, role: str) -> _Turn:
-        """The turn of that role: the last, where it is one."""
+        """The last turn if it has that role, else a new one."""
         if not self._turns or self._turns[-1].role != role or role == "system":
             self._turns.append(_Turn(role))
         return self._turns[-1]
@@ -179,14 +180,14 @@ class _TurnReader:
         turn = self._turn_of(role)
         match kind:
             case "text":
-                turn.text.add(string_of(block, "text", where), message_index)
+                turn.text.add(require_string(block, "text", where), message_index)
             case "thinking":
-                turn.thought.add(string_of(block, "thinking", where), message_index)
+                turn.thinking.add(require_string(block, "thinking", where), message_index)
             case "tool_use":
                 self._add_call(turn, block, where)
 
     def _add_call(self, turn: _Turn, block: Mapping[str, object], where: str) -> None:
-        name, call_id = string_of(block, "name", where), string_of(block, "id", where)
+        name, call_id = require_string(block, "name", where), require_string(block, "id", where)
         given = block.get("input")
         if not isinstance(given, Mapping):
             raise wrong_value(f"{where}.input", given, "an object")
@@ -200,7 +201,7 @@ class _TurnReader:
         self._functions[call_id] = name
 
     def _add_result(self, block: Mapping[str, object], where: str) -> None:
-        call_id = string_of(block, "tool_use_id", where)
+        call_id = require_string(block, "tool_use_id", where)
         if call_id not in self._functions:
             raise wrong_value(f"{where}.tool_use_id", call_id, "the id of a tool_use in a message before it")
         is_error, content = block.get("is_error"), block.get("content")
@@ -208,19 +209,19 @@ class _TurnReader:
             raise wrong_value(f"{where}.is_error", is_error, "true or false")
         text = "" if content is None else _joined(content, f"{where}.content", has_media=True)
         if is_error:
-            text = f"Error: {text}"  # no chat template has another word for it
+            text = f"Error: {text}"  # chat templates have no field for it
         result = _Turn("tool", _JoinedText([text]), function=self._functions[call_id], call_id=call_id)
         self._turns.append(result)
 
 
 def _check_prefill(last: _Turn, where: str) -> None:
-    """Raise InvalidRequest for a last message of the assistant that cannot be gone on with."""
+    """Raise InvalidRequest for a last assistant message that the answer cannot continue."""
     if last.calls:
         raise InvalidRequest(
             f"{where} ends the chat with tool_use; allowed: a user message behind it, with the tool_result",
             param="messages",
         )
-    if last.thought.pieces and not last.text.pieces:
+    if last.thinking.pieces and not last.text.pieces:
         raise InvalidRequest(
             f"{where} ends the chat with thinking alone; allowed: text, with which the answer goes on",
             param="messages",
@@ -241,11 +242,11 @@ def _joined(given: object, where: str, *, has_media: bool = False) -> str:
 
 def _block_text(block: Mapping[str, object], where: str) -> str:
     kind = str(block["type"])
-    return unread_media(kind) if kind in _MEDIA else string_of(block, "text", where)
+    return media_placeholder(kind) if kind in _MEDIA else require_string(block, "text", where)
 
 
 def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping[str, object]:
-    """An object of one of these types."""
+    """The block, if it is an object of one of the types `kinds`. Raises InvalidRequest."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(kind, str):
         raise wrong_value(where, given, f"an object with a type: {', '.join(kinds)}")

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from octavo.server.answering import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import begin_chat, check_chat
-from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translated
+from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translate
 from octavo.server.dialects.anthropic_answer import MessageCodec
+from octavo.server.dialects.common import rename_fields
 from octavo.server.dialects.error_shapes import request_id_of
-from octavo.server.dialects.reading import named
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import CHAT_HAS_SESSIONS, Edge, refuse_session
 from octavo.server.openai_schema import ModelBounds
@@ -27,38 +27,38 @@ async def create_message(edge: Edge, request: Request) -> Response:
     watch = edge.metrics.watch(request.scope)
     body = validate(MessagesBody, await read_json(edge, request))
     refuse_session(request, CHAT_HAS_SESSIONS)
-    with named(NAMES):
-        chat = translated(body, edge.model.context_length)
+    with rename_fields(NAMES):
+        chat = translate(body, edge.model.context_length)
         run = await begin_chat(edge, request, chat.body, chat.messages, watch)
     codec = MessageCodec(run, edge.model.name, body.max_tokens or 1, request_id_of(request.scope))
     return await answer(request, run, codec, is_stream=bool(body.stream))
 
 
 async def count_message_tokens(edge: Edge, request: Request) -> Response:
-    """POST /v1/messages/count_tokens: of the prompt that the same request to /v1/messages would have."""
+    """POST /v1/messages/count_tokens: the length of the prompt that /v1/messages would compute."""
     body = validate(CountTokensBody, await read_json(edge, request))
     edge.check_model(body.model)
-    with named(NAMES):
-        chat = translated(body, edge.model.context_length)
-        _ = chat.body.tool_use, chat.body.output_grammar  # raise what is wrong with them
+    with rename_fields(NAMES):
+        chat = translate(body, edge.model.context_length)
+        _ = chat.body.tool_use, chat.body.output_grammar  # they raise InvalidRequest
         options = chat_options(request, chat.body)
         tokens = await edge.model.encode_chat(chat.messages, options, tenant=tenant_of(request))
     return json_response({"input_tokens": len(tokens)})
 
 
 def check_message(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `create_message` would of this body alone."""
+    """Raise the errors of `create_message` that depend on the body alone."""
     _check(validate(MessagesBody, raw), model)
 
 
 def check_count(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `count_message_tokens` would of this body alone."""
+    """Raise the errors of `count_message_tokens` that depend on the body alone."""
     _check(validate(CountTokensBody, raw), model)
 
 
 def _check(body: CountTokensBody, model: ModelBounds) -> None:
-    with named(NAMES):
-        check_chat(translated(body, model.context_length).body, model)
+    with rename_fields(NAMES):
+        check_chat(translate(body, model.context_length).body, model)
 
 
 ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (

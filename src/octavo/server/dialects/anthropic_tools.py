@@ -19,13 +19,12 @@ class AnthropicTool(Body):
     type: Literal["custom"] | None = done("custom")
     name: str = done("1 to 128 letters, digits, _ and -", default=...)
     description: str | None = done()
-    input_schema: dict[str, object] = done("a JSON schema; lenient where strict is not true", default=...)
-    strict: bool | None = done("what cannot be followed of its schema is refused")
+    input_schema: dict[str, object] = done("a JSON schema; lenient unless strict is true", default=...)
+    strict: bool | None = done("keywords of the schema that cannot be enforced are refused")
 
 
 def openai_tools(given: object) -> list[JsonObject]:
-    """The functions that are offered. Raises InvalidRequest; what a name or a schema must be, the chat path
-    knows."""
+    """The offered functions. Raises InvalidRequest. The chat path checks names and schemas."""
     if given is None:
         return []
     items = as_items("tools", given, "a list of tools", TOOLS_MAX, of="number of tools")
@@ -39,9 +38,9 @@ def choice_fields(given: object, tools: Sequence[JsonObject]) -> JsonObject:
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or kind not in (*_MODES, "tool"):
         raise wrong_value("tool_choice", given, 'an object whose type is "auto", "any", "tool" or "none"')
-    is_one = given.get("disable_parallel_tool_use")
-    if is_one not in (None, False, True):
-        raise wrong_value("tool_choice.disable_parallel_tool_use", is_one, "true or false")
+    is_serial = given.get("disable_parallel_tool_use")
+    if is_serial not in (None, False, True):
+        raise wrong_value("tool_choice.disable_parallel_tool_use", is_serial, "true or false")
     if not tools and kind in ("any", "tool"):
         raise InvalidRequest(
             f"tool_choice.type is {shown(kind)}, and there are no tools; allowed: auto, none",
@@ -53,7 +52,7 @@ def choice_fields(given: object, tools: Sequence[JsonObject]) -> JsonObject:
         if given.get("name") not in names:
             raise wrong_value("tool_choice.name", given.get("name"), ", ".join(map(str, names)))
         choice = {"type": "function", "function": {"name": given["name"]}}
-    return {"tool_choice": choice, "parallel_tool_calls": None if is_one is None else not is_one}
+    return {"tool_choice": choice, "parallel_tool_calls": None if is_serial is None else not is_serial}
 
 
 def _tool(given: object, where: str) -> JsonObject:

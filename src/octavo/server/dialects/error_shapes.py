@@ -1,4 +1,4 @@
-"""An error in the shape that a path's clients know, whoever refuses: guard, router, handler or stream.
+"""Errors in the shape of the API that the path belongs to. Guard, router, handlers and streams all use it.
 
 /v1/messages...   {"type": "error", "error": {"type", "message"}, "request_id"}      Anthropic
 /api/...          {"error": "message"}                                 Ollama
@@ -42,62 +42,62 @@ _ANTHROPIC_TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 
-# By this its SDK's tool runner, which first asks for a stored thread, knows to send all messages instead.
+# Anthropic's tool runner first requests a stored thread; on this code it sends all messages instead.
 _UNTHREADED = {"error_code": "thread_unsupported_request"}
 
 
 def anthropic_error(error: BaseException, request_id: str = "") -> JsonObject:
-    """As Anthropic's API tells it. What no context holds is told in the words that its clients look for, to
-    shorten the chat."""
+    """In Anthropic's shape. An error for a prompt that exceeds the context has the prefix that its clients
+    search for to shorten the chat."""
     status = status_of(error)
     other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    before = "prompt is too long: " if isinstance(error, RequestTooLarge) else ""
-    told: JsonObject = {"type": _ANTHROPIC_TYPES.get(status, other), "message": before + message_of(error)}
+    prefix = "prompt is too long: " if isinstance(error, RequestTooLarge) else ""
+    body: JsonObject = {"type": _ANTHROPIC_TYPES.get(status, other), "message": prefix + message_of(error)}
     if isinstance(error, InvalidRequest) and (error.param, error.code) == ("thread", "unsupported_parameter"):
-        told["details"] = _UNTHREADED
-    return {"type": "error", "error": told, "request_id": request_id or None}
+        body["details"] = _UNTHREADED
+    return {"type": "error", "error": body, "request_id": request_id or None}
 
 
 def ollama_error(error: BaseException) -> JsonObject:
-    """As Ollama tells it."""
+    """In Ollama's shape."""
     return {"error": message_of(error)}
 
 
-def is_anthropics(path: str) -> bool:
-    """Whether its clients know Anthropic's API."""
+def is_anthropic_path(path: str) -> bool:
+    """Whether the path belongs to Anthropic's API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def request_id_of(scope: Scope) -> str:
-    """By which a client can ask about its request; "" where none was given to it."""
+    """The id by which a client can refer to its request; "" if it has none."""
     return str(scope.get(REQUEST_ID_KEY, ""))
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """The shape that is known on its path, whether or not there is such a route."""
+    """The error shape of the scope's path, whether or not a route matches it."""
     path = scope["path"]
-    if is_anthropics(path):
+    if is_anthropic_path(path):
         return lambda error: anthropic_error(error, request_id_of(scope))
     return ollama_error if path.startswith("/api/") else error_body
 
 
 def error_response(error: BaseException, scope: Scope) -> Response:
     """The whole HTTP answer for an exception of that request."""
-    # Answers to bugs of ours are made outside of what else writes this header.
-    named = {"Request-Id": request_id_of(scope)} if is_anthropics(scope["path"]) else {}
-    headers = error_headers(error) | named
+    # The middleware that writes this header does not see the answers to bugs of ours.
+    request_id = {"Request-Id": request_id_of(scope)} if is_anthropic_path(scope["path"]) else {}
+    headers = error_headers(error) | request_id
     return json_response(shape_of(scope)(error), status=status_of(error), headers=headers)
 
 
 # -- handlers that the application registers -----------------------------------------------------------------
 async def on_octavo_error(request: Request, error: Exception) -> Response:
-    """An error of our tree."""
+    """Handle an error of `octavo.errors`."""
     if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     return error_response(error, request.scope)
 
 
 async def on_any_exception(request: Request, error: Exception) -> Response:
-    """A bug of ours: this request fails, and the log has the traceback."""
+    """Handle a bug of ours: the request fails, and the log gets the traceback."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(error, request.scope)

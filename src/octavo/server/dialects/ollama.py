@@ -1,11 +1,12 @@
-"""Ollama's requests, /api/chat and /api/generate, as a `ChatBody`: its names and defaults, bounds of ours.
+"""Ollama's requests, /api/chat and /api/generate, as a `ChatBody`: names and defaults are Ollama's, bounds
+ours.
 
     options          num_predict -> max_tokens; temperature, top_k, top_p, min_p, seed, stop, penalties
     format           -> response_format
     think            -> enable_thinking, reasoning_effort
     tools, messages  by `ollama_messages`
 
-It knows no answer. Source: ollama's `api/types.go` and `server/routes.go`.
+No answer here. Source: ollama's `api/types.go` and `server/routes.go`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from octavo.server.field_list import Body, ReadAs, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.serving.client import EngineClient
 
-# How errors of the chat path name what was translated.
+# The chat path's fields, and Ollama's names for them in errors.
 NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
@@ -45,7 +46,7 @@ NAMES: Final[Mapping[str, str]] = {
         "frequency_penalty",
     )
 }
-# What Ollama samples with where a client does not say.
+# Ollama's sampling defaults.
 DEFAULTS: Final[Mapping[str, object]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
@@ -54,47 +55,47 @@ _PENALTIES: Final[Mapping[str, tuple[object, ...]]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
 }
-_OF_PENALTIES: Final = ("penalize_newline",)
+_PENALTY_OPTIONS: Final = ("penalize_newline",)  # they change nothing without a penalty
 _WHOLE: Final = ("num_ctx", "num_predict", "top_k", "seed", "repeat_last_n")
-_ANY_SEED: Final = -1
+_RANDOM_SEED: Final = -1
 _TAG: Final = ":latest"
-_AT_ONCE: Final = ("0", "0s", "0m", "0h")
+_UNLOAD_NOW: Final = ("0", "0s", "0m", "0h")
 
 
 class OllamaOptions(Body):
     """`options`."""
 
-    num_ctx: int | None = done("more than the context is the context; changes nothing")
-    num_predict: int | None = done("0 and less: up to the end of the context, where more ends too")
+    num_ctx: int | None = done("bounded by the served context; changes nothing")
+    num_predict: int | None = done("0 or less: up to the end of the context, which bounds larger values too")
     temperature: float | None = done("0 to 2; default 0.8")
     top_k: int | None = done("default 40; 0 keeps all")
     top_p: float | None = done("default 0.9")
     min_p: float | None = done()
-    seed: int | None = done("-1: any")
-    # ChatBody bounds it before it looks at its items.
+    seed: int | None = done("-1: random")
+    # ChatBody bounds the list before it checks the items.
     stop: object = done("a string, or up to 16 of up to 256 characters")
-    repeat_last_n: int | None = done("0: no penalties; otherwise they look at everything")
+    repeat_last_n: int | None = done("0: no penalties; otherwise they cover all tokens")
     repeat_penalty: float | None = done("over prompt and output")
     presence_penalty: float | None = done()
     frequency_penalty: float | None = done()
 
 
 class OllamaNamedBody(Body):
-    """What all these routes take."""
+    """The field of all these routes."""
 
     model: str | None = done("the served model's name, with `:latest` or without")
 
 
 class OllamaBody(OllamaNamedBody):
-    """What the routes of chats and prompts take."""
+    """The fields that chats and prompts share."""
 
     stream: bool | None = done("default true")
-    format: object = done("`json`, or a JSON schema; what cannot be followed of it is refused")
+    format: object = done("`json`, or a JSON schema; keywords that cannot be enforced are refused")
     options: Annotated[dict[str, object] | None, ReadAs(OllamaOptions | None)] = done()
     keep_alive: float | str | None = done(
         "0 without messages or prompt: the answer is `unload`, and the model stays"
     )
-    think: bool | str | None = done("true, false, low, medium, high, max; given to the template")
+    think: bool | str | None = done("true, false, low, medium, high, max; passed to the template")
     logprobs: bool | None = done("of the raw distribution")
     top_logprobs: int | None = done("0 to 20, with logprobs")
 
@@ -103,7 +104,7 @@ class OllamaChatBody(OllamaBody):
     """POST /api/chat."""
 
     messages: Annotated[object, ReadAs(list[OllamaMessage] | None)] = done(
-        "text only; none of them asks that the model be there"
+        "text only; without messages the answer is `load`"
     )
     tools: object = done("up to 512 functions")
 
@@ -111,15 +112,15 @@ class OllamaChatBody(OllamaBody):
 class OllamaGenerateBody(OllamaBody):
     """POST /api/generate."""
 
-    prompt: str | None = done("none asks that the model be there")
-    suffix: str | None = done("text behind the answer, where the model has fill-in-the-middle tokens")
+    prompt: str | None = done("without it the answer is `load`")
+    suffix: str | None = done("text after the answer, if the model has fill-in-the-middle tokens")
     system: str | None = done("a system message before the prompt")
-    raw: bool | None = done("the prompt is no chat's message")
+    raw: bool | None = done("the prompt is used as it is, without the chat template")
 
 
 def check_name(given: str | None, model: EngineClient) -> str:
-    """The model's name as the client wrote it; ":latest" may be there or not. Raises UnknownModel, or
-    InvalidRequest for none."""
+    """The model's name as the client wrote it, with ":latest" or without. Raises UnknownModel, or
+    InvalidRequest if it is missing."""
     if not given:
         raise InvalidRequest(f"model is required; this server has: {model.name}", param="model")
     if given.removesuffix(_TAG) != model.name.removesuffix(_TAG):
@@ -133,31 +134,30 @@ def tagged(name: str) -> str:
 
 
 def is_unload(keep_alive: float | str | None) -> bool:
-    """Whether the model shall be put away at once."""
-    return keep_alive in _AT_ONCE if isinstance(keep_alive, str) else keep_alive == 0
+    """Whether the client wants the model unloaded now."""
+    return keep_alive in _UNLOAD_NOW if isinstance(keep_alive, str) else keep_alive == 0
 
 
 def chat_body(body: OllamaBody, model: EngineClient, own: Mapping[str, object]) -> ChatBody:
-    """The same request in the chat path's words, with the route's `own` fields in these. Raises
-    InvalidRequest."""
+    """The request in the chat path's form, with the route's `own` fields. Raises InvalidRequest."""
     return validate(
         ChatBody, chat_fields(body, model.context_length, own) | _thinking_fields(body.think, model)
     )
 
 
 def chat_fields(body: OllamaBody, context_length: int, own: Mapping[str, object]) -> JsonObject:
-    """The fields of that, but for what must know the model. Raises InvalidRequest."""
+    """The fields of `chat_body` that do not depend on the model. Raises InvalidRequest."""
     options = read_options(body.options or {}, context_length)
     if body.top_logprobs is not None:
         require_range("top_logprobs", body.top_logprobs, 0, LOGPROBS_MAX)
-    asked = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed", "repeat_last_n"})
-    if options.repeat_last_n == 0:  # penalties look at nothing
-        asked = {name: value for name, value in asked.items() if name not in _PENALTIES}
+    given = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed", "repeat_last_n"})
+    if options.repeat_last_n == 0:  # penalties over no tokens
+        given = {name: value for name, value in given.items() if name not in _PENALTIES}
     return {
         **DEFAULTS,
-        **asked,
+        **given,
         "max_tokens": _max_tokens(options.num_predict),
-        "seed": None if options.seed == _ANY_SEED else options.seed,
+        "seed": None if options.seed == _RANDOM_SEED else options.seed,
         "response_format": _response_format(body.format),
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs if body.logprobs else None,
@@ -166,21 +166,21 @@ def chat_fields(body: OllamaBody, context_length: int, own: Mapping[str, object]
 
 
 def read_options(given: Mapping[str, object], context_length: int) -> OllamaOptions:
-    """`options`, checked. A whole number may be written as 40.0, as there. Raises InvalidRequest."""
-    # Without a penalty there is nothing that they would change.
-    idle = () if any(given.get(name) not in none for name, none in _PENALTIES.items()) else _OF_PENALTIES
-    given = {name: value for name, value in given.items() if not (name in idle and is_number(value))}
+    """`options`, checked. As in Ollama, a whole number may be written as 40.0. Raises InvalidRequest."""
+    has_penalty = any(given.get(name) not in neutral for name, neutral in _PENALTIES.items())
+    ignored = () if has_penalty else _PENALTY_OPTIONS
+    given = {name: value for name, value in given.items() if not (name in ignored and is_number(value))}
     field_list(OllamaOptions).check(given, "options.")
-    context_asked(given, context_length)
+    requested_context(given, context_length)
     return validate(OllamaOptions, _whole(given))
 
 
-def context_asked(options: Mapping[str, object], context_length: int) -> int:
-    """`num_ctx`: how long a context the client expects; none, or 0, is all of it. Raises InvalidRequest."""
-    asked = validate(OllamaOptions, _whole({"num_ctx": options.get("num_ctx")})).num_ctx
-    if asked is not None:
-        require_range("num_ctx", asked, 0, TOKENS_MAX)
-    return min(asked or context_length, context_length)
+def requested_context(options: Mapping[str, object], context_length: int) -> int:
+    """`num_ctx`, bounded by the served context; that context if it is missing or 0. Raises InvalidRequest."""
+    num_ctx = validate(OllamaOptions, _whole({"num_ctx": options.get("num_ctx")})).num_ctx
+    if num_ctx is not None:
+        require_range("num_ctx", num_ctx, 0, TOKENS_MAX)
+    return min(num_ctx or context_length, context_length)
 
 
 def _whole(options: Mapping[str, object]) -> JsonObject:
@@ -205,7 +205,7 @@ def _response_format(given: object) -> JsonObject | None:
 
 
 def _thinking_fields(think: bool | str | None, model: EngineClient) -> JsonObject:
-    """Where it is left out, the model's template decides."""
+    """Without `think` the model's template decides."""
     if think is None:
         return {}
     if isinstance(think, str) and think not in _EFFORTS:
@@ -215,5 +215,5 @@ def _thinking_fields(think: bool | str | None, model: EngineClient) -> JsonObjec
             f"think is {shown(think)}, and {model.name} does not support thinking; allowed: false, or none",
             param="think",
         )
-    told: JsonObject = {"enable_thinking": think is not False}
-    return told | ({"reasoning_effort": think} if isinstance(think, str) else {})
+    fields: JsonObject = {"enable_thinking": think is not False}
+    return fields | ({"reasoning_effort": think} if isinstance(think, str) else {})

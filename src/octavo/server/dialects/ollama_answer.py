@@ -1,13 +1,13 @@
-"""A chat's answer in Ollama's shapes: one object, or lines of JSON, each a piece, the last with figures.
+"""A chat's answer in Ollama's shapes: one object, or lines of JSON, one a piece, the last with figures.
 
     {"model", "created_at", "message": {"role", "content", "thinking", "tool_calls"}, "done": false}
     {..., "done": true, "done_reason", "total_duration", "prompt_eval_count", ..., "eval_duration"}
 
-/api/generate has `response` and `thinking` instead of a message. Calls come whole, their arguments an object:
-one whose arguments are none (an answer that was cut inside them) is text, at the end of the content.
+/api/generate has `response` and `thinking` instead of a message. Calls are sent whole, with arguments as an
+object. A call whose arguments do not parse (a truncated answer) becomes text at the end of the content.
 
-Durations are nanoseconds, measured here. Nothing is loaded for a request, so that takes 0; the prompt's lasts
-from the request's arrival to the first token, and includes what it waited.
+Durations are nanoseconds, measured here. `load_duration` is 0: requests load nothing. `prompt_eval_duration`
+lasts from the request's arrival to the first token, and includes the time in the queue.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from octavo.tools.events import AnswerEvent, ArgumentsText, CallStart, Content, 
 from octavo.tools.formats import ToolFormat
 
 MEDIA_TYPE: Final = "application/x-ndjson"
-# White space before a line's JSON: readers of lines wait on, and connections stay.
+# White space before a line's JSON keeps the connection open; readers of lines ignore it.
 _KEEP_ALIVE: Final = b" "
 _NANOSECONDS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """What a step, or all, of an answer says; `calls` are in Ollama's shape."""
+    """The text and calls of one step, or of the whole answer; `calls` are in Ollama's shape."""
 
     content: str = ""
-    thought: str = ""
+    thinking: str = ""
     calls: tuple[JsonObject, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.thought or self.calls)
+        return bool(self.content or self.thinking or self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaShape:
     """How a request's answer is written."""
 
-    model: str  # as the client named it
+    model: str  # the name that the client sent
     is_chat: bool
     has_logprobs: bool = False
 
     def part(self, part: AnswerPart, tokens: Iterable[TokenInfo] = ()) -> JsonObject:
         """A part of the answer."""
         written: JsonObject = {"model": self.model, "created_at": now()}
-        thinking: JsonObject = {"thinking": part.thought} if part.thought else {}
+        thinking: JsonObject = {"thinking": part.thinking} if part.thinking else {}
         if self.is_chat:
             calls: JsonObject = {"tool_calls": list(part.calls)} if part.calls else {}
             written["message"] = {"role": "assistant", "content": part.content, **thinking, **calls}
@@ -70,42 +70,42 @@ class OllamaShape:
         return written | ({"logprobs": entries} if entries else {})
 
     def loaded(self, reason: str) -> JsonObject:
-        """The answer to nothing: the model is there. `reason` is "load" or "unload"."""
+        """The answer to a request without a prompt. `reason` is "load" or "unload"."""
         return self.part(AnswerPart()) | {"done": True, "done_reason": reason}
 
 
 class PartReader:
-    """Reads one choice's events; a call is complete when what follows it begins."""
+    """Reads one choice's events. A call is complete when the next event that is not of it comes."""
 
     def __init__(self, form: ToolFormat | None) -> None:
         self._form = form
         self._name: str | None = None  # of the call that is being read
         self._arguments: list[str] = []
         self._num_calls = 0
-        self._broken = ""  # calls that are none
+        self._broken = ""  # calls that do not parse, as text
 
     def push(self, events: Iterable[AnswerEvent], is_last: bool) -> AnswerPart:
-        """What these say."""
-        content, thought, calls = "", "", list[JsonObject]()
+        """The text and the completed calls of these events."""
+        content, thinking, calls = "", "", list[JsonObject]()
         for event in events:
             match event:
                 case Content(text):
-                    calls += self._ended()
+                    calls += self._finish_call()
                     content += text
                 case ThinkingText(text):
-                    thought += text
+                    thinking += text
                 case CallStart(_, name):
-                    calls += self._ended()
+                    calls += self._finish_call()
                     self._name = name
                 case ArgumentsText(_, text):
                     self._arguments.append(text)
         if is_last:
-            calls += self._ended()
+            calls += self._finish_call()
             content, self._broken = content + self._broken, ""
-        return AnswerPart(content, thought, tuple(calls))
+        return AnswerPart(content, thinking, tuple(calls))
 
-    def _ended(self) -> list[JsonObject]:
-        """The call that was being read, if there is one."""
+    def _finish_call(self) -> list[JsonObject]:
+        """The open call, if there is one and it parses."""
         if self._name is None:
             return []
         name, text = self._name, "".join(self._arguments)
@@ -124,7 +124,7 @@ def _line(body: JsonObject) -> bytes:
 
 
 class OllamaCodec(AnswerCodec[Step]):
-    """One answer. `watch` measures its figures."""
+    """One answer. `watch` measures its durations."""
 
     framing = Framing(_line, keep_alive=_KEEP_ALIVE, media_type=MEDIA_TYPE)
 
@@ -135,12 +135,12 @@ class OllamaCodec(AnswerCodec[Step]):
         self._is_stream = is_stream
         self._reader = PartReader(run.kind.form)
         self._figures: JsonObject = {}
-        # Of a whole answer alone.
+        # Only if the answer is not streamed.
         self._parts: list[AnswerPart] = []
         self._tokens: list[TokenInfo] = []
 
     def step(self, step: Step) -> list[JsonObject]:
-        """A line, where the step says something, and at the end one with the figures."""
+        """A line for a step with text or calls; after the last step, one with the figures."""
         delta, lines = step.delta, list[JsonObject]()
         is_last = delta.finish is not None
         part = self._reader.push(step.events, is_last)
@@ -150,7 +150,7 @@ class OllamaCodec(AnswerCodec[Step]):
         elif part or (self._shape.has_logprobs and delta.tokens):
             lines.append(self._shape.part(part, delta.tokens))
         if is_last:
-            self._figures = self._measured(delta)
+            self._figures = self._figures_of(delta)
             lines.append(self._shape.part(AnswerPart()) | self._figures)
         return lines
 
@@ -162,13 +162,13 @@ class OllamaCodec(AnswerCodec[Step]):
         """All parts as one, with the figures."""
         part = AnswerPart(
             "".join(part.content for part in self._parts),
-            "".join(part.thought for part in self._parts),
+            "".join(part.thinking for part in self._parts),
             tuple(call for part in self._parts for call in part.calls),
         )
         return self._shape.part(part, self._tokens) | self._figures
 
-    def _measured(self, delta: Delta) -> JsonObject:
-        """What the last object has but for its text."""
+    def _figures_of(self, delta: Delta) -> JsonObject:
+        """The fields that only the last object has."""
         total_s = self._watch.age_s
         first_s = self._watch.first_token_s
         prompt_s = total_s if first_s is None else first_s
@@ -186,23 +186,23 @@ class OllamaCodec(AnswerCodec[Step]):
 
 
 def now() -> str:
-    """The time, as RFC 3339 has it."""
+    """The time, in RFC 3339."""
     return rfc3339(datetime.now(UTC))
 
 
 def rfc3339(moment: datetime) -> str:
-    """A time in UTC."""
+    """A time in UTC, in RFC 3339."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """As Ollama tells durations. Nothing that happened took none: clients divide by it."""
+    """A duration in Ollama's unit; at least 1, since clients divide by it."""
     return max(1, round(seconds * _NANOSECONDS))
 
 
 def _object_of(text: str) -> JsonObject | None:
-    """A call's arguments; None where they are no object that JSON can say again (a number may be too large,
-    a text half a surrogate pair)."""
+    """A call's arguments; None if they are no object that can be encoded again (a number may be too large, a
+    text half a surrogate pair)."""
     try:
         value = json.loads(text, parse_constant=_refuse)
         encode_json({"": value})

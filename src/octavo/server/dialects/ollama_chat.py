@@ -1,8 +1,8 @@
-"""POST /api/chat and /api/generate: Ollama's requests into the one path of a chat, and its answers out of it.
+"""POST /api/chat and /api/generate: Ollama's requests through the chat path.
 
-A prompt of /api/generate is a chat of one message, behind `system` where that is given. With `raw`, and
-where the model has no chat template, it is a prompt as it is. Without messages, or without a prompt, nothing
-is asked but that the model be there.
+A prompt of /api/generate is a chat of one message, after `system` if that is given. With `raw` or `suffix`,
+or if the model has no chat template, the prompt is used as it is. A request without messages, or without a
+prompt, only loads the model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.answering import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
+from octavo.server.dialects.common import rename_fields
 from octavo.server.dialects.ollama import (
     NAMES,
     OllamaBody,
@@ -29,8 +30,7 @@ from octavo.server.dialects.ollama import (
     is_unload,
 )
 from octavo.server.dialects.ollama_answer import OllamaCodec, OllamaShape
-from octavo.server.dialects.ollama_messages import chat_messages, goes_on
-from octavo.server.dialects.reading import named
+from octavo.server.dialects.ollama_messages import chat_messages, is_prefilled
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import Edge, held_grammar, refuse_session, submit_all
 from octavo.server.metrics import RequestWatch
@@ -41,15 +41,15 @@ from octavo.server.tenant import engine_request, tenant_of
 from octavo.tools.answer import AnswerKind
 from octavo.types import ChatMessage
 
-# A raw prompt's answer is text and nothing else.
+# The answer to a raw prompt is plain text.
 _TEXT: Final = AnswerKind(thinking=None, form=None)
 
 
 async def ollama_chat(edge: Edge, request: Request) -> Response:
-    """Answer one chat; raises the errors of `octavo.errors`, which the application turns into answers."""
+    """Answer one chat. Raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
-    with named(NAMES):
+    with rename_fields(NAMES):
         body = validate(OllamaChatBody, raw)
         shape = _shape(edge, body, is_chat=True)
         messages = chat_messages(body.messages, edge.model.context_length)
@@ -60,32 +60,32 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
                 "this model has no chat template; allowed: POST /api/generate, whose prompt it continues",
                 param="messages",
             )
-        own: Mapping[str, object] = {"tools": body.tools, "continue_final_message": goes_on(messages)}
+        own: Mapping[str, object] = {"tools": body.tools, "continue_final_message": is_prefilled(messages)}
         chat = chat_body(body, edge.model, own)
         run = await begin_chat(edge, request, chat, messages, watch, session=session_of(request, chat))
     return await _answer(request, run, shape, body, watch)
 
 
 def check_ollama_chat(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `ollama_chat` would of this body alone."""
-    with named(NAMES):
+    """Raise the errors of `ollama_chat` that depend on the body alone."""
+    with rename_fields(NAMES):
         body = validate(OllamaChatBody, raw)
         chat_messages(body.messages, model.context_length)
         check_chat(validate(ChatBody, chat_fields(body, model.context_length, {"tools": body.tools})), model)
 
 
 def check_ollama_prompt(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `ollama_generate` would of this body alone."""
-    with named(NAMES):
+    """Raise the errors of `ollama_generate` that depend on the body alone."""
+    with rename_fields(NAMES):
         body = validate(OllamaGenerateBody, raw)
         check_chat(validate(ChatBody, chat_fields(body, model.context_length, {})), model)
 
 
 async def ollama_generate(edge: Edge, request: Request) -> Response:
-    """Answer one prompt; raises as `ollama_chat`."""
+    """Answer one prompt. Raises as `ollama_chat`."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(edge, request)
-    with named(NAMES):
+    with rename_fields(NAMES):
         body = validate(OllamaGenerateBody, raw)
         shape = _shape(edge, body, is_chat=False)
         refuse_session(request, "on /api/chat, whose turns make a session")
@@ -106,14 +106,14 @@ def _shape(edge: Edge, body: OllamaBody, *, is_chat: bool) -> OllamaShape:
 
 
 def _loaded(shape: OllamaShape, body: OllamaBody) -> Response:
-    """The answer to a request that says nothing."""
+    """The answer to a request without messages or prompt."""
     return json_response(shape.loaded("unload" if is_unload(body.keep_alive) else "load"))
 
 
 async def _answer(
     request: Request, run: ChatRun, shape: OllamaShape, body: OllamaBody, watch: RequestWatch
 ) -> Response:
-    """A stream, unless the client wants none."""
+    """A stream, unless the request has `stream` false."""
     is_stream = body.stream is not False
     return await answer(
         request, run, OllamaCodec(run, shape, watch, is_stream=is_stream), is_stream=is_stream
@@ -123,7 +123,7 @@ async def _answer(
 async def _begin_raw(
     edge: Edge, request: Request, body: OllamaGenerateBody, chat: ChatBody, watch: RequestWatch
 ) -> ChatRun:
-    """Queue the prompt as it is. Raises InvalidRequest for what only a template can do."""
+    """Queue the prompt as it is. Raises InvalidRequest for fields that need the chat template."""
     why = "raw is true" if body.raw else "this model has no chat template"
     why = "suffix is given" if body.suffix else why
     for name, given in (("system", body.system), ("think", body.think)):

@@ -1,7 +1,7 @@
-"""POST /api/embed, and /api/embeddings before it: Ollama's shapes of what /v1/embeddings makes.
+"""POST /api/embed, and the older /api/embeddings: the vectors of /v1/embeddings in Ollama's shapes.
 
-Inputs that are longer than the context, or than `options.num_ctx`, are cut, unless `truncate` is false.
-Vectors of /api/embed have the length one; those of /api/embeddings have any, as there.
+Inputs longer than the context, or than `options.num_ctx`, are truncated, unless `truncate` is false. As in
+Ollama, vectors of /api/embed are normalised and those of /api/embeddings are not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from octavo.errors import wrong_value
 from octavo.server.body import read_json, validate
-from octavo.server.dialects.ollama import NAMES, OllamaNamedBody, check_name, context_asked
+from octavo.server.dialects.common import rename_fields
+from octavo.server.dialects.ollama import NAMES, OllamaNamedBody, check_name, requested_context
 from octavo.server.dialects.ollama_answer import nanoseconds
-from octavo.server.dialects.reading import named
 from octavo.server.embedding_inputs import Truncation, check_inputs, read_inputs
 from octavo.server.embeddings import EmbeddingsMade, embed_inputs
 from octavo.server.errors import JsonObject, json_response
@@ -29,64 +29,63 @@ from octavo.serving.embedding import EmbeddingOptions
 
 
 class OllamaVectorsBody(OllamaNamedBody):
-    """What both routes take."""
+    """The fields of both routes."""
 
-    options: dict[str, object] | None = done("num_ctx; all else changes no vector")
+    options: dict[str, object] | None = done("num_ctx; other options change no vector")
 
 
 class OllamaEmbedBody(OllamaVectorsBody):
     """POST /api/embed."""
 
-    input: object = done("a string, or up to 2,048; none asks that the model be there")
+    input: object = done("a string, or up to 2,048; without it there are no vectors")
     truncate: bool | None = done(
-        "default true: longer inputs are cut, at `options.num_ctx` where that is less"
+        "default true: inputs are cut to the context, or to `options.num_ctx` if that is less"
     )
-    dimensions: int | None = done("the first so many numbers, made as long as one")
+    dimensions: int | None = done("keep the first so many numbers, normalised again")
 
 
 class OllamaEmbeddingsBody(OllamaVectorsBody):
     """POST /api/embeddings."""
 
-    prompt: str | None = done("none asks that the model be there; the vector has any length")
+    prompt: str | None = done("without it the vector is empty; vectors are not normalised")
 
 
 async def ollama_embed(edge: Edge, request: Request) -> Response:
-    """Answer one request; raises the errors of `octavo.errors`. Without input it answers that the model is
-    there."""
+    """Answer one request; without input, with no vectors. Raises the errors of `octavo.errors`."""
     watch = edge.metrics.watch(request.scope)
     body = validate(OllamaEmbedBody, await read_json(edge, request))
     name, texts = check_name(body.model, edge.model), _texts(body.input)
-    with named(NAMES):
-        keep = context_asked(body.options or {}, edge.model.context_length)
+    with rename_fields(NAMES):
+        keep = requested_context(body.options or {}, edge.model.context_length)
     cut = None if body.truncate is False else Truncation(keep)
     options = EmbeddingOptions(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
-    made = await _made(edge, request, texts, cut, options, watch) if texts else EmbeddingsMade(())
+    made = await _embed(edge, request, texts, cut, options, watch) if texts else EmbeddingsMade(())
     return await _answer(name, made, watch)
 
 
 def check_ollama_embed(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `ollama_embed` would of this body alone."""
+    """Raise the errors of `ollama_embed` that depend on the body alone."""
     texts = _texts(validate(OllamaEmbedBody, raw).input)
     if texts:
         check_inputs(texts, model, None)
 
 
 async def ollama_embeddings(edge: Edge, request: Request) -> Response:
-    """The same of one prompt; nothing is cut from it."""
+    """Answer one prompt; it is not truncated."""
     watch = edge.metrics.watch(request.scope)
     body = validate(OllamaEmbeddingsBody, await read_json(edge, request))
     check_name(body.model, edge.model)
-    with named(NAMES):
-        context_asked(body.options or {}, edge.model.context_length)
+    with rename_fields(NAMES):
+        requested_context(body.options or {}, edge.model.context_length)
     if not body.prompt:
         return json_response({"embedding": []})
     options = EmbeddingOptions(normalize=False)
-    with named({"input": "prompt"}):
-        made = await _made(edge, request, [body.prompt], None, options, watch)
+    with rename_fields({"input": "prompt"}):
+        made = await _embed(edge, request, [body.prompt], None, options, watch)
     return json_response({"embedding": made.embedded[0].vector.tolist()})
 
 
-async def _made(
+async def _embed(
     edge: Edge,
     request: Request,
     texts: list[str],
@@ -94,7 +93,7 @@ async def _made(
     options: EmbeddingOptions,
     watch: RequestWatch,
 ) -> EmbeddingsMade:
-    """The vectors, on the terms of the request's tenant."""
+    """The vectors, computed for the request's tenant."""
     wanted = engine_request(request, TermsBody())
     prompts = await read_inputs(texts, edge.model, tenant=wanted.tenant, cut=cut)
     return await embed_inputs(edge, request, prompts, options, wanted, watch)
@@ -108,8 +107,8 @@ def _texts(given: object) -> list[str]:
 
 
 async def _answer(name: str, made: EmbeddingsMade, watch: RequestWatch) -> Response:
-    """Written vector by vector: a thousand of them are a million numbers, between which others' streams go
-    on."""
+    """Encode vector by vector: a thousand vectors are a million numbers, and other requests' streams must run
+    in between."""
     vectors = []
     for one in made.embedded:
         vectors.append(json.dumps(one.vector.tolist(), allow_nan=False, separators=(",", ":")))

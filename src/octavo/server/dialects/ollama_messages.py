@@ -1,7 +1,8 @@
-"""Ollama's messages as those of a chat. Its calls have arguments as objects and mostly no ids, and its tools
-answer by name: calls get ids here, and results those of the calls that they answer.
+"""Ollama's messages as those of a chat. Its calls have arguments as objects and mostly no ids, and its
+results name the function instead of the call. Here calls get ids, and results the ids of the calls that they
+answer.
 
-It knows no request. Source: ollama's `api/types.go`.
+Source: ollama's `api/types.go`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class OllamaMessage(Body):
 
     role: Literal["system", "user", "assistant", "tool"] = done("system, user, assistant, tool", default=...)
     content: str | None = done("text")
-    thinking: str | None = done("of an assistant: given to the template")
+    thinking: str | None = done("of an assistant: passed to the template")
     tool_calls: list[MessageCall] | None = done("of an assistant; arguments are an object")
     tool_name: str | None = done("of a tool: which function it was")
     tool_call_id: str | None = done("of a tool: which call it answers")
@@ -36,33 +37,34 @@ class OllamaMessage(Body):
 
 @dataclass(slots=True)
 class _Calls:
-    """The calls of a chat, as it is read."""
+    """The calls of a chat so far."""
 
     count: int = 0
-    waiting: list[ToolCall] = field(default_factory=list)  # of the last message that called: no result yet
+    open: list[ToolCall] = field(default_factory=list)  # of the last message with calls: without a result
 
-    def answered_by(self, name: str) -> str:
-        """The id of the call that a result of this function answers: the first of that name, or of any."""
-        if not self.waiting:
+    def take_answered(self, name: str) -> str:
+        """The id of the call that a result of this function answers: the first of that name, else the
+        first."""
+        if not self.open:
             return ""
-        place = next((at for at, call in enumerate(self.waiting) if call.name == name), 0)
-        return self.waiting.pop(place).call_id
+        index = next((at for at, call in enumerate(self.open) if call.name == name), 0)
+        return self.open.pop(index).call_id
 
 
 def chat_messages(given: object, context_length: int) -> list[ChatMessage]:
-    """The messages, reduced to text; there may be none. Raises InvalidRequest that names the message."""
+    """The messages, reduced to text; may be empty. Raises InvalidRequest that names the message."""
     if given is None:
         return []
     if not isinstance(given, list):
         raise wrong_value("messages", given, "a list of messages")
-    if len(given) > context_length:  # each takes a token at least
+    if len(given) > context_length:  # each takes at least one token
         raise too_long(f"{len(given):,} messages", "messages", context_length)
     calls = _Calls()
     return [_message(item, f"messages[{index}]", calls) for index, item in enumerate(given)]
 
 
-def goes_on(messages: list[ChatMessage]) -> bool:
-    """Whether the last message is an answer that was begun, which Ollama goes on with."""
+def is_prefilled(messages: list[ChatMessage]) -> bool:
+    """Whether the last message is the beginning of the answer, which Ollama continues."""
     last = messages[-1]
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
@@ -72,14 +74,14 @@ def _message(given: object, where: str, calls: _Calls) -> ChatMessage:
         raise InvalidRequest(f"{where} must be an object with role and content", param="messages")
     field_list(OllamaMessage).check(given, f"{where}.")
     role = _text(given, "role", where).lower()
-    told: JsonObject = {"role": role, "content": _text(given, "content", where)}
+    message: JsonObject = {"role": role, "content": _text(given, "content", where)}
     if role == "assistant":
-        told["reasoning_content"] = _text(given, "thinking", where) or None
-        told["tool_calls"] = _calls_of(given.get("tool_calls"), f"{where}.tool_calls", calls)
+        message["reasoning_content"] = _text(given, "thinking", where) or None
+        message["tool_calls"] = _calls_of(given.get("tool_calls"), f"{where}.tool_calls", calls)
     elif role == "tool":
         name, call_id = _text(given, "tool_name", where), _text(given, "tool_call_id", where)
-        told |= {"name": name or None, "tool_call_id": call_id or calls.answered_by(name)}
-    return read_message(told, where)
+        message |= {"name": name or None, "tool_call_id": call_id or calls.take_answered(name)}
+    return read_message(message, where)
 
 
 def _text(message: Mapping[str, object], field: str, where: str) -> str:
@@ -98,7 +100,7 @@ def _calls_of(given: object, where: str, calls: _Calls) -> list[JsonObject]:
         raise InvalidRequest(f"{where} must be a list of up to {CALLS_MAX} calls", param="messages")
     made = [_call(item, f"{where}[{index}]", calls.count + index) for index, item in enumerate(given)]
     calls.count += len(made)
-    calls.waiting = made or calls.waiting
+    calls.open = made or calls.open
     return [{"id": c.call_id, "function": {"name": c.name, "arguments": c.arguments}} for c in made]
 
 
@@ -118,5 +120,5 @@ def _call(given: object, where: str, number: int) -> ToolCall:
         raise InvalidRequest(
             f"{where} has a number that is too large for JSON; allowed: up to 1.8e308", param="messages"
         ) from None
-    # Nine letters and digits are what the strictest templates want.
+    # The strictest templates require nine letters and digits.
     return ToolCall(name, text, call_id or f"call{number % 100_000:05d}")

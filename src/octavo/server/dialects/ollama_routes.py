@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo.server.dialects import ollama_about as about
+from octavo.server.dialects import ollama_models as models
 from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody
 from octavo.server.dialects.ollama_answer import MEDIA_TYPE
 from octavo.server.dialects.ollama_chat import (
@@ -53,27 +53,32 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         stream_type=MEDIA_TYPE,
     ),
     Route(
-        "GET", "/api/tags", about.ollama_tags, _TENANT, "The served model, as Ollama lists it", Spread.LOAD
+        "GET", "/api/tags", models.ollama_tags, _TENANT, "The served model, as Ollama lists it", Spread.LOAD
     ),
     Route(
-        "GET", "/api/ps", about.ollama_ps, _TENANT, "The served model, as Ollama tells what runs", Spread.LOAD
+        "GET",
+        "/api/ps",
+        models.ollama_ps,
+        _TENANT,
+        "The served model, as Ollama lists loaded ones",
+        Spread.LOAD,
     ),
     Route(
         "GET",
         "/api/version",
-        about.ollama_version,
+        models.ollama_version,
         _TENANT,
-        "Octavo's version, where Ollama tells its own",
+        "The version of Ollama's API, and Octavo's",
         Spread.RELAY,
     ),
     Route(
         "POST",
         "/api/show",
-        about.ollama_show,
+        models.ollama_show,
         _TENANT,
-        "What is known of the served model",
+        "The served model's details",
         Spread.LOAD,
-        body=about.OllamaShowBody,
+        body=models.OllamaShowBody,
         errors=(404,),
     ),
     Route(
@@ -92,16 +97,16 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         "/api/embeddings",
         ollama_embeddings,
         _TENANT,
-        "The vector of one text, as Ollama made it before /api/embed",
+        "The vector of one text, as Ollama's older route makes it",
         Spread.LOAD,
         body=OllamaEmbeddingsBody,
         errors=_GENERATES,
     ),
-    Route("POST", "/api/pull", about.ollama_pull, _TENANT, "Refused: one model is served", Spread.RELAY),
-    Route("POST", "/api/push", about.ollama_push, _TENANT, "Refused: one model is served", Spread.RELAY),
-    Route("POST", "/api/create", about.ollama_create, _TENANT, "Refused: one model is served", Spread.RELAY),
-    Route("POST", "/api/copy", about.ollama_copy, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/pull", models.ollama_pull, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/push", models.ollama_push, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/create", models.ollama_create, _TENANT, "Refused: one model is served", Spread.RELAY),
+    Route("POST", "/api/copy", models.ollama_copy, _TENANT, "Refused: one model is served", Spread.RELAY),
     Route(
-        "DELETE", "/api/delete", about.ollama_delete, _TENANT, "Refused: one model is served", Spread.RELAY
+        "DELETE", "/api/delete", models.ollama_delete, _TENANT, "Refused: one model is served", Spread.RELAY
     ),
 )

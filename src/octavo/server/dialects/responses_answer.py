@@ -1,4 +1,4 @@
-"""The output of a response as it comes: its items, and the events of a stream that tell of them.
+"""The output of a response as it is generated: its items, and the events of a stream that report them.
 
     ThinkingText reasoning item      output_item.added, content_part.added, reasoning_text.delta ..., .done,
                                      content_part.done, output_item.done
@@ -7,8 +7,8 @@
                                      output_item.done
                  custom_tool_call    the same, with custom_tool_call_input
 
-One item is open at a time; what begins another closes it. Events have no sequence_number yet. Source of the
-shapes: openai-python's `types/responses/*_event.py`.
+One item is open at a time; beginning another one closes it. `ResponseRun` adds the sequence_number of events.
+Source of the shapes: openai-python's `types/responses/*_event.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from octavo.tools.formats import ToolFormat
 
 
 class _OpenItem(Protocol):
-    """An item that is being written."""
+    """An item that has begun and not ended."""
 
     item: JsonObject
 
@@ -40,7 +40,7 @@ class _OpenItem(Protocol):
 
 
 class OutputWriter:
-    """Writes the output of one response, whose own items before it are `num_before`."""
+    """Writes the output of one response, after `num_before` items of its request."""
 
     def __init__(self, response_id: str, num_before: int, run: ChatRun, tools: OfferedTools) -> None:
         self.output: list[JsonObject] = []  # complete
@@ -49,43 +49,43 @@ class OutputWriter:
         self._num_before = num_before
         self._form: ToolFormat | None = run.kind.form
         self._tools = tools
-        self._tells_logprobs = run.params.logprobs is not None
+        self._has_logprobs = run.params.logprobs is not None
         self._open: _OpenItem | None = None
-        self._waiting: list[TokenInfo] = []  # tokens whose text has not come yet
+        self._tokens: list[TokenInfo] = []  # whose text has not come yet
 
     def push(self, step: Step) -> Iterator[JsonObject]:
-        """What a delta says, as events."""
-        self._waiting += step.delta.tokens
+        """The step as events of the stream."""
+        self._tokens += step.delta.tokens
         for event in step.events:
-            yield from self._tell(event)
+            yield from self._push_event(event)
 
     def finish(self, status: str) -> Iterator[JsonObject]:
-        """The last item ends, with this status. An answer that is complete has an item at least."""
+        """End the last item with this status. A completed answer has at least one item."""
         if status == "completed" and self._open is None and not self.output:
             yield from self._begin(_TextItem(_MESSAGE, self._next("message"), 0))
         yield from self._close(status)
 
-    def _tell(self, event: AnswerEvent) -> Iterator[JsonObject]:
+    def _push_event(self, event: AnswerEvent) -> Iterator[JsonObject]:
         match event:
             case ThinkingText(text):
-                self.num_reasoning_tokens += len(self._take_waiting())
+                self.num_reasoning_tokens += len(self._take_tokens())
                 yield from self._write(_REASONING, "reasoning", text, [])
             case Content(text):
-                tokens = self._take_waiting()
-                told = chat_logprobs(tokens)["content"] if self._tells_logprobs else []
-                yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", told))
+                tokens = self._take_tokens()
+                logprobs = chat_logprobs(tokens)["content"] if self._has_logprobs else []
+                yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", logprobs))
             case CallStart(index, name):
-                self._take_waiting()
+                self._take_tokens()
                 yield from self._begin(self._call(name, new_call_id(self._form, name, index)))
             case ArgumentsText(_, text):
-                self._take_waiting()
-                assert self._open is not None, "arguments come behind the call that they are of"
-                told = self._open.more(text, [])
-                if told is not None:
-                    yield told
+                self._take_tokens()
+                assert self._open is not None, "arguments come after the start of their call"
+                delta = self._open.more(text, [])
+                if delta is not None:
+                    yield delta
 
     def _call(self, name: str, call_id: str) -> _OpenItem:
-        """The item of a call, by the kind of tool that the function stands for."""
+        """The item of a call, by the kind of tool behind the function."""
         if name in self._tools.custom:
             return _CustomCallItem(self._next("custom_tool_call"), self._index(), name, call_id)
         namespace, own_name = self._tools.namespaces.get(name, ("", name))
@@ -94,19 +94,19 @@ class OutputWriter:
     def _write(
         self, kind: _TextKind, name: str, text: str, logprobs: list[JsonObject]
     ) -> Iterator[JsonObject]:
-        """More text of a message, or of thinking, in the item that is open, or in a new one."""
+        """Append text to the open item if it is of that kind, else to a new one."""
         if not (isinstance(self._open, _TextItem) and self._open.kind is kind):
             yield from self._begin(_TextItem(kind, self._next(name), self._index()))
         event = None if self._open is None else self._open.more(text, logprobs)
-        assert event is not None, "text of an item is told as it comes"
+        assert event is not None, "each piece of an item's text has a delta"
         yield event
 
-    def _take_waiting(self) -> list[TokenInfo]:
-        taken, self._waiting = self._waiting, []
+    def _take_tokens(self) -> list[TokenInfo]:
+        taken, self._tokens = self._tokens, []
         return taken
 
     def _index(self) -> int:
-        """Where the next item will stand."""
+        """The next item's place in the output."""
         return len(self.output) + (self._open is not None)
 
     def _next(self, kind: str) -> str:
@@ -126,19 +126,19 @@ class OutputWriter:
 
 @dataclass(frozen=True, slots=True)
 class _TextKind:
-    """A kind of item that is one part of text."""
+    """A kind of item with one part of text."""
 
     part_type: str
     item: JsonObject
-    tells_logprobs: bool
+    has_logprobs: bool
 
 
-_MESSAGE = _TextKind("output_text", {"type": "message", "role": "assistant"}, tells_logprobs=True)
-_REASONING = _TextKind("reasoning_text", {"type": "reasoning", "summary": []}, tells_logprobs=False)
+_MESSAGE = _TextKind("output_text", {"type": "message", "role": "assistant"}, has_logprobs=True)
+_REASONING = _TextKind("reasoning_text", {"type": "reasoning", "summary": []}, has_logprobs=False)
 
 
 class _TextItem:
-    """A message, or what was thought before it."""
+    """A message, or the reasoning before it."""
 
     def __init__(self, kind: _TextKind, item_id: str, index: int) -> None:
         self.kind = kind
@@ -154,24 +154,24 @@ class _TextItem:
     def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject:
         self._texts.append(text)
         self._logprobs += logprobs
-        told: JsonObject = {"logprobs": logprobs} if self.kind.tells_logprobs else {}
-        return self._event(f"response.{self.kind.part_type}.delta", {"delta": text} | told)
+        fields: JsonObject = {"delta": text} | ({"logprobs": logprobs} if self.kind.has_logprobs else {})
+        return self._event(f"response.{self.kind.part_type}.delta", fields)
 
     def end(self, status: str) -> Iterator[JsonObject]:
         part = self._part()
         self.item |= {"status": status, "content": [part]}
-        told: JsonObject = {name: part[name] for name in ("text", "logprobs") if name in part}
-        yield self._event(f"response.{self.kind.part_type}.done", told)
+        fields: JsonObject = {name: part[name] for name in ("text", "logprobs") if name in part}
+        yield self._event(f"response.{self.kind.part_type}.done", fields)
         yield self._event("response.content_part.done", {"part": part})
         yield _ended(self.item, self._index)
 
     def _part(self) -> JsonObject:
         part: JsonObject = {"type": self.kind.part_type, "text": "".join(self._texts)}
-        return part | ({"annotations": [], "logprobs": [*self._logprobs]} if self.kind.tells_logprobs else {})
+        return part | ({"annotations": [], "logprobs": [*self._logprobs]} if self.kind.has_logprobs else {})
 
-    def _event(self, kind: str, told: JsonObject) -> JsonObject:
+    def _event(self, kind: str, fields: JsonObject) -> JsonObject:
         place: JsonObject = {"item_id": self._id, "output_index": self._index, "content_index": 0}
-        return {"type": kind, **place, **told}
+        return {"type": kind, **place, **fields}
 
 
 class _CallItem:
@@ -204,12 +204,12 @@ class _CallItem:
         yield self._event("response.function_call_arguments.done", {"arguments": arguments})
         yield _ended(self.item, self._index)
 
-    def _event(self, kind: str, told: JsonObject) -> JsonObject:
-        return {"type": kind, "item_id": self._id, "output_index": self._index, **told}
+    def _event(self, kind: str, fields: JsonObject) -> JsonObject:
+        return {"type": kind, "item_id": self._id, "output_index": self._index, **fields}
 
 
 class _CustomCallItem:
-    """A call of a custom tool: its text is known when its arguments, which are JSON, have ended."""
+    """A call of a custom tool. Its text is a field of the JSON arguments, so it is sent when they end."""
 
     def __init__(self, item_id: str, index: int, name: str, call_id: str) -> None:
         self._id, self._index = item_id, index
@@ -236,14 +236,14 @@ class _CustomCallItem:
         yield self._event("done", {"input": text})
         yield _ended(self.item, self._index)
 
-    def _event(self, kind: str, told: JsonObject) -> JsonObject:
+    def _event(self, kind: str, fields: JsonObject) -> JsonObject:
         place: JsonObject = {"item_id": self._id, "output_index": self._index}
-        return {"type": f"response.custom_tool_call_input.{kind}", **place, **told}
+        return {"type": f"response.custom_tool_call_input.{kind}", **place, **fields}
 
 
 def _added(item: JsonObject, index: int) -> JsonObject:
-    begun = dict(item)  # it goes on, perhaps before this is sent
-    return {"type": "response.output_item.added", "output_index": index, "item": begun}
+    # A copy: the item may change before the event is sent.
+    return {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
 
 
 def _ended(item: JsonObject, index: int) -> JsonObject:

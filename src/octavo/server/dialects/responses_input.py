@@ -1,5 +1,5 @@
-"""The `input` of a request for a response, as items: checked, reduced to text, in the shape in which they are
-stored. What an item_reference stands for, the caller looks up. Source of the shapes: openai-python's
+"""The `input` of a request for a response, as items: checked, reduced to text, in the shape that is stored.
+The caller resolves item_references. Source of the shapes: openai-python's
 `types/responses/response_input_param.py`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from octavo.errors import InvalidRequest, shown, unsupported, wrong_value
-from octavo.server.dialects.reading import string_of, unread_media
+from octavo.server.dialects.common import media_placeholder, require_string
 from octavo.server.dialects.responses_items import CALLS, OUTPUTS, response_of
 from octavo.server.errors import JsonObject
 from octavo.server.prompts import too_long
@@ -22,7 +22,7 @@ _TEXT_PARTS: Final = {"input_text": "text", "output_text": "text", "refusal": "r
 _MEDIA_PARTS: Final = ("input_image", "input_file", "input_audio")
 _INPUT_ROLES: Final = ("user", "system", "developer")
 
-LookUp = Callable[[str, str], JsonObject]  # the stored item of an id; raises InvalidRequest that says where
+LookUp = Callable[[str, str], JsonObject]  # from id and place of the reference; raises InvalidRequest
 
 
 def read_input(raw: object, look_up: LookUp, context_length: int) -> list[JsonObject]:
@@ -31,18 +31,18 @@ def read_input(raw: object, look_up: LookUp, context_length: int) -> list[JsonOb
         return [_message("user", [{"type": "input_text", "text": raw}])]
     if not isinstance(raw, list) or not raw:
         raise wrong_value("input", raw, "text, or a list of at least one item")
-    if len(raw) > context_length:  # each takes a token at least
+    if len(raw) > context_length:  # each takes at least one token
         raise too_long(f"input has {len(raw):,} items", "input", context_length)
     return [_item(item, f"input[{index}]", look_up) for index, item in enumerate(raw)]
 
 
 def check_outputs(items: Sequence[JsonObject]) -> None:
-    """Raise InvalidRequest where an output answers no call that was made before it."""
-    made = set[object]()
+    """Raise InvalidRequest for an output that no call precedes."""
+    call_ids = set[object]()
     for item in items:
         if item["type"] in CALLS:
-            made.add(item["call_id"])
-        elif item["type"] in OUTPUTS and item["call_id"] not in made:
+            call_ids.add(item["call_id"])
+        elif item["type"] in OUTPUTS and item["call_id"] not in call_ids:
             raise InvalidRequest(
                 f"there is no function_call with the call_id {shown(item['call_id'])} before its output; "
                 "allowed: outputs of calls in this input, or in the response that previous_response_id names",
@@ -55,7 +55,7 @@ def _item(given: object, where: str, look_up: LookUp) -> JsonObject:
         raise wrong_value(where, given, "an object")
     kind = given.get("type")
     if kind is None and "role" not in given and "id" in given:
-        kind = "item_reference"  # the type may be left out of one
+        kind = "item_reference"  # whose type is optional
     match "message" if kind is None and "role" in given else kind:
         case "message":
             return _any_message(given, where)
@@ -68,7 +68,7 @@ def _item(given: object, where: str, look_up: LookUp) -> JsonObject:
         case "reasoning":
             return _reasoning(given, where)
         case "item_reference":
-            return look_up(string_of(given, "id", where), where)
+            return look_up(require_string(given, "id", where), where)
     allowed = (
         "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, "
         "item_reference"
@@ -111,7 +111,7 @@ def _call(given: JsonObject, where: str) -> JsonObject:
 
 
 def _name(given: JsonObject, where: str) -> str:
-    name = string_of(given, "name", where)
+    name = require_string(given, "name", where)
     if not _NAME.fullmatch(name):
         raise wrong_value(f"{where}.name", name, "1 to 128 letters, digits, _, . and -")
     return name
@@ -123,7 +123,7 @@ def _custom_call(given: JsonObject, where: str) -> JsonObject:
         "status": "completed",
         "call_id": _call_id(given, where),
         "name": _name(given, where),
-        "input": string_of(given, "input", where),
+        "input": require_string(given, "input", where),
     }
 
 
@@ -139,7 +139,8 @@ def _output(given: JsonObject, where: str, kind: str) -> JsonObject:
 
 
 def _reasoning(given: JsonObject, where: str) -> JsonObject:
-    """What was encrypted elsewhere cannot be read here; it is let through, for clients send what they got."""
+    """Content that another server encrypted is dropped without an error: clients send back all that they
+    got."""
     return {
         "type": "reasoning",
         "status": "completed",
@@ -160,7 +161,7 @@ def _parts_of(given: object, where: str, kind: str) -> list[JsonObject]:
 
 
 def _text(given: object, where: str, *, has_media: bool = False) -> str:
-    """A text, or the texts of a list of parts joined; `has_media`: an image among them becomes a sentence."""
+    """A text, or the joined texts of a list of parts; `has_media`: an image among them becomes a sentence."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given or len(given) > PARTS_MAX:
@@ -171,7 +172,7 @@ def _text(given: object, where: str, *, has_media: bool = False) -> str:
 def _part(part: object, where: str, has_media: bool) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if has_media and kind in _MEDIA_PARTS:
-        return unread_media(str(kind).removeprefix("input_"))
+        return media_placeholder(str(kind).removeprefix("input_"))
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         if kind in _MEDIA_PARTS:
             raise unsupported(
@@ -186,14 +187,14 @@ def _part(part: object, where: str, has_media: bool) -> str:
 
 
 def _call_id(given: JsonObject, where: str) -> str:
-    call_id = string_of(given, "call_id", where)
+    call_id = require_string(given, "call_id", where)
     if not 1 <= len(call_id) <= CALL_ID_CHARS_MAX:
         raise wrong_value(f"{where}.call_id", call_id, f"1 to {CALL_ID_CHARS_MAX} characters")
     return call_id
 
 
 def unknown_item(given: str, where: str) -> InvalidRequest:
-    """The refusal of a reference to what is not stored."""
+    """The refusal of a reference to an item that is not stored."""
     hint = "" if response_of(given) else " (ids of this server's items look like msg_..._0)"
     return InvalidRequest(
         f"{where} refers to {shown(given)}; allowed: an item of a stored response{hint}", param="input"

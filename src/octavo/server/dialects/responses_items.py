@@ -1,13 +1,14 @@
-"""The items of a conversation, as they are stored and told: their ids, and the messages that they mean.
+"""The items of a conversation, as stored and as answered: their ids, and the chat messages that they stand
+for.
 
-msg_<response>_<k>    message                 the response in which it first stood, and its place among
-fc_<response>_<k>     function_call           that one's own items: an id tells where to look for it
+msg_<response>_<k>    message                 the response that it was first part of, and its index among
+fc_<response>_<k>     function_call           that response's own items
 fco_<response>_<k>    function_call_output
 ctc_<response>_<k>    custom_tool_call, and ctco for its output
 rs_<response>_<k>     reasoning
 
-reasoning, message, function_call...    one message of the assistant, as a template writes it
-function_call_output                    one message of a tool; calls of custom tools alike
+reasoning, message, function_call...    one message of the assistant
+function_call_output                    one message of a tool; the same for custom tools
 """
 
 from __future__ import annotations
@@ -36,41 +37,40 @@ _ITEM_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_((?:k[0-9]{1,5}-)?[A-Za-z0-9_
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
-_AROUND_CHARS = 32  # what JSON puts around an item, or around a part of one, takes this at least
+_OVERHEAD_CHARS = 32  # JSON around an item, or around a part of one, takes at least this
 
 
-def item_id(kind: str, response_id: str, place: int) -> str:
-    """The id of that response's item."""
-    return f"{_PREFIXES[kind]}_{response_id.removeprefix(RESPONSE_PREFIX)}_{place}"
+def item_id(kind: str, response_id: str, index: int) -> str:
+    """The id of the response's item at this index."""
+    return f"{_PREFIXES[kind]}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
 def response_of(given: str) -> str | None:
-    """The id of the response in which that item first stood; None: it is no id of ours."""
+    """The id of the response that the item was first part of; None if it is no id of ours."""
     found = _ITEM_ID.fullmatch(given)
     return None if found is None else RESPONSE_PREFIX + found.group(1)
 
 
-def numbered(items: Sequence[JsonObject], response_id: str) -> list[JsonObject]:
-    """The same as that response's own items, with ids; they have none yet, or lose it."""
+def with_ids(items: Sequence[JsonObject], response_id: str) -> list[JsonObject]:
+    """The items with ids of that response; an id that an item already has is replaced."""
     return [
-        {"id": item_id(str(item["type"]), response_id, place)} | {k: v for k, v in item.items() if k != "id"}
-        for place, item in enumerate(items)
+        {"id": item_id(str(item["type"]), response_id, index)} | {k: v for k, v in item.items() if k != "id"}
+        for index, item in enumerate(items)
     ]
 
 
 def chars_of(items: Sequence[JsonObject]) -> int:
-    """About how many characters the items have, logprobs apart. One that stands there often is looked at
-    once."""
-    sizes = dict[int, int]()  # by object
+    """About how many characters the items have, without logprobs."""
+    sizes = dict[int, int]()  # by object: one item may be listed many times
     return sum(sizes[id(i)] if id(i) in sizes else sizes.setdefault(id(i), _chars(i)) for i in items)
 
 
 def _chars(item: JsonObject) -> int:
-    """Texts, and what is around them."""
-    total = _AROUND_CHARS
+    """Texts, and the JSON around them."""
+    total = _OVERHEAD_CHARS
     for value in item.values():
         if isinstance(value, list):
-            total += sum(_AROUND_CHARS + len(text_of([part])) for part in value)
+            total += sum(_OVERHEAD_CHARS + len(text_of([part])) for part in value)
         else:
             total += len(value) if isinstance(value, str) else 0
     return total
@@ -85,36 +85,36 @@ def text_of(content: object) -> str:
 
 
 def messages_of(items: Sequence[JsonObject], instructions: str | None) -> list[ChatMessage]:
-    """The conversation as a template is told it."""
+    """The conversation as a chat."""
     found = [ChatMessage("system", instructions)] if instructions else []
-    said = _AssistantTurn()
+    turn = _AssistantTurn()
     for item in items:
-        if said.takes(item):
+        if turn.add(item):
             continue
-        found += said.message()
+        found += turn.take()
         if item["type"] in OUTPUTS:
             answered = str(item["call_id"])
             found.append(ChatMessage("tool", text_of(item["output"]), tool_call_id=answered))
         elif item.get("role") in _ROLES:
             found.append(ChatMessage(_ROLES[str(item["role"])], text_of(item["content"])))
         else:
-            assert said.takes(item)
-    return found + said.message()
+            assert turn.add(item)
+    return found + turn.take()
 
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """What an assistant has said in one go, as it is gathered."""
+    """Consecutive items of the assistant, joined into one message."""
 
-    thought: str = ""
+    thinking: str = ""
     content: str | None = None
     calls: list[ToolCall] = field(default_factory=list)
 
-    def takes(self, item: JsonObject) -> bool:
-        """Whether the item is part of it, which it is from now on."""
+    def add(self, item: JsonObject) -> bool:
+        """Add the item; False if it cannot be part of the same message."""
         match item:
             case {"type": "reasoning"} if self.content is None and not self.calls:
-                self.thought += text_of(item.get("content") or item.get("summary"))
+                self.thinking += text_of(item.get("content") or item.get("summary"))
             case {"type": "message", "role": "assistant"} if self.content is None or self.calls:
                 self.content = (self.content or "") + text_of(item["content"])
             case {"type": "function_call"}:
@@ -129,10 +129,10 @@ class _AssistantTurn:
                 return False
         return True
 
-    def message(self) -> list[ChatMessage]:
-        """It, and from now on nothing. Thinking alone, after which nothing was said, is no message."""
-        content, calls, thought = self.content, tuple(self.calls), self.thought
-        self.content, self.calls, self.thought = None, [], ""
+    def take(self) -> list[ChatMessage]:
+        """The message, if there is one, and empty the turn. Thinking without text or calls is dropped."""
+        content, calls, thinking = self.content, tuple(self.calls), self.thinking
+        self.content, self.calls, self.thinking = None, [], ""
         if content is None and not calls:
             return []
-        return [ChatMessage("assistant", content or "", tool_calls=calls, reasoning=thought)]
+        return [ChatMessage("assistant", content or "", tool_calls=calls, reasoning=thinking)]

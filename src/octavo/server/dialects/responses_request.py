@@ -1,4 +1,4 @@
-"""A request for a response: its fields, checked, as a `ChatBody`, and as the answer repeats them.
+"""A request for a response: its checked fields, as a `ChatBody`, and those that the answer repeats.
 
     max_output_tokens     max_completion_tokens
     tools, tool_choice    the same, as functions: `responses_tools`
@@ -6,7 +6,7 @@
     reasoning.effort      reasoning_effort
     include, top_logprobs logprobs, top_logprobs
 
-Others mean what they do in a chat, and what else a chat refuses is refused here too. It knows no engine.
+Other fields mean the same as in a chat, and a field that a chat refuses is refused here too. No engine here.
 Sources: openai-python's `types/responses/response_create_params.py` and what it names, vLLM's
 `entrypoints/openai/responses/protocol.py`.
 """
@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown, wrong_value
 from octavo.server.body import validate
-from octavo.server.dialects.reading import named
+from octavo.server.dialects.common import rename_fields
 from octavo.server.dialects.responses_tools import (
     LEFT_OUT,
     OfferedTools,
@@ -35,7 +35,7 @@ from octavo.tools.definitions import TOOLS_MAX
 
 METADATA_MAX = 16
 METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX = 64, 512
-TOLD_CHARS_MAX = 512  # of user, safety_identifier and prompt_cache_key
+ECHOED_CHARS_MAX = 512  # of user, safety_identifier and prompt_cache_key
 FORMAT_NAME_CHARS_MAX = 64
 LOGPROBS: Final = "message.output_text.logprobs"
 INCLUDES: Final = (
@@ -48,8 +48,8 @@ INCLUDES: Final = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-# Fields that mean what they do in a chat, which is given them as they are.
-OF_CHAT: Final[tuple[str, ...]] = (
+# Fields that are passed unchanged to the chat path.
+CHAT_FIELDS: Final[tuple[str, ...]] = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "repeat_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop"),
     *("stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids"),
@@ -61,7 +61,7 @@ OF_CHAT: Final[tuple[str, ...]] = (
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES: Final = ("auto", "concise", "detailed")
 
-# How errors of the chat path name what was translated.
+# The chat path's fields, and this API's names for them in errors.
 _NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -82,28 +82,28 @@ class ResponsesText(Body):
 class ResponsesReasoning(Body):
     """`reasoning`."""
 
-    effort: str | None = done("given to the template; none: enable_thinking false too")
-    summary: str | None = done("what was thought is told whole, as content of the reasoning item")
+    effort: str | None = done("passed to the template; none: enable_thinking false too")
+    summary: str | None = done("the reasoning item has the full text as its content")
     generate_summary: str | None = done("the older name of summary")
 
 
 class ResponsesBody(Body):
     """POST /v1/responses."""
 
-    model: str | None = done("the served model's name; may be left out")
+    model: str | None = done("the served model's name; optional")
     input: object = done("text, or items: message, calls and their outputs, reasoning, item_reference")
     instructions: str | None = done("the first system message")
     previous_response_id: str | None = done("a stored response that has ended")
     truncation: str | None = done(
-        "disabled; auto: the oldest messages, but system's, are left out until it fits"
+        "disabled; auto: the oldest messages, except system messages, are left out until it fits"
     )
-    max_output_tokens: int | None = done("with what was thought; cut to the context")
+    max_output_tokens: int | None = done("includes reasoning; bounded by the context")
     text: Annotated[dict[str, object] | None, ReadAs(ResponsesText | None)] = done()
     reasoning: Annotated[dict[str, object] | None, ReadAs(ResponsesReasoning | None)] = done()
     tools: object = done("up to 512: function, custom, namespace; some hosted tools are left out")
     tool_choice: object = done("none, auto, required, a function, a custom tool, or allowed_tools")
     parallel_tool_calls: bool | None = done("default true: up to 16 calls in an answer")
-    include: object = done("message.output_text.logprobs; the others have nothing to tell here")
+    include: object = done("message.output_text.logprobs; the others add nothing")
     top_logprobs: int | None = done("0 to 20, with include message.output_text.logprobs")
     stream: bool | None = done()
     stream_options: dict[str, object] | None = done(
@@ -111,14 +111,14 @@ class ResponsesBody(Body):
     )
     store: bool | None = done("default true")
     metadata: dict[str, object] | None = done("up to 16 pairs of strings, of 64 and 512 characters")
-    user: str | None = done("told again; a tenant is known by its key")
-    safety_identifier: str | None = done("told again; a tenant is known by its key")
-    prompt_cache_key: str | None = done("told again; equal prefixes are always reused")
+    user: str | None = done("repeated in the answer; tenants are identified by their keys")
+    safety_identifier: str | None = done("repeated in the answer; tenants are identified by their keys")
+    prompt_cache_key: str | None = done("repeated in the answer; equal prefixes are always reused")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A checked request. `echoed_fields` are those of the answer that repeat it."""
+    """A checked request. `echoed_fields`: the answer's fields that repeat it."""
 
     body: ResponsesBody
     chat: ChatBody
@@ -127,7 +127,7 @@ class ParsedRequest:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it shall be found afterwards."""
+        """Whether the response is stored."""
         return self.body.store is not False
 
     @property
@@ -137,10 +137,10 @@ class ParsedRequest:
 
 
 @contextmanager
-def own_names() -> Iterator[None]:
-    """Errors of the chat path are raised again with the names of this API's fields."""
+def rename_chat_fields() -> Iterator[None]:
+    """Raise errors of the chat path again with this API's field names."""
     try:
-        with named(_NAMES):
+        with rename_fields(_NAMES):
             yield
     except InvalidRequest as error:
         if error.param != "tools":
@@ -161,7 +161,7 @@ def read_request(raw: JsonObject) -> ParsedRequest:
     if body.top_logprobs and not wants_logprobs:
         raise InvalidRequest(f"top_logprobs is only allowed with include {LOGPROBS}", param="top_logprobs")
     offered = read_tools(body.tools)
-    fields: JsonObject = {name: raw[name] for name in OF_CHAT if name in raw} | {
+    fields: JsonObject = {name: raw[name] for name in CHAT_FIELDS if name in raw} | {
         "model": body.model,
         "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
@@ -173,7 +173,7 @@ def read_request(raw: JsonObject) -> ParsedRequest:
         "response_format": _chat_format(form),
         "reasoning_effort": effort,
     }
-    with own_names():
+    with rename_chat_fields():
         chat = validate(ChatBody, fields)
     return ParsedRequest(body, chat, _echoed_fields(body, chat, form, offered), offered)
 
@@ -191,7 +191,7 @@ def includes_of(given: object, param: str) -> tuple[str, ...]:
 
 
 def _check(body: ResponsesBody) -> None:
-    """What is bounded and goes no further than the answer."""
+    """Check fields that the chat path does not get. Raises InvalidRequest."""
     if body.truncation not in (None, "auto", "disabled"):
         raise wrong_value("truncation", body.truncation, "auto, disabled")
     if body.stream_options is not None and not body.stream:
@@ -199,9 +199,9 @@ def _check(body: ResponsesBody) -> None:
     if body.previous_response_id == "":
         raise wrong_value("previous_response_id", "", "the id of a stored response, or none of it")
     for name in ("user", "safety_identifier", "prompt_cache_key"):
-        told = getattr(body, name)
-        if told is not None:
-            require_range(f"length of {name}", len(told), 0, TOLD_CHARS_MAX, param=name)
+        text = getattr(body, name)
+        if text is not None:
+            require_range(f"length of {name}", len(text), 0, ECHOED_CHARS_MAX, param=name)
     metadata = body.metadata or {}
     require_range("number of pairs of metadata", len(metadata), 0, METADATA_MAX, param="metadata")
     for key, value in metadata.items():
@@ -215,7 +215,7 @@ def _check(body: ResponsesBody) -> None:
 
 
 def _format(text: Mapping[str, object]) -> JsonObject:
-    """`text.format`, with all that is told of it."""
+    """`text.format`, checked, as the answer repeats it."""
     given = text.get("format")
     if given is None:
         return {"type": "text"}
@@ -266,7 +266,7 @@ _CALLABLE: Final = ("function", "custom")
 
 
 def _choice(given: object) -> object:
-    """As a chat says it."""
+    """`tool_choice` in the chat path's form. Raises InvalidRequest."""
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, Mapping):
@@ -320,7 +320,7 @@ def _echoed_fields(
         "temperature": 1.0 if chat.temperature is None else chat.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": offered.told,
+        "tools": offered.echoed,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if chat.top_p is None else chat.top_p,
         "truncation": body.truncation or "disabled",
@@ -333,5 +333,5 @@ def _echoed_fields(
 
 
 def _wrong_part(what: str, given: object, allowed: str) -> InvalidRequest:
-    """Of an object's field, which the error's `param` names whole."""
+    """The refusal of an object's field; `param` is the full path."""
     return wrong_value(what, given, allowed, param=what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from octavo.server.dialects.responses import check_response, create_response
-from octavo.server.dialects.responses_request import OF_CHAT, ResponsesBody
+from octavo.server.dialects.responses_request import CHAT_FIELDS, ResponsesBody
 from octavo.server.dialects.responses_stored import (
     cancel_response,
     delete_response,
@@ -20,11 +20,11 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         "/v1/responses",
         create_response,
         Access.TENANT,
-        "Answer a conversation, and keep it to be gone on from",
+        "Answer a conversation, and store it so that later requests can continue it",
         Spread.PREFIX,
         body=ResponsesBody,
         check=check_response,
-        more_fields=OF_CHAT,
+        more_fields=CHAT_FIELDS,
         errors=(404, 409, 429, 500, 503),
         streams=True,
     ),
@@ -43,7 +43,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         "/v1/responses/{response_id}",
         delete_response,
         Access.TENANT,
-        "Forget a stored response",
+        "Delete a stored response",
         Spread.ID,
         errors=(404, 500, 503),
     ),
@@ -52,7 +52,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         "/v1/responses/{response_id}/cancel",
         cancel_response,
         Access.TENANT,
-        "End a response that is in progress; what it has said stays",
+        "End a response that is in progress; its output so far stays",
         Spread.ID,
         errors=(404,),
     ),
@@ -61,7 +61,7 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         "/v1/responses/{response_id}/input_items",
         list_input_items,
         Access.TENANT,
-        "The items that a stored response answered",
+        "The items before a stored response's output",
         Spread.ID,
         query=("order", "limit", "after", "include"),
         errors=(404,),

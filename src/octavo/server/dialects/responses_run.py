@@ -1,12 +1,12 @@
-"""A response that is being made: the codec of its events, which may be cancelled, and is stored at its end.
+"""A response in progress: the codec of its events. It can be cancelled, and is stored at its end.
 
     in_progress -> completed     it ended by itself
                 -> incomplete    max_output_tokens, or the end of the context
                 -> failed        the engine failed, or a deadline passed
-                -> cancelled     another request asked for it, or its client left
+                -> cancelled     by another request, or because its client left
 
-What is stored of it is a document: {"response": ..., "items": the conversation before its output}. It has its
-last status, and is attached, before any client hears of the end, and may go on from it.
+The stored document is {"response": ..., "items": the conversation before its output}. It is attached, with
+the final status, before any client gets the last event: a client may continue from the response at once.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.sse import encode_json, named_event
 from octavo.types import FinishReason
 
-END_WAIT_S = 1.0  # for the stream to end by itself: its client may have stopped reading
+END_WAIT_S = 1.0  # until a cancelled stream is ended here: its client may have stopped reading
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What a response answers. `items` are all, of which the last `num_own` are its request's."""
+    """The conversation before a response's output. The last `num_own` items are its request's."""
 
     items: Sequence[JsonObject]
     num_own: int
 
 
 def document_of(response: JsonObject, items: Sequence[JsonObject]) -> bytes:
-    """As it is stored."""
+    """The document to store."""
     return encode_json({"response": response, "items": items})
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A stored response: as it is told, and all items before its output."""
+    """A stored response, and all items before its output."""
 
     response: JsonObject
     items: list[JsonObject]
 
     @property
     def output(self) -> list[JsonObject]:
-        """What it said."""
+        """The response's own items."""
         return cast("list[JsonObject]", self.response["output"])
 
 
 def parse_document(document: bytes) -> Document:
-    """What `document_of` wrote."""
+    """Read a document of `document_of`."""
     stored = json.loads(document)
     return Document(stored["response"], stored["items"])
 
 
 class ResponseRun(AnswerCodec[Step]):
-    """One response: what runs, and its codec. Its holder calls `cancel` in the end, whatever happened."""
+    """One response: the running chat, and its codec. The driver calls `cancel` at the end in any case."""
 
     framing = Framing(named_event)
 
@@ -79,7 +79,7 @@ class ResponseRun(AnswerCodec[Step]):
         run: ChatRun,
         tools: OfferedTools,
     ) -> None:
-        self.response = response  # as it is now
+        self.response = response  # the current state
         self._edge = edge
         self._tenant = tenant
         self._context = context
@@ -89,24 +89,24 @@ class ResponseRun(AnswerCodec[Step]):
         self._ended = asyncio.Event()
         self._is_cancelled = False
         self._error: OctavoError | None = None  # why it failed
-        self._finish: FinishReason | None = None  # of the engine
-        self._why = ""
-        self._last_events: list[JsonObject] = []  # from the end on
+        self._finish: FinishReason | None = None  # the engine's
+        self._finish_error = ""
+        self._last_events: list[JsonObject] = []  # set at the end
         self._numbers = itertools.count()
         edge.running.add(tenant, self._id, self)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the HTTP answer: no session, for it is none."""
+        """Headers of the HTTP answer, without the session's: a response is no session of the client."""
         return {name: value for name, value in self._run.headers.items() if name != SESSION_HEADER}
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """Those of the chat, until it is cancelled; raises what the chat fails with."""
+        """The chat's steps until the response ends. Raises the chat's error, unless it was cancelled."""
         try:
             async with aclosing(self._run.steps()) as steps:
                 async for step in steps:
                     if self._ended.is_set():
-                        break  # another request has ended it, while this client did not read
+                        break  # another request cancelled it while this client did not read
                     yield step
         except OctavoError as error:
             if not self._is_cancelled:
@@ -114,22 +114,22 @@ class ResponseRun(AnswerCodec[Step]):
                 raise
 
     def begin(self) -> list[JsonObject]:
-        """It was created, and runs."""
+        """The events before the first step."""
         kinds = ("response.created", "response.in_progress")
         return [self._numbered({"type": kind, "response": self.response}) for kind in kinds]
 
     def step(self, step: Step) -> list[JsonObject]:
         """Events of its items."""
-        self._finish, self._why = step.delta.finish, step.delta.error
+        self._finish, self._finish_error = step.delta.finish, step.delta.error
         return [self._numbered(event) for event in self._writer.push(step)]
 
     def end(self) -> list[JsonObject]:
-        """The last item's end, and the response's. It is stored before."""
+        """Store the response, then return the last item's events and the response's."""
         self._end()
         return [self._numbered(event) for event in self._last_events]
 
     def error(self, error: OctavoError) -> list[JsonObject]:
-        """The same, with the error."""
+        """The same for a response that failed."""
         self._error = error
         return self.end()
 
@@ -138,8 +138,8 @@ class ResponseRun(AnswerCodec[Step]):
         return self.response
 
     async def stop(self) -> None:
-        """It ends here, within about a second, and is stored; what it has said stays. A client that reads
-        again gets the rest in order."""
+        """Cancel and store the response, within about a second; its output so far stays. If its client reads
+        on, it gets the rest of the events in order."""
         self._is_cancelled = True
         self._run.cancel()
         try:
@@ -148,52 +148,52 @@ class ResponseRun(AnswerCodec[Step]):
             self.cancel()
 
     def cancel(self) -> None:
-        """Its client has all of it, or has left, which cancels it."""
+        """End the response: its client has all of it, or left, in which case it counts as cancelled."""
         self._run.cancel()
         if not self._ended.is_set():
             self._is_cancelled = True
             self._end()
 
     def _end(self) -> None:
-        """The end: stored, then told. Again does nothing."""
+        """Store the response, then make its last events. Idempotent."""
         if self._ended.is_set():
             return
-        last = self._last(self._finish, self._why)
-        events = list(self._writer.finish("completed" if last["status"] == "completed" else "incomplete"))
-        self.response = self.response | last | {"output": self._writer.output, "usage": self._usage()}
+        outcome = self._outcome()
+        events = list(self._writer.finish("completed" if outcome["status"] == "completed" else "incomplete"))
+        self.response = self.response | outcome | {"output": self._writer.output, "usage": self._usage()}
         if self.response["store"]:
             document = document_of(self.response, self._context.items)
             self._edge.model.sessions.responses.attach(self._tenant, self._id, document)
-        # Behind it: another front end that finds it running no more finds its document.
+        # After it: a front end that finds no running response must find the document.
         self._edge.running.remove(self._tenant, self._id)
         self._ended.set()
-        self._last_events = [*events, *self._endings(str(last["status"]))]
+        self._last_events = [*events, *self._final_events(str(outcome["status"]))]
 
-    def _endings(self, status: str) -> Iterator[JsonObject]:
+    def _final_events(self, status: str) -> Iterator[JsonObject]:
         """The events of the response as a whole."""
         if self._error is not None:
-            told = error_body(self._error)["error"]
-            assert isinstance(told, dict)
-            yield {"type": "error"} | {name: told[name] for name in ("code", "message", "param")}
+            body = error_body(self._error)["error"]
+            assert isinstance(body, dict)
+            yield {"type": "error"} | {name: body[name] for name in ("code", "message", "param")}
         kind = "incomplete" if status == "cancelled" else status
         yield {"type": f"response.{kind}", "response": self.response}
 
-    def _last(self, finish: FinishReason | None, why: str) -> JsonObject:
-        """The fields that say how it ended."""
+    def _outcome(self) -> JsonObject:
+        """The status, and the fields that explain it."""
         if self._error is not None:
             return _failed(message_of(self._error))
-        if self._is_cancelled and finish is None:
+        if self._is_cancelled and self._finish is None:
             return {"status": "cancelled"}
-        if finish is FinishReason.LENGTH:
+        if self._finish is FinishReason.LENGTH:
             return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        if finish is FinishReason.TIMEOUT:
-            return _failed(why)
+        if self._finish is FinishReason.TIMEOUT:
+            return _failed(self._finish_error)
         return {"status": "completed", "completed_at": int(time.time())}
 
     def _usage(self) -> JsonObject:
         generation = self._run.generation
         usage = generation.usage_of(0)
-        told = {} if generation.turn is None else generation.turn.to_json()
+        turn = {} if generation.turn is None else generation.turn.to_json()
         num_prompt = usage.num_prompt or len(self._run.prompt)
         return {
             "input_tokens": num_prompt,
@@ -201,8 +201,8 @@ class ResponseRun(AnswerCodec[Step]):
             "output_tokens": usage.num_output,
             "output_tokens_details": {"reasoning_tokens": self._writer.num_reasoning_tokens},
             "total_tokens": num_prompt + usage.num_output,
-            # Ours: tokens of the conversation that were not tokenised again, and why there are none.
-            **{name: told[name] for name in ("reused_tokens", "fallback") if name in told},
+            # Ours: tokens of the conversation that were not tokenised again, or why none were reused.
+            **{name: turn[name] for name in ("reused_tokens", "fallback") if name in turn},
             **generation.cut_field(),
         }
 
@@ -210,5 +210,5 @@ class ResponseRun(AnswerCodec[Step]):
         return event | {"sequence_number": next(self._numbers)}
 
 
-def _failed(why: str) -> JsonObject:
-    return {"status": "failed", "error": {"code": "server_error", "message": why}}
+def _failed(message: str) -> JsonObject:
+    return {"status": "failed", "error": {"code": "server_error", "message": message}}

@@ -1,6 +1,6 @@
-"""Responses that were stored: shown, deleted, cancelled while they run, and the items that they answered.
+"""Stored responses: retrieve, delete, cancel, and list the input items.
 
-An id is looked up among the tenant's own; any other is a 404.
+Only the tenant's own responses are found; any other id is a 404.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGITS_MAX = 9
 
 
 async def show_response(edge: Edge, request: Request) -> Response:
-    """GET /v1/responses/{id}: as it is now."""
+    """GET /v1/responses/{id}: its current state."""
     _check_includes(request)
     for name, harmless in (("stream", ("false",)), ("starting_after", ())):
         given = request.query_params.get(name)
@@ -32,12 +32,12 @@ async def show_response(edge: Edge, request: Request) -> Response:
                 f"{name} is not supported by this server: stream when it is created, and retrieve it whole",
                 name,
             )
-    return json_response(_found(edge, request).response)
+    return json_response(_document(edge, request).response)
 
 
 async def delete_response(edge: Edge, request: Request) -> Response:
-    """DELETE /v1/responses/{id}; one that runs is cancelled first."""
-    tenant, response_id = _named(request)
+    """DELETE /v1/responses/{id}; one in progress is cancelled first."""
+    tenant, response_id = _key(request)
     edge.model.sessions.responses.find(tenant, response_id)
     await edge.running.stop(tenant, response_id)
     await edge.model.sessions.responses.delete(tenant, response_id)
@@ -45,24 +45,24 @@ async def delete_response(edge: Edge, request: Request) -> Response:
 
 
 async def cancel_response(edge: Edge, request: Request) -> Response:
-    """POST /v1/responses/{id}/cancel: one that runs ends; answers when it has."""
-    running = edge.running.find(*_named(request))  # one that is not stored is nowhere else
-    is_stopped = await edge.running.stop(*_named(request))
-    response = running.response if isinstance(running, ResponseRun) else _found(edge, request).response
+    """POST /v1/responses/{id}/cancel: end one in progress, and answer when it has ended."""
+    running = edge.running.find(*_key(request))  # if it is not stored, it is only here
+    is_stopped = await edge.running.stop(*_key(request))
+    response = running.response if isinstance(running, ResponseRun) else _document(edge, request).response
     if not is_stopped or response["status"] != "cancelled":
         raise _cannot_cancel(response)
     return json_response(response)
 
 
 async def list_input_items(edge: Edge, request: Request) -> Response:
-    """GET /v1/responses/{id}/input_items: what it answered, the conversation before it included."""
+    """GET /v1/responses/{id}/input_items: all items before its output, earlier responses' included."""
     _check_includes(request)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise wrong_value("order", order, "asc, desc")
-    items = _found(edge, request).items
+    items = _document(edge, request).items
     items = items if order == "asc" else items[::-1]
-    limit, first = _limit_of(request), _place_after(request, items)
+    limit, first = _limit_of(request), _first_index(request, items)
     page = items[first : first + limit]
     return json_response(
         {
@@ -75,14 +75,14 @@ async def list_input_items(edge: Edge, request: Request) -> Response:
     )
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """Whose response it is, and its id."""
+def _key(request: Request) -> tuple[str, str]:
+    """The tenant, and the response's id."""
     return tenant_of(request), request.path_params["response_id"]
 
 
-def _found(edge: Edge, request: Request) -> Document:
-    """As it is told now. Raises UnknownSession."""
-    tenant, response_id = _named(request)
+def _document(edge: Edge, request: Request) -> Document:
+    """The stored response. Raises UnknownSession."""
+    tenant, response_id = _key(request)
     is_running = edge.running.is_running(tenant, response_id)  # first: it may end in between
     document = parse_document(edge.model.sessions.responses.find(tenant, response_id))
     if document.response["status"] != "in_progress" or is_running:
@@ -101,7 +101,7 @@ def _cannot_cancel(response: JsonObject) -> HttpRefusal:
 
 
 def _check_includes(request: Request) -> None:
-    """Raise InvalidRequest for values that are none; what is stored is told in any case."""
+    """Raise InvalidRequest for unknown values of `include`; valid ones change nothing."""
     given = request.query_params.getlist("include") + request.query_params.getlist("include[]")
     includes_of(list(dict.fromkeys(given)), "include")
 
@@ -114,15 +114,14 @@ def _limit_of(request: Request) -> int:
     return limit
 
 
-def _place_after(request: Request, items: Sequence[JsonObject]) -> int:
-    """Where the page begins. Raises UnknownSession for an item that is none of these."""
+def _first_index(request: Request, items: Sequence[JsonObject]) -> int:
+    """The index at which the page begins. Raises UnknownSession if `after` names none of the items."""
     after = request.query_params.get("after")
     if after is None:
         return 0
-    places = (place for place, item in enumerate(items) if item["id"] == after)
-    place = next(places, None)
-    if place is None:
+    index = next((index for index, item in enumerate(items) if item["id"] == after), None)
+    if index is None:
         raise UnknownSession(
             f"there is no item {shown(after)} in this response", param="after", code="item_not_found"
         )
-    return place + 1
+    return index + 1

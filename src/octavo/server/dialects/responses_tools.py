@@ -1,9 +1,9 @@
-"""Tools of the Responses API, as functions of a chat: what each type becomes, and how its calls are told.
+"""Tools of the Responses API, as functions of a chat: what each type becomes, and what its calls look like.
 
     function    itself
     custom      a function of one string, `input`; a call is a custom_tool_call
-    namespace   its functions, offered as NAMESPACE__NAME; a call tells both names
-    others      those that agents offer beside are left out, and named in the answer's metadata
+    namespace   its functions, offered as NAMESPACE__NAME; a call has both names
+    others      hosted tools that agents always offer are left out, and listed in the answer's metadata
 
 Source of the shapes: openai-python's `types/responses/tool_param.py`.
 """
@@ -20,34 +20,34 @@ from octavo.errors import as_items, shown, unsupported, wrong_value
 from octavo.server.errors import JsonObject
 from octavo.tools.definitions import TOOLS_MAX
 
-# What clients can do without: they have other tools for it, or offer it to every model.
+# Clients work without these: they have other tools for the purpose, or offer them to every model.
 LEFT_OUT: Final = (
     *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
     *("tool_search", "local_shell", "image_generation"),
 )
-LEFT_OUT_KEY: Final = "tools_left_out"  # of the answer's metadata
-_OF_FUNCTION: Final = ("name", "description", "parameters", "strict")
+LEFT_OUT_KEY: Final = "tools_left_out"  # in the answer's metadata
+_FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
 _BETWEEN_NAMES: Final = "__"
 _INPUT: Final = "input"
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request. Keys are names of functions as the model knows them."""
+    """The tools of a request. Keys are the names of functions in the prompt."""
 
-    functions: list[JsonObject] | None = None  # as a chat offers them; None: the field was not given
-    told: list[JsonObject] = field(default_factory=list)  # as the answer repeats them
+    functions: list[JsonObject] | None = None  # in the chat path's form; None: the field was not given
+    echoed: list[JsonObject] = field(default_factory=list)  # as the answer repeats them
     custom: frozenset[str] = frozenset()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # a namespace, and its own name
     left_out: tuple[str, ...] = ()  # types
 
 
 def read_tools(given: object) -> OfferedTools:
-    """What is offered. Raises InvalidRequest for a type that changes the answer and is not built."""
+    """The offered tools. Raises InvalidRequest for a type that is neither supported nor safe to leave out."""
     if given is None:
         return OfferedTools()
     items = as_items("tools", given, "a list of tools", TOOLS_MAX, of="number of tools")
-    functions, told, left_out = list[JsonObject](), list[JsonObject](), list[str]()
+    functions, echoed, left_out = list[JsonObject](), list[JsonObject](), list[str]()
     custom, namespaces = set[str](), dict[str, tuple[str, str]]()
     for index, item in enumerate(items):
         where = f"tools[{index}]"
@@ -57,16 +57,16 @@ def read_tools(given: object) -> OfferedTools:
         match kind:
             case "function":
                 functions.append(_function(item, where))
-                told.append({"type": "function"} | {name: item.get(name) for name in _OF_FUNCTION})
+                echoed.append({"type": "function"} | {name: item.get(name) for name in _FUNCTION_FIELDS})
             case "custom":
                 functions.append(_custom(item, where))
                 custom.add(str(item["name"]))
-                told.append({name: item.get(name) for name in ("type", "name", "description", "format")})
+                echoed.append({name: item.get(name) for name in ("type", "name", "description", "format")})
             case "namespace":
                 for function, name in _of_namespace(item, where):
                     functions.append(function)
                     namespaces[joined_name(str(item["name"]), name)] = str(item["name"]), name
-                told.append({name: item.get(name) for name in ("type", "name", "description", "tools")})
+                echoed.append({name: item.get(name) for name in ("type", "name", "description", "tools")})
             case _ if kind in LEFT_OUT:
                 left_out.append(kind)
             case _:
@@ -75,16 +75,16 @@ def read_tools(given: object) -> OfferedTools:
                     "are not run here; use functions",
                     "tools",
                 )
-    return OfferedTools(functions, told, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
+    return OfferedTools(functions, echoed, frozenset(custom), namespaces, tuple(dict.fromkeys(left_out)))
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """The name by which the model knows a namespace's function."""
+    """The name of a namespace's function in the prompt."""
     return f"{namespace}{_BETWEEN_NAMES}{name}"
 
 
 def custom_input(arguments: str) -> str:
-    """The text of a call of a custom tool; as far as it came, where the call was cut."""
+    """The text of a custom tool's call; of a truncated call, the part that was generated."""
     try:
         read = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -112,12 +112,12 @@ def _function(given: Mapping[str, object], where: str) -> JsonObject:
             )
     return {
         "type": "function",
-        "function": {name: given[name] for name in _OF_FUNCTION if given.get(name) is not None},
+        "function": {name: given[name] for name in _FUNCTION_FIELDS if given.get(name) is not None},
     }
 
 
 def _custom(given: Mapping[str, object], where: str) -> JsonObject:
-    """A function of one string; its `format`, a grammar, is told to the model and not enforced."""
+    """A function of one string; its `format`, a grammar, is part of the description and not enforced."""
     name, description, form = given.get("name"), given.get("description"), given.get("format")
     if not isinstance(name, str):
         raise wrong_value(f"{where}.name", name, "a string")
@@ -137,7 +137,7 @@ def _custom(given: Mapping[str, object], where: str) -> JsonObject:
 
 
 def _of_namespace(given: Mapping[str, object], where: str) -> Sequence[tuple[JsonObject, str]]:
-    """Its functions, and their own names."""
+    """The namespace's functions, and their own names."""
     name, tools = given.get("name"), given.get("tools")
     if not isinstance(name, str) or not name:
         raise wrong_value(f"{where}.name", name, "a string that is not empty")

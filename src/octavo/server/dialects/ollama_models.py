@@ -1,5 +1,5 @@
-"""What Ollama's clients ask of a server and its models, and what they may not have: one model is served, from
-the start to the end. Figures come from `ModelCard`; what it does not know is left out.
+"""Ollama's routes about models: version, lists and details. Routes that would change the set of models are
+refused: one model is served. Figures come from `ModelCard`; unknown ones are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from octavo.server.field_list import done
 from octavo.server.generation import Edge
 from octavo.serving.client import EngineClient
 
-# A model that is never put away: the last second that clocks can tell.
+# The model is never unloaded: the last second that clients can parse.
 _NEVER: Final = "9999-12-31T23:59:59Z"
 _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
-API_VERSION: Final = "0.13.0"  # of Ollama: what these routes were written after
+API_VERSION: Final = "0.13.0"  # of the Ollama that these routes follow
 _SERVED: Final = "give the model to `octavo serve` instead"
 
 
@@ -34,39 +34,39 @@ class OllamaShowBody(OllamaNamedBody):
 
 
 async def ollama_version(edge: Edge, request: Request) -> Response:
-    """GET /api/version: the Ollama whose API this is, for clients that want one as new; and Octavo's."""
+    """GET /api/version: the version of Ollama's API, since clients may require a minimum; and Octavo's."""
     return json_response({"version": API_VERSION, "octavo": __version__})
 
 
 async def ollama_tags(edge: Edge, request: Request) -> Response:
     """GET /api/tags: the served model, as a list."""
-    listed = _named(edge.model) | {"modified_at": _begun(edge)} | _details(edge.model)
+    listed = _names(edge.model) | {"modified_at": _start_time(edge)} | _details(edge.model)
     return json_response({"models": [listed]})
 
 
 async def ollama_ps(edge: Edge, request: Request) -> Response:
-    """GET /api/ps: the same; it always runs."""
+    """GET /api/ps: the served model, which is always loaded."""
     more = {
         "expires_at": _NEVER,
         "size_vram": edge.model.card.device_bytes,
         "context_length": edge.model.context_length,
     }
-    return json_response({"models": [_named(edge.model) | more | _details(edge.model)]})
+    return json_response({"models": [_names(edge.model) | more | _details(edge.model)]})
 
 
 async def ollama_show(edge: Edge, request: Request) -> Response:
-    """POST /api/show: all that is known of the model."""
+    """POST /api/show: the model's details."""
     body = validate(OllamaShowBody, await read_json(edge, request))
     check_name(body.model or body.name, edge.model)
     card = edge.model.card
-    told: JsonObject = {"template": card.chat_template} if card.chat_template else {}
+    template: JsonObject = {"template": card.chat_template} if card.chat_template else {}
     return json_response(
-        told
+        template
         | _details(edge.model)
         | {
             "model_info": _info(edge.model),
             "capabilities": _capabilities(edge.model),
-            "modified_at": _begun(edge),
+            "modified_at": _start_time(edge),
         }
     )
 
@@ -102,7 +102,7 @@ def _unbuilt(name: str, instead: str) -> InvalidRequest:
     )
 
 
-def _named(model: EngineClient) -> JsonObject:
+def _names(model: EngineClient) -> JsonObject:
     name, card = tagged(model.name), model.card
     return _known({"name": name, "model": name, "size": card.weight_bytes, "digest": card.fingerprint})
 
@@ -121,7 +121,7 @@ def _details(model: EngineClient) -> JsonObject:
 
 
 def _info(model: EngineClient) -> JsonObject:
-    """As a GGUF file's metadata names it."""
+    """Figures under the names of a GGUF file's metadata."""
     card = model.card
     own = {
         "context_length": model.context_length,
@@ -143,28 +143,28 @@ def _info(model: EngineClient) -> JsonObject:
 
 
 def _capabilities(model: EngineClient) -> list[str]:
-    """What a request may ask for. Tools may be given to every model with a chat template."""
-    may = {
+    """The capabilities, by Ollama's names. Every model with a chat template accepts tools."""
+    has = {
         "completion": True,
         "tools": model.has_chat_template,
         "thinking": model.answers.thinks,
         "embedding": True,
     }
-    return [name for name, is_there in may.items() if is_there]
+    return [name for name, is_there in has.items() if is_there]
 
 
 def _known(figures: JsonObject) -> JsonObject:
-    """Without what nobody knows."""
+    """The figures without unknown ones."""
     return {name: value for name, value in figures.items() if value not in (0, "", [])}
 
 
 def in_words(count: int) -> str:
-    """ "134.52M"; "" for none."""
+    """ "134.52M"; "" for zero."""
     for size, unit in _UNITS:
         if count >= size:
             return f"{count / size:.2f}".rstrip("0").rstrip(".") + unit
     return str(count or "")
 
 
-def _begun(edge: Edge) -> str:
+def _start_time(edge: Edge) -> str:
     return rfc3339(datetime.fromtimestamp(edge.begun, UTC))

@@ -11,7 +11,7 @@ from octavo import __version__
 from octavo.engine.model_card import ModelCard
 from octavo.params import Pooling
 from octavo.server.dialects.ollama import tagged
-from octavo.server.dialects.ollama_about import API_VERSION, in_words
+from octavo.server.dialects.ollama_models import API_VERSION, in_words
 from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry

@@ -1,5 +1,5 @@
-"""What requests of all dialects have in common: fields that must be strings, media that is not read, and the
-names of fields, which their clients know, in the errors of the chat path, which knows OpenAI's."""
+"""What the dialects share: fields that must be strings, placeholders for media, and errors of the chat path
+with the dialect's own field names in place of OpenAI's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from octavo.errors import InvalidRequest, wrong_value
 
 
 @contextmanager
-def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about the fields `names` are raised again with the names that they stand for."""
+def rename_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors about the fields in `names` again, with each field renamed to its value there."""
     try:
         yield
     except InvalidRequest as error:
-        given, message = (error.param or "").split(" and "), str(error)  # several contradict each other
+        given, message = (error.param or "").split(" and "), str(error)  # several: they contradict each other
         if not any(name in names for name in given):
             raise
         for name in given:
@@ -25,7 +25,7 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(message, param=own, code=error.code) from None
 
 
-def string_of(given: Mapping[str, object], name: str, where: str) -> str:
+def require_string(given: Mapping[str, object], name: str, where: str) -> str:
     """A field of the object at `where`. Raises InvalidRequest unless it is a string."""
     value = given.get(name)
     if not isinstance(value, str):
@@ -33,7 +33,7 @@ def string_of(given: Mapping[str, object], name: str, where: str) -> str:
     return value
 
 
-def unread_media(kind: str) -> str:
-    """The sentence in place of an image or a file in a tool's result: this server reads text only."""
+def media_placeholder(kind: str) -> str:
+    """The sentence that replaces an image or a file in a tool's result: this server reads text only."""
     article = "An" if kind[:1] in "aeiou" else "A"
     return f"[{article} {kind} was here. It cannot be shown: only text is read.]"
