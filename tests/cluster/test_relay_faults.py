@@ -303,6 +303,22 @@ def test_a_pin_whose_client_leaves_is_undone_where_one_refuses_it(renderer, pair
     run(renderer, pair, act)
 
 
+def test_a_replica_that_hangs_does_not_block_a_pin_and_is_named(renderer, pair, monkeypatch):
+    monkeypatch.setattr("octavo.cluster.merged._PIN_S", 0.05)
+    monkeypatch.setattr("octavo.cluster.merged._SILENT_S", 0.05)
+
+    async def act(house: House) -> None:
+        pair[0].behave, pair[1].behave = MADE, hangs
+        async with asyncio.timeout(20):
+            refused = await house.client.post(PINS, json=PIN)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "replica_lost")
+        assert "did not answer: replica-1" in refused.json()["error"]["message"]
+        assert [got.method for got in pair[0].got] == ["POST", "DELETE"]
+        assert pair[1].num_left > 0, "its connection was closed, which cancels the pin there"
+
+    run(renderer, pair, act)
+
+
 def test_a_replica_that_hangs_blocks_no_list(renderer, pair, monkeypatch):
     monkeypatch.setattr("octavo.cluster.merged._SILENT_S", 0.05)
     pair[0].behave, pair[1].behave = answers(b"# TYPE a_x gauge\na_x 5\n"), hangs

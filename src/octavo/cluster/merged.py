@@ -27,6 +27,7 @@ from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.metrics import CONTENT_TYPE
 
 _SILENT_S = 5.0
+_PIN_S = 300.0  # for a pin, whose prompt is computed before the answer
 MISSING_HEADER = "x-octavo-replicas-missing"
 
 
@@ -71,11 +72,11 @@ class AllAnswers:
 
 
 async def ask_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> AllAnswers:
-    """Send the same to each; HEAD goes as GET. One that is silent for 5 s is missing, unless it makes a pin,
-    which may take long. Raises EngineStopped where none answers."""
+    """Send the same request to each replica; HEAD goes as GET. A replica that is silent for 5 s, or for 300 s
+    while it makes a pin, is missing. Raises EngineStopped if none answers."""
     if out.method == "HEAD":
         out = replace(out, method="GET")
-    silent_s = None if out.method == "POST" else _SILENT_S
+    silent_s = _PIN_S if out.method == "POST" else _SILENT_S
 
     async def ask(replica: Replica) -> OneAnswer | None:
         try:
