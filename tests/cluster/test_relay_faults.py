@@ -251,22 +251,32 @@ def test_replicas_are_followed_again_whatever_an_error_was(renderer, pair, monke
 # -- all replicas --------------------------------------------------------------------------------------------
 PINS = "/v1/kv/pins"
 PIN = {"name": "a", "prompt": "hello"}
-MADE = answers({"name": "a", "tenant": ""}, 201)
+PIN_ROW = {"name": "a", "tenant": ""}
+MADE = answers(PIN_ROW, 201)
 
 
-def test_a_pin_that_one_replica_may_lack_is_undone_by_all(renderer, pair):
+@pytest.mark.parametrize(("age", "is_deleted"), [(0.0, True), (60.0, False)])
+def test_where_one_replica_did_not_answer_a_pin_is_undone_but_not_an_older_one(
+    renderer, pair, age, is_deleted
+):
+    listed = answers({"object": "list", "data": [{"name": "b", "age": 0.0}, PIN_ROW | {"age": age}]})
+
+    async def loses_the_answer(got: Got, writer: asyncio.StreamWriter) -> None:
+        await (dies if got.method == "POST" else listed)(got, writer)
+
     async def dies_at_deletes(got: Got, writer: asyncio.StreamWriter) -> None:
         await (dies if got.method == "DELETE" else MADE)(got, writer)
 
     async def act(house: House) -> None:
         third = house.replicas[2]
-        pair[0].behave, pair[1].behave, third.behave = dies_at_deletes, MADE, dies
+        pair[0].behave, pair[1].behave, third.behave = dies_at_deletes, MADE, loses_the_answer
         refused = await house.client.post(PINS, json=PIN)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "replica_lost")
         assert "replica-2" in refused.json()["error"]["message"]
         assert refused.headers["x-octavo-replicas-missing"] == "replica-2"
-        for replica in house.replicas:
+        for replica in pair:
             assert [got.method for got in replica.got][:2] == ["POST", "DELETE"]
+        assert [got.method for got in third.got] == ["POST", "GET", *(["DELETE"] if is_deleted else [])]
 
     run(renderer, (*pair, FakeReplica(2)), act)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from octavo.server.metrics import CONTENT_TYPE
 
 _SILENT_S = 5.0
 _PIN_S = 300.0  # for a pin, whose prompt is computed before the answer
+_PINS = "/v1/kv/pins"
 MISSING_HEADER = "x-octavo-replicas-missing"
 
 
@@ -130,18 +132,14 @@ def merged_scrapes(asked: AllAnswers, own: dict[str, bytes]) -> Response:
 
 
 async def pinned_by_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> Response:
-    """A new pin that all have; where one refuses it or does not answer, none has it. Raises EngineStopped."""
+    """A new pin on all replicas; if one refuses it or does not answer, on none. Raises EngineStopped."""
+    began = time.monotonic()
     asked = await ask_all(upstream, replicas, out)
     refused = next((one.response for one in asked.answers if not one.is_good), None)
     if refused is None and not asked.missing:
         return asked.answers[0].response
     if asked.good:
-        row = asked.good[0].rows()
-        query = urlencode({"tenant": str(row["tenant"])}) if row.get("tenant") else ""
-        path = f"/v1/kv/pins/{quote(str(row['name']), safe='')}" + (f"?{query}" if query else "")
-        made = [*(one.replica for one in asked.good), *asked.missing]  # of the latter it is not known
-        with contextlib.suppress(EngineStopped):
-            await ask_all(upstream, made, replace(out, method="DELETE", path=path, body=()))
+        await _undo_pin(upstream, asked, out, began)
     if refused is None:
         raise HttpRefusal(
             HTTPStatus.SERVICE_UNAVAILABLE,
@@ -151,3 +149,29 @@ async def pinned_by_all(upstream: Upstream, replicas: Sequence[Replica], out: Ou
         )
     refused.headers.update(asked.headers)
     return refused
+
+
+async def _undo_pin(upstream: Upstream, asked: AllAnswers, out: Outgoing, began: float) -> None:
+    """Delete the pin where this request made it. A replica that did not answer may hold an older pin of this
+    name: only one that is younger than the request is deleted there."""
+    pin = asked.good[0].rows()
+    query = urlencode({"tenant": str(pin["tenant"])}) if pin.get("tenant") else ""
+    path = f"{_PINS}/{quote(str(pin['name']), safe='')}" + (f"?{query}" if query else "")
+    delete = replace(out, method="DELETE", path=path, body=())
+    with contextlib.suppress(EngineStopped):
+        await ask_all(upstream, [one.replica for one in asked.good], delete)
+    with contextlib.suppress(EngineStopped):
+        lists = await ask_all(upstream, asked.missing, replace(out, method="GET", path=_PINS, body=()))
+        age_max = time.monotonic() - began
+        made = [one.replica for one in lists.good if _has_pin(one, pin, age_max)]
+        await ask_all(upstream, made, delete)
+
+
+def _has_pin(listed: OneAnswer, pin: JsonObject, age_max: float) -> bool:
+    """Whether a list of pins has this one, made within the last `age_max` seconds."""
+    rows = listed.rows()["data"]
+    assert isinstance(rows, list)
+    return any(
+        all(row.get(name) == pin.get(name) for name in ("name", "tenant")) and row["age"] <= age_max
+        for row in rows
+    )
