@@ -383,6 +383,18 @@ def test_lists_of_all_are_one_list_and_one_replica_can_be_named(renderer, pair):
     run(renderer, pair, act)
 
 
+def test_a_change_of_one_replica_names_it(renderer, pair):
+    async def act(house: House) -> None:
+        refused = await house.client.patch("/v1/kv", json={"blocks": 5})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "replica")
+        assert "allowed: ?replica= with replica-0, replica-1" in refused.json()["error"]["message"]
+        assert all_got(*pair) == []
+        assert (await house.client.patch("/v1/kv?replica=replica-1", json={"blocks": 5})).status_code == 200
+        assert [got.json for got in pair[1].got] == [{"blocks": 5}]
+
+    run(renderer, pair, act)
+
+
 def test_a_pin_is_made_by_all_or_by_none(renderer, pair):
     async def act(house: House) -> None:
         made = answers({"name": "a b", "tenant": "t"}, 201)

@@ -307,15 +307,18 @@ class Relay:
             return await self._begun(stack, replica, out)
 
     async def _to_named(self, request: Request, out: Outgoing) -> Response:
-        """The answer of the replica of ?replica=, without which it is that of the lowest slot. It is not
-        held: a page that is left open must not keep a replica from ending."""
+        """The answer of the replica of ?replica=; for a GET without it, of the lowest slot's. The replica is
+        not reserved: a page that is left open must not keep it from ending."""
         replicas, query = self._running(), parse_qsl(out.path.partition("?")[2], keep_blank_values=True)
         if not replicas:
             raise _no_replica()
-        named = dict(query).get("replica")
+        named, names = dict(query).get("replica"), ", ".join(one.name for one in replicas)
+        if named is None and request.method not in ("GET", "HEAD"):
+            raise InvalidRequest(
+                f"{request.method} changes one replica; allowed: ?replica= with {names}", param="replica"
+            )
         replica = next((one for one in replicas if named in (None, one.name)), None)
         if replica is None:
-            names = ", ".join(one.name for one in replicas)
             raise InvalidRequest(f"replica is {shown(named)}; allowed: {names}", param="replica")
         rest = urlencode([(name, value) for name, value in query if name != "replica"])
         path = out.path.partition("?")[0] + (f"?{rest}" if rest else "")

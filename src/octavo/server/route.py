@@ -34,7 +34,7 @@ class Spread(enum.Enum):
     LOAD = "load"  # where the wait is short
     ID = "id"  # to the slot that the path's id names
     ALL = "all"  # to every replica, and their answers are merged; to one with ?replica=
-    REPLICA = "replica"  # to the one of ?replica=; without it to that of the lowest slot
+    REPLICA = "replica"  # to the one of ?replica=; a GET without it to that of the lowest slot
     RELAY = "relay"  # the relay answers itself
 
 
