@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 import time
@@ -173,6 +174,29 @@ def test_the_cluster_is_shown_with_how_many_answers_each_replica_has(renderer, p
         assert (await post).status_code == 503
         rows = (await house.client.get("/cluster")).json()["replicas"]
         assert [row["answering"] for row in rows] == [0, 0]
+
+    run(renderer, pair, act)
+
+
+def test_a_turn_that_its_replica_did_not_read_is_sent_to_its_slot_again(renderer, pair):
+    async def act(house: House) -> None:
+        async def post() -> tuple[int, str]:
+            answer = await house.client.post("/v1/chat/completions", json=CHAT | {"session": "k1-abc"})
+            return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+        pair[1].behave = dies
+        assert await post() == (503, "replica_lost")
+        assert len(pair[1].got) == 1, "it may have read the turn, which is not sent again"
+        pair[1].end()
+        waiting = asyncio.ensure_future(post())
+        await until(lambda: house.app.state.relay._metrics.requests.labels("replica-1")._value.get() > 2)
+        assert not waiting.done()
+        restarted = FakeReplica(1)
+        await restarted.begin()
+        house.fleet.known["id-1"] = dataclasses.replace(house.fleet.known["id-1"], base_url=restarted.url)
+        assert await waiting == (200, "")
+        assert len(restarted.got) == 1
+        restarted.end()
 
     run(renderer, pair, act)
 

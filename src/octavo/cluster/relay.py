@@ -60,6 +60,7 @@ from octavo.serving.client import EngineClient
 
 _WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
 _FIRST_REPORT_S, _LOOK_S = 5.0, 0.05  # of a replica that runs, and that the router does not know yet
+_SLOT_RETRY_S, _SLOT_PAUSE_S = 2.0, 0.2  # while the replica of a slot refuses connections
 _ROUTED_MAX = 10_000  # requests whose choice is remembered
 _STOPPING = "the server is shutting down and takes no more requests"
 _BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -286,20 +287,29 @@ class Relay:
         return json_response(told, headers={"x-octavo-replica": answer.replica.name})
 
     async def _to_slot(self, request: Request, out: Outgoing, kept_id: str) -> Response:
-        """The answer of the replica of the slot that an id names. One that names none is known to no
-        replica: any of them says so."""
+        """The answer of the replica of the slot that an id names. If that replica refuses the connection, the
+        slot is tried again for a few seconds. An id without a slot is unknown to every replica: any of them
+        refuses it."""
         slot = slot_of(kept_id)
         if slot is None:
             return await self._to_best(request, out, _any_prompt(request), is_write=False)
-        replica = next((one for one in self._running() if one.slot == slot), None)
-        if replica is None:
-            raise _empty_slot(kept_id, slot)
-        try:
-            return await until_disconnect(request, self._send_reserved(replica, out))
-        except (NoReplicaLeft, NotSent):
-            raise _empty_slot(kept_id, slot) from None
-        except ReplicaLost as lost:
-            raise _maybe_written(lost.replica) from None
+        until = time.monotonic() + _SLOT_RETRY_S
+        while True:
+            if self._is_stopping:
+                raise EngineStopped(_STOPPING)
+            replica = next((one for one in self._running() if one.slot == slot), None)
+            if replica is None:
+                raise _empty_slot(kept_id, slot)
+            try:
+                return await until_disconnect(request, self._send_reserved(replica, out))
+            except NoReplicaLeft:
+                raise _empty_slot(kept_id, slot) from None
+            except NotSent:  # it has read nothing: the request may be sent again
+                if time.monotonic() >= until:
+                    raise _empty_slot(kept_id, slot) from None
+                await until_disconnect(request, asyncio.sleep(_SLOT_PAUSE_S))
+            except ReplicaLost as lost:
+                raise _maybe_written(lost.replica) from None
 
     async def _send_reserved(self, replica: Replica, out: Outgoing) -> PassedAnswer:
         async with AsyncExitStack() as stack:
