@@ -348,13 +348,23 @@ def test_an_id_names_its_slot_and_one_without_goes_to_any(renderer, pair):
     run(renderer, pair, act)
 
 
-def test_where_a_request_went_and_why_is_told_with_it(renderer, pair):
+def test_a_request_is_shown_with_its_replica_and_why_it_was_chosen(renderer, pair):
     async def act(house: House) -> None:
-        pair[0].behave = pair[1].behave = answers({"request_id": "k0-5"}, 200, {"x-octavo-request": "k0-5"})
-        await house.client.post("/v1/completions", json={"prompt": "a"})
-        told = (await house.client.get("/v1/requests/k0-5")).json()
-        assert told["request_id"] == "k0-5"
-        assert "predicted wait" in told["routing"]["reason"]
+        for replica in pair:
+            request_id = f"k{replica.slot}-5"
+            replica.behave = answers({"request_id": request_id}, 200, {"x-octavo-request": request_id})
+        sent = await house.client.post("/v1/completions", json={"prompt": "a"})
+        shown = (await house.client.get(f"/v1/requests/{sent.headers['x-octavo-request']}")).json()
+        assert shown["request_id"] == sent.headers["x-octavo-request"]
+        assert shown["routing"]["replica"] == sent.headers["x-octavo-replica"]
+        assert "predicted wait" in shown["routing"]["reason"]
+        await house.client.post("/v1/chat/completions", json=CHAT | {"session": "k1-abc"})
+        shown = (await house.client.get("/v1/requests/k1-5")).json()
+        assert shown["routing"] == {"replica": "replica-1", "reason": "'k1-abc' is kept by slot 1"}
+        house.app.state.relay._routed.clear()  # as at another relay
+        shown = (await house.client.get("/v1/requests/k1-5")).json()
+        assert shown["routing"]["replica"] == "replica-1"
+        assert "another relay sent the request" in shown["routing"]["reason"]
 
     run(renderer, pair, act)
 

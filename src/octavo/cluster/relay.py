@@ -62,6 +62,9 @@ _WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
 _FIRST_REPORT_S, _LOOK_S = 5.0, 0.05  # of a replica that runs, and that the router does not know yet
 _SLOT_RETRY_S, _SLOT_PAUSE_S = 2.0, 0.2  # while the replica of a slot refuses connections
 _ROUTED_MAX = 10_000  # requests whose choice is remembered
+_UNKNOWN_REASON = (
+    "not known to this relay: another relay sent the request, or this one has sent 10,000 since then"
+)
 _STOPPING = "the server is shutting down and takes no more requests"
 _BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -238,8 +241,10 @@ class Relay:
             answer = await self._begun(stack, replica, out)
             if await answer.begin():
                 self._router.on_first_token(key, time.monotonic(), 0)
-            if replica.replica_id == choice.replica_id:
-                self._note_routed(answer, choice)
+            is_first = replica.replica_id == choice.replica_id
+            self._note_routed(
+                answer, choice.reason if is_first else "the replica chosen first took no request"
+            )
             return answer
 
     async def _held(self, stack: AsyncExitStack, ranked: Sequence[str]) -> Replica:
@@ -263,10 +268,10 @@ class Relay:
         answer.stack = stack.pop_all()
         return answer
 
-    def _note_routed(self, answer: PassedAnswer, choice: Choice) -> None:
+    def _note_routed(self, answer: PassedAnswer, reason: str) -> None:
         """Where its requests went and why, for GET /v1/requests/{id}."""
-        for request_id in answer.headers.get("x-octavo-request", "").split(","):
-            self._routed[request_id] = {"replica": answer.replica.name, "reason": choice.reason}
+        for request_id in filter(None, answer.headers.get("x-octavo-request", "").split(",")):
+            self._routed[request_id] = {"replica": answer.replica.name, "reason": reason}
         while len(self._routed) > _ROUTED_MAX:
             self._routed.popitem(last=False)
 
@@ -277,12 +282,10 @@ class Relay:
         if route.handler is not kv.show_request:
             return await self._to_slot(request, out, kept_id)
         answer = await self._to_slot(request, replace(out, method="GET"), kept_id)  # HEAD's, too
-        routed = self._routed.get(kept_id)
-        if routed is None or not isinstance(answer, PassedAnswer):
+        if answer.status_code != HTTPStatus.OK or not isinstance(answer, PassedAnswer):
             return answer
         whole = await answer.whole()
-        if whole.status_code != HTTPStatus.OK:
-            return whole
+        routed = self._routed.get(kept_id, {"replica": answer.replica.name, "reason": _UNKNOWN_REASON})
         told = parse_json(bytes(whole.body)) | {"routing": routed}
         return json_response(told, headers={"x-octavo-replica": answer.replica.name})
 
@@ -301,7 +304,10 @@ class Relay:
             if replica is None:
                 raise _empty_slot(kept_id, slot)
             try:
-                return await until_disconnect(request, self._send_reserved(replica, out))
+                answer = await until_disconnect(request, self._send_reserved(replica, out))
+                if out.method == "POST":
+                    self._note_routed(answer, f"{shown(kept_id)} is kept by slot {slot}")
+                return answer
             except NoReplicaLeft:
                 raise _empty_slot(kept_id, slot) from None
             except NotSent:  # it has read nothing: the request may be sent again
