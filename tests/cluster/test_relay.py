@@ -27,6 +27,7 @@ from tests.server.tenants import ALICE, NOBODY, TENANTS, by
 from tests.waiting import turns, until
 
 from octavo.cluster.relay import create_relay_server
+from octavo.routing.router import RouterCounts
 from octavo.server.run import bind
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
@@ -437,7 +438,8 @@ def test_metrics_of_all_have_a_label_and_a_family_has_one_head(renderer, pair):
         'a_x{replica="replica-1",b="c d"} 1',
     ]
     assert 'e{replica="replica-1"} 2' in lines
-    assert any(line.startswith('octavo_router_chosen_total{replica="relay-') for line in lines)
+    for count in dataclasses.fields(RouterCounts):
+        assert any(line.startswith(f'octavo_router_{count.name}_total{{replica="relay-') for line in lines)
 
 
 def test_the_cluster_is_shown_with_states_and_loads(renderer, pair):

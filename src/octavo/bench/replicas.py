@@ -169,8 +169,7 @@ class PrefixFront:
         key = str(update.request_id)
         if update.tokens and update.request_id not in self._has_first:
             self._has_first.add(update.request_id)
-            cached = update.usage.num_cached
-            self._clock.at(now, lambda: self.router.on_first_token(key, now, cached))
+            self._clock.at(now, lambda: self.router.on_first_token(key))
         if update.finish is not None:
             self._has_first.discard(update.request_id)
             self._clock.at(now, lambda: self.router.on_ended(key))

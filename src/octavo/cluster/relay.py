@@ -240,7 +240,7 @@ class Relay:
             stack.callback(self._router.on_ended, key)
             answer = await self._begun(stack, replica, out)
             if await answer.begin():
-                self._router.on_first_token(key, time.monotonic(), 0)
+                self._router.on_first_token(key)
             is_first = replica.replica_id == choice.replica_id
             self._note_routed(
                 answer, choice.reason if is_first else "the replica chosen first took no request"

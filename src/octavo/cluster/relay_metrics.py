@@ -66,7 +66,7 @@ class RelayMetrics:
         """What GET /cluster shows."""
         totals = {name: f"octavo_relay_{name}_total" for name in ("lost", "refused", "cut")}
         own = {name: self._registry.get_sample_value(total) or 0 for name, total in totals.items()}
-        return own | {name: value for name, value in asdict(self._counts).items() if name in _ROUTER_HELP}
+        return own | asdict(self._counts)
 
     def render(self) -> bytes:
         """In Prometheus' text format."""

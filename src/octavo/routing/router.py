@@ -86,7 +86,6 @@ class RouterCounts:
     none: int = 0
     prompt_tokens: int = 0
     predicted_tokens: int = 0  # that were predicted to be cached
-    got_tokens: int = 0  # that were
     moved: int = 0  # requests whose replica has fewer cached tokens than another one
 
 
@@ -245,11 +244,10 @@ class Router:
             self._expiry.append((until, replica.index, names))
             self._num_expiring += len(names)
 
-    def on_first_token(self, request_key: str, now: float, cached_tokens: int) -> None:
-        """So many tokens of its prompt were cached."""
+    def on_first_token(self, request_key: str) -> None:
+        """Its prefill is done."""
         sent = self._sent.get(request_key)
         if sent is not None:
-            self.counts.got_tokens += cached_tokens
             self._settle(request_key, sent)
 
     def on_ended(self, request_key: str) -> None:
