@@ -79,6 +79,18 @@ def test_an_update_of_what_relays_read_at_their_start_is_refused() -> None:
         running.check_update(ClusterSpec(engine={**running.engine, "served_name": "m"}))
 
 
+def test_an_update_notices_that_a_templates_file_has_changed(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    running = ClusterSpec(engine={"chat_template": str(template)}).with_template_digest()
+    changed = ClusterSpec(engine={"chat_template": str(template), "max_seqs": 8})
+    running.check_update(changed.with_template_digest())
+    template.write_text("{{ messages }} ")
+    with pytest.raises(ConfigError, match=r"t.jinja' has changed, and relays .*; allowed: .*cluster stop"):
+        running.check_update(changed.with_template_digest())
+    assert ClusterSpec(engine={"chat_template": "chatml"}).with_template_digest().template_digest is None
+
+
 def test_every_setting_that_a_renderer_reads_is_one_that_an_update_refuses() -> None:
     """A queue's length is an exception: of a relay it bounds the texts that wait to be tokenised."""
     source = inspect.getsource(start_renderer) + inspect.getsource(prepared_tokenizer)

@@ -56,6 +56,7 @@ def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:
     """What these nodes run, once each is known to be able to. Raises ConfigError."""
     check_reach(nodes, spec)
     check_nodes(nodes, spec)
+    spec = spec.with_template_digest()
     if spec.replicas_per_node is None:
         spec = msgspec.structs.replace(spec, replicas_per_node=-(-spec.max_replicas // len(nodes)))
     check_room(spec, len(nodes))

@@ -106,7 +106,7 @@ def update(change: Callable[[ClusterSpec], ClusterSpec]) -> ClusterSpec:
     ConfigError or ClusterFailed."""
     spec = _running()
     changed = msgspec.structs.replace(change(spec), revision=spec.revision + 1).check()
-    spec.check_update(changed)
+    spec.check_update(changed.with_template_digest())
     return _replace(spec_for(living_nodes(), changed))
 
 

@@ -57,6 +57,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     private_network: bool = False
     allow_open_cluster: bool = False
     revision: int = 1
+    template_digest: str | None = None  # of the file of --chat-template, as the cluster started with it
     engine: Table = {}
     server: Table = {}
 
@@ -93,6 +94,19 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"then octavo cluster serve {flag}"
                 )
 
+        if self.template_digest not in (None, changed.template_digest):
+            raise ConfigError(
+                f"the file {shown(self.engine['chat_template'])} has changed, and relays have read the earlier "
+                "one; allowed: octavo cluster stop, then octavo cluster serve; or the earlier file"
+            )
+
+    def with_template_digest(self) -> ClusterSpec:
+        """The same, with the digest of the template's file as it is now. Raises ConfigError."""
+        from octavo.cluster.node_files import files_digest  # --help does without it
+
+        templates = self._template_files()
+        return msgspec.structs.replace(self, template_digest=files_digest(templates) if templates else None)
+
     @property
     def is_autoscaled(self) -> bool:
         """Whether Ray may start and stop replicas by load."""
@@ -108,9 +122,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def files(self) -> list[str]:
         """The paths of files that every node needs, with the same content."""
+        return [*self._template_files(), *(str(self.server[name]) for name in _FILES if name in self.server)]
+
+    def _template_files(self) -> list[str]:
         template = self.engine.get("chat_template")
-        templates = [template] if isinstance(template, str) and _is_file(template) else []
-        return [*templates, *(str(self.server[name]) for name in _FILES if name in self.server)]
+        return [template] if isinstance(template, str) and _is_file(template) else []
 
     def child_arguments(self, threads: int, kv_memory: int | None) -> list[str]:
         """A replica's model and flags, as `octavo serve` takes them. `threads`, `kv_memory` (bytes; None:
