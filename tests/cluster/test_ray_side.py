@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,31 @@ def test_a_config_file_of_a_cluster_without_a_token_is_refused(
     token("")
     with pytest.raises(ConfigError, match="no token for Ray"):
         getattr(ray_apps, application)({"max_replicas": 1})
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_config_files_port_is_checked_unless_its_own_relays_have_it(
+    is_running: bool, token: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.cluster import ray_apps, ray_nodes
+    from octavo.server.run import bind
+
+    monkeypatch.setattr(ray_apps, "_checked", lambda spec: spec)
+    monkeypatch.setattr(ray_apps, "living_nodes", lambda: [ray_nodes.Node("id-of-one", "10.0.0.1")])
+    monkeypatch.setattr(ray_apps, "relay_application", lambda spec: spec)
+    monkeypatch.setattr(ray_nodes, "_ask", lambda nodes, look, *about: {nodes[0].name: look(*about)})
+    relays = SimpleNamespace(replica_states={"RUNNING": 2} if is_running else {})
+    application = SimpleNamespace(deployments={"Relay": relays})
+    status = SimpleNamespace(applications={"relay": application})
+    monkeypatch.setattr(ray_apps.serve, "status", lambda: status)
+    with bind("127.0.0.1", 0, is_shared=True) as other:
+        other.listen()
+        args = {"server": {"port": other.getsockname()[1]}}
+        if is_running:
+            assert ray_apps.relay(args).server == args["server"]
+        else:
+            with pytest.raises(ConfigError, match=r"node 10.0.0.1 .*--port"):
+                ray_apps.relay(args)
 
 
 @pytest.mark.parametrize(

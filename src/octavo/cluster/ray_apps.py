@@ -20,11 +20,12 @@ from collections.abc import Mapping
 
 import msgspec
 import ray
+from ray import serve
 from ray.serve import Application
 
 from octavo.cluster.ray_access import ENGINES, RELAY, check_token, write_value
 from octavo.cluster.ray_engines import engines_application
-from octavo.cluster.ray_nodes import Node, check_nodes, check_reach, living_nodes
+from octavo.cluster.ray_nodes import Node, check_nodes, check_ports, check_reach, living_nodes
 from octavo.cluster.ray_relay import relay_application
 from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.errors import ConfigError
@@ -41,8 +42,17 @@ def engines(args: Mapping[str, object]) -> Application:
 
 
 def relay(args: Mapping[str, object]) -> Application:
-    """The relays. Raises ConfigError."""
-    return relay_application(_checked(read_spec(args)))
+    """The relays. Raises ConfigError, also where a node's port for clients is in use."""
+    spec = _checked(read_spec(args))
+    if not _relays_run():  # else the port is theirs
+        check_ports(living_nodes(), spec)
+    return relay_application(spec)
+
+
+def _relays_run() -> bool:
+    found = serve.status().applications.get(RELAY)
+    deployments = {} if found is None else found.deployments
+    return any(sum(one.replica_states.values()) for one in deployments.values())
 
 
 def _checked(spec: ClusterSpec) -> ClusterSpec:
