@@ -31,7 +31,7 @@ import aiohttp
 
 from octavo.cluster.child import ReplicaChild
 from octavo.cluster.ports import descendants
-from octavo.server.replica import Replica
+from octavo.server.replica import ReplicaIdentity
 
 FAULTS = ("child", "actor", "relay", "controller", "raylet", "scale", "update")
 PREFIX = "You are a careful librarian who answers in one sentence. "
@@ -248,7 +248,7 @@ def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> float:
 def alone(model: str | None, prompts: Sequence[str], max_tokens: int) -> dict[str, str]:
     """The answers of one server, by prompt."""
     child = ReplicaChild(
-        Replica(secrets.token_hex(32), 0, "alone"),
+        ReplicaIdentity(secrets.token_hex(32), 0, "alone"),
         [*([] if model is None else [model]), "--log-level", "warning"],
     )
     try:

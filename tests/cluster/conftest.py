@@ -12,7 +12,7 @@ from tests.cluster.fakes import FakeReplica, new_renderer
 from tests.cluster.tiny_folder import write_tiny_folder
 
 from octavo.cluster.child import ReplicaChild
-from octavo.server.replica import Replica
+from octavo.server.replica import ReplicaIdentity
 from octavo.serving.client import EngineClient
 
 SMALL = ("--kv-memory", "4MiB", "--threads", "1")
@@ -36,9 +36,9 @@ def pair() -> tuple[FakeReplica, FakeReplica]:
     return FakeReplica(0), FakeReplica(1)
 
 
-def new_replica(slot: int = 0, disk: Path | None = None, key: str | None = None) -> Replica:
+def new_replica(slot: int = 0, disk: Path | None = None, key: str | None = None) -> ReplicaIdentity:
     """Of a cluster of its own, where no key is given."""
-    return Replica(key or secrets.token_hex(32), slot, f"replica-{slot}", disk)
+    return ReplicaIdentity(key or secrets.token_hex(32), slot, f"replica-{slot}", disk)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def start_child(tiny_folder: Path) -> Iterator[StartChild]:
     """Starts one that ends with the test; flags come after the replica."""
     with ExitStack() as ends:
 
-        def start(replica: Replica | None = None, *flags: str, **options: object) -> ReplicaChild:
+        def start(replica: ReplicaIdentity | None = None, *flags: str, **options: object) -> ReplicaChild:
             arguments = [str(tiny_folder), *SMALL, *flags]
             child = ReplicaChild(replica or new_replica(), arguments, **options)  # type: ignore[arg-type]
             ends.callback(child.kill)

@@ -17,7 +17,7 @@ from tests.waiting import LIMIT_S, wait_until
 
 from octavo.cluster.child import ReplicaChild, ReplicaEnded
 from octavo.errors import ConfigError
-from octavo.server.replica import KEY_HEADER, Replica
+from octavo.server.replica import KEY_HEADER, ReplicaIdentity
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -176,18 +176,18 @@ def test_a_child_that_no_process_can_be_started_for(monkeypatch: pytest.MonkeyPa
 def test_a_replica_that_is_none_is_refused(changed: dict[str, object], message: str) -> None:
     fields: dict[str, object] = {"key": "0" * 64, "slot": 0, "name": "replica-0"}
     with pytest.raises(ConfigError, match=message):
-        Replica(**(fields | changed))  # type: ignore[arg-type]
+        ReplicaIdentity(**(fields | changed))  # type: ignore[arg-type]
 
 
 def test_the_line_that_names_a_replica_can_be_read_again() -> None:
     replica = new_replica(3, Path("/cache/3"))
-    assert Replica.of_line(replica.to_line()) == replica
+    assert ReplicaIdentity.of_line(replica.to_line()) == replica
     for line in (b"", b"{}\n", b"[]\n", b"\xff\n", replica.to_line()[:20], b'{"key": 1}\n'):
         with pytest.raises(ConfigError, match="the line that a replica begins with is wrong"):
-            Replica.of_line(line)
+            ReplicaIdentity.of_line(line)
 
 
 def test_a_line_with_values_that_are_none_is_refused() -> None:
     line = new_replica(3).to_line().replace(b'"slot":3', b'"slot":-3')
     with pytest.raises(ConfigError, match="slot is -3"):
-        Replica.of_line(line)
+        ReplicaIdentity.of_line(line)

@@ -21,7 +21,7 @@ import msgspec
 
 from octavo.cli.main import run_command, whole_command
 from octavo.errors import ConfigError
-from octavo.server.replica import LINE_BYTES_MAX, Replica
+from octavo.server.replica import LINE_BYTES_MAX, ReplicaIdentity
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +37,7 @@ class Parent:
             if not (data := control.recv(LINE_BYTES_MAX - len(line))):
                 break
             line += data
-        self.replica = Replica.of_line(line)
+        self.replica = ReplicaIdentity.of_line(line)
         threading.Thread(target=self._wait_end, name="octavo-parent", daemon=True).start()
 
     def report_progress(self, text: str) -> None:

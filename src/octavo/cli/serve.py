@@ -17,7 +17,7 @@ from octavo.engine.backends import expects_device
 from octavo.engine.traffic import TrafficWriter
 from octavo.errors import EngineStopped
 from octavo.server.logs import configure_logging
-from octavo.server.replica import Replica, claimed_slot
+from octavo.server.replica import ReplicaIdentity, claimed_slot
 from octavo.server.run import (
     Listeners,
     ignore_signals,
@@ -35,7 +35,7 @@ FRONT_ENDS_MAX, CORES_EACH = 4, 4  # cores of the machine for each front end
 class Parent(Protocol):
     """What started this server as a replica of a cluster."""
 
-    replica: Replica
+    replica: ReplicaIdentity
 
     def report_progress(self, text: str) -> None:
         """A phase of the start."""
@@ -80,7 +80,7 @@ def run(
 
 
 def replica_settings(
-    replica: Replica, options: StartOptions, settings: ServerSettings
+    replica: ReplicaIdentity, options: StartOptions, settings: ServerSettings
 ) -> tuple[StartOptions, ServerSettings]:
     """Of a server that is this replica. Raises ConfigError."""
     if replica.disk is not None:

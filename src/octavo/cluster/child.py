@@ -27,7 +27,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from octavo.errors import OctavoError
-from octavo.server.replica import Replica
+from octavo.server.replica import ReplicaIdentity
 
 LINES_KEPT = 20  # of its log, for the error that says how it ended
 _MODULE = "octavo.cli.replica"
@@ -51,7 +51,7 @@ class ReplicaChild:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: ReplicaIdentity,
         arguments: Sequence[str],
         host: str = "127.0.0.1",
         on_log: OnText = to_own_stderr,

@@ -31,7 +31,7 @@ from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.engine.available import available_cores, available_memory
 from octavo.engine.backends import expects_device
 from octavo.server.logs import configure_logging
-from octavo.server.replica import Replica
+from octavo.server.replica import ReplicaIdentity
 
 HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 10.0
@@ -103,7 +103,7 @@ class EngineReplica:
         for name in [each for each in os.environ if each.startswith("OCTAVO_") and each not in _OF_NODES]:
             del os.environ[name]  # the spec alone says how replicas run
         key = cluster_key(is_open=self._spec.allow_open_cluster)
-        return ReplicaChild(Replica(key, self._slot, f"replica-{self._slot}", disk), arguments, host)
+        return ReplicaChild(ReplicaIdentity(key, self._slot, f"replica-{self._slot}", disk), arguments, host)
 
     async def _end_with_child(self) -> None:
         """A dead child is a dead actor: Serve sees that at its next health check, not after three."""

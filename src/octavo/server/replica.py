@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaIdentity:
     """Raises ConfigError. `slot`: ids name it; `disk`: the folder that its slot has, which no other process
     may use."""
 
@@ -66,7 +66,7 @@ class Replica:
         return msgspec.json.encode(fields) + b"\n"
 
     @classmethod
-    def of_line(cls, line: bytes) -> Replica:
+    def of_line(cls, line: bytes) -> ReplicaIdentity:
         """Raises ConfigError, whose text has nothing of the line."""
         try:
             return msgspec.convert(msgspec.json.decode(line), cls, dec_hook=lambda kind, value: kind(value))
@@ -77,7 +77,7 @@ class Replica:
 
 
 @contextlib.contextmanager
-def claimed_slot(replica: Replica, progress: Callable[[str], None]) -> Iterator[None]:
+def claimed_slot(replica: ReplicaIdentity, progress: Callable[[str], None]) -> Iterator[None]:
     """Hold the folder of its slot, where it has one, until the end of the block. While another process has
     it, such as a replica that still drains, this waits, and `progress` gets that. Raises ConfigError where
     the folder cannot be used."""

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from octavo.server.hosts import LOOPBACK, hostname, is_loopback, origin_host, split_address
 from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
 from octavo.server.logs import FORMATS, LEVELS
-from octavo.server.replica import Replica
+from octavo.server.replica import ReplicaIdentity
 from octavo.server.traces import traces_url
 from octavo.setting import check, setting
 
@@ -143,7 +143,7 @@ class ServerSettings:
         more=" ([operating](operating.md#a-trace-of-the-traffic)). A file that is there becomes `FILE.1`",
     )
 
-    replica: Replica | None = None  # it is one of a cluster; `octavo.cli.replica` says so
+    replica: ReplicaIdentity | None = None  # it is one of a cluster; `octavo.cli.replica` says so
     body_bytes_max: int = 8 * 2**20
     headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
