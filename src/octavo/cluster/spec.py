@@ -96,8 +96,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         if self.template_digest not in (None, changed.template_digest):
             raise ConfigError(
-                f"the file {shown(self.engine['chat_template'])} has changed, and relays have read the earlier "
-                "one; allowed: octavo cluster stop, then octavo cluster serve; or the earlier file"
+                f"the file {shown(self.engine['chat_template'])} has changed since relays read it; allowed: "
+                "the earlier file, or octavo cluster stop, then octavo cluster serve"
             )
 
     def with_template_digest(self) -> ClusterSpec:
