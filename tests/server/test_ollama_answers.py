@@ -258,7 +258,7 @@ def test_a_client_that_leaves_stops_its_answer(edge, path):
 
 def test_a_stream_on_which_nothing_comes_stays_alive_and_stays_lines_of_json(edge, monkeypatch):
     quick = functools.partial(EventStream, keep_alive_s=0.01)
-    monkeypatch.setattr("octavo.server.answering.EventStream", quick)
+    monkeypatch.setattr("octavo.server.answer_driver.EventStream", quick)
 
     async def scenario():
         edge.model.hold, sent = asyncio.Event(), []

@@ -48,7 +48,7 @@ from octavo.routing.router import Choice, NoReplica, Router
 from octavo.routing.slots import slot_of
 from octavo.server import about, kv
 from octavo.server.app import create_app
-from octavo.server.body import parse_json, read_raw, unpacked_body
+from octavo.server.body import decompress_body, parse_json, read_raw
 from octavo.server.dialects.error_shapes import request_id_of
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import Edge, until_disconnect
@@ -351,7 +351,7 @@ class Relay:
 
     async def _to_all(self, edge: Edge, route: Route, request: Request, out: Outgoing) -> Response:
         if route.handler is kv.create_pin:
-            session = _session_of(await unpacked_body(request, list(out.body), edge.body_bytes_max))
+            session = _session_of(await decompress_body(request, list(out.body), edge.body_bytes_max))
             if session is not None:
                 return await self._to_slot(request, out, session)
             return await until_disconnect(request, self._pin(out))

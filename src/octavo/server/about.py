@@ -1,4 +1,4 @@
-"""What the server says of itself: that it lives, its version, its model, its metrics, its own description."""
+"""Routes about the server itself: health, version, model, metrics, the cluster and the API description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.server.tenant import tag_of
 
 
 async def health(edge: Edge, request: Request) -> Response:
-    """Whether the engine serves; 503 with the reason once it gave up."""
+    """200 while the engine serves; 503 with the reason after it has failed."""
     if edge.model.gave_up is not None:
         raise EngineStopped(edge.model.gave_up)
     return json_response({"status": "ok"})
@@ -35,19 +35,19 @@ async def metrics(edge: Edge, request: Request) -> Response:
 
 
 async def kv_event_sources(edge: Edge, request: Request) -> Response:
-    """Where KV events are sent, by rank, in vLLM's shape."""
+    """The endpoint of each rank's KV events, in vLLM's shape."""
     source = edge.model.event_source
     return json_response({} if source is None else {"0": source})
 
 
 async def show_cluster(edge: Edge, request: Request) -> Response:
-    """GET /cluster, which only a cluster's relay has."""
+    """GET /cluster; only a cluster's relay has it."""
     assert edge.cluster is not None
     return json_response(edge.cluster())
 
 
 async def list_models(edge: Edge, request: Request) -> Response:
-    """The served model, as a list: as OpenAI's clients read it, and as Anthropic's do."""
+    """The served model as a list, with the fields of OpenAI's and of Anthropic's API."""
     name = edge.model.name
     page = {"has_more": False, "first_id": name, "last_id": name}
     return json_response({"object": "list", "data": [_model_object(edge, request)], **page})
@@ -60,12 +60,12 @@ async def show_model(edge: Edge, request: Request) -> Response:
 
 
 async def openapi(edge: Edge, request: Request) -> Response:
-    """This description, in OpenAPI's format."""
+    """The API description in OpenAPI's format."""
     return Response(await asyncio.to_thread(edge.openapi), media_type="application/json")
 
 
 async def docs(edge: Edge, request: Request) -> Response:
-    """The same for people; it loads nothing from elsewhere."""
+    """The API description as HTML; it loads no external resources."""
     return Response(
         edge.docs(),
         media_type="text/html",
@@ -78,16 +78,16 @@ def _model_object(edge: Edge, request: Request) -> JsonObject:
     return {
         "id": edge.model.name,
         "object": "model",
-        "created": edge.begun,
+        "created": edge.started_at,
         "owned_by": "octavo",
         "max_model_len": edge.model.context_length,
-        # As Anthropic's clients read it.
+        # Anthropic's fields.
         "type": "model",
         "display_name": edge.model.name,
-        "created_at": datetime.fromtimestamp(edge.begun, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": datetime.fromtimestamp(edge.started_at, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": edge.model.context_length,
         "max_tokens": edge.model.context_length,
-        # By which routers that read KV events know the client's blocks: the begin of its `cache_salt`.
+        # The beginning of the client's `cache_salt`: by it routers that read KV events identify its blocks.
         **({"kv_tag": tag} if tag else {}),
     }

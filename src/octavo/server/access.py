@@ -1,7 +1,6 @@
-"""One line of log and one count for each answer, and the id by which a client can ask about its request.
+"""The access log: one log line and one count for each answer, and the id of each request.
 
-An id that the client sends in X-Request-Id is taken where it is short and plain, else one is made; the answer
-carries it back.
+A client's X-Request-Id is used if it is short and plain, otherwise an id is generated. The answer returns it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from octavo.server.routes import match_of
 from octavo.server.tenant import SCOPE_KEY
 
 REQUEST_ID_HEADER = "X-Request-Id"
-REPLICA_KEY = "octavo.replica"  # in a scope: the name of the one that answered
+REPLICA_KEY = "octavo.replica"  # in a scope: the replica that answered
 TRACE_HEADER = "traceresponse"  # of W3C Trace Context, level 2
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: told at level debug
+_PROBES = frozenset({"/health", "/ping", "/metrics"})  # requested every few seconds: logged at level debug
 
 _log = logging.getLogger(ACCESS)
 
 
 class AccessLog:
-    """ASGI middleware around everything else."""
+    """ASGI middleware that logs and counts every answer."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -42,9 +41,9 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         request_id = scope[REQUEST_ID_KEY] = _request_id(scope)
-        status, begun = int(HTTPStatus.INTERNAL_SERVER_ERROR), time.perf_counter()
+        status, started = int(HTTPStatus.INTERNAL_SERVER_ERROR), time.perf_counter()
 
-        async def send_and_look(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -58,7 +57,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_look)
+            await self._app(scope, receive, send_and_record)
         finally:
             route = match_of(scope).label
             self._metrics.count_answer(route, status)
@@ -67,7 +66,7 @@ class AccessLog:
                 watch.close(route, status)
             level = logging.DEBUG if route in _PROBES else logging.INFO
             if _log.isEnabledFor(level):
-                fields = _fields(scope, request_id, route, status, time.perf_counter() - begun)
+                fields = _fields(scope, request_id, route, status, time.perf_counter() - started)
                 text = " ".join(
                     f"{name}={value}" for name, value in fields.items() if value not in (None, "")
                 )

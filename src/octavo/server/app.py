@@ -1,9 +1,9 @@
-"""The HTTP application: the table of routes behind the middlewares, and errors in one shape.
+"""The HTTP application: the middlewares, the table of routes, and the handlers of errors.
 
-    uvicorn -> Targets (one reading of a head) -> AccessLog (ids, log, counts) -> Preflights (pages)
+    uvicorn -> Targets (normalises a request's head) -> AccessLog (ids, log, counts) -> Preflights (pages)
             -> Guard (keys, hosts, pages) -> routes -> EngineClient
 
-It asks the client alone and knows nothing of engines; tests have a double of it.
+It depends on the EngineClient, of which tests have a double, and on no engine.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from octavo.server.targets import Targets
 from octavo.server.tracing import open_tracing
 from octavo.serving.client import EngineClient
 
-# nginx's word for a client that left; nobody reads it but the log and the metrics.
+# nginx's status for a client that disconnected: only the log and the metrics have it.
 _CLIENT_CLOSED = 499
 
 
 @cache
 def _openapi(routes: tuple[Route, ...]) -> bytes:
-    """The description for programs. It takes 40 ms, so it is made when it is first asked for."""
+    """The description for programs. It takes 40 ms, so it is built on the first request."""
     return encode_json(describe(routes))
 
 
@@ -70,13 +70,13 @@ def _docs(routes: tuple[Route, ...]) -> bytes:
 
 
 class Cluster(Protocol):
-    """What answers in place of the routes' handlers where replicas do the work."""
+    """Answers in place of the routes' handlers where replicas do the work."""
 
     def begin(self) -> None:
-        """The server begins. On its event loop."""
+        """Called on the server's event loop when it starts."""
 
     async def close(self) -> None:
-        """It has ended."""
+        """Called when the server has stopped."""
 
     def view(self) -> JsonObject:
         """GET /cluster."""
@@ -91,26 +91,26 @@ def create_app(
     front_end: FrontEnd | None = None,
     cluster: Cluster | None = None,
 ) -> Starlette:
-    """The application over one model; `front_end`: it is one of several. When it shuts down, the model
-    drains. `state.edge` is what its routes have. Raises ConfigError."""
+    """The application over one model. `front_end`: this process is one of several. On shutdown the model
+    drains. `state.edge` is the routes' context. Raises ConfigError."""
     routes = ROUTES if model.generates else RENDER_ROUTES if cluster is None else CLUSTER_ROUTES
     for route in routes:
-        if route.body is not None:  # all together 25 ms, which the first requests need not wait for
+        if route.body is not None:  # 25 ms in all, which the first requests would wait for
             route.body.model_rebuild()
             field_list(route.body)
     tracing = open_tracing(settings.otel_endpoint, model.name)
     has_vllm_names = settings.metrics_compat == "vllm"
     metrics = Metrics(model.name, vllm_names=has_vllm_names, tracing=tracing, front_end=front_end)
-    begun = int(time.time()) if front_end is None else front_end.begun
+    started_at = int(time.time()) if front_end is None else front_end.started_at
     run_id = secrets.token_hex(8) if front_end is None else front_end.run_id
     edge = Edge(
         model,
         metrics,
-        Feeds(model, metrics.latency, lambda: _about(model, begun), run_id),
+        Feeds(model, metrics.latency, lambda: _server_row(model, started_at), run_id),
         settings.body_bytes_max,
         LargeBodies(ModelSizes(model.context_length, model.vocab_size)),
         settings.roster,
-        begun=begun,
+        started_at=started_at,
         slot=None if settings.replica is None else settings.replica.slot,
         openapi=partial(_openapi, routes),
         docs=partial(_docs, routes),
@@ -141,8 +141,8 @@ def create_app(
         },
     )
     app.state.edge = edge
-    # Starlette has no routes of its own: what none of them takes, which is all, goes to the table.
-    app.router.redirect_slashes = False  # a path with a slash more is another path
+    # Starlette's router has no routes, so every request goes to the dispatcher.
+    app.router.redirect_slashes = False  # a path with a trailing slash is another path
     private = () if settings.replica is None else REPLICA_ROUTES
     handlers = frozenset(route.handler for route in (*routes, *private))
     app.router.default = _dispatcher(edge, handlers, cluster)
@@ -175,20 +175,20 @@ def _add_middlewares(app: Starlette, edge: Edge, settings: ServerSettings) -> No
     app.add_middleware(Targets)
 
 
-def _about(model: EngineClient, begun: int) -> dict[str, object]:
-    """What the live map says of the server."""
+def _server_row(model: EngineClient, started_at: int) -> dict[str, object]:
+    """The server in the live map."""
     return {
         "model": model.name,
         "context_length": model.context_length,
         "has_chat": model.has_chat_template,
         "version": __version__,
-        "begun": begun,
+        "begun": started_at,
     }
 
 
 def _dispatcher(edge: Edge, handlers: Collection[Handler], cluster: Cluster | None) -> ASGIApp:
-    """What answers each request: the handler of the route that its scope was matched with, where it is one of
-    these; or a cluster in its place."""
+    """An app that answers each request with the handler of its matched route, if that is one of `handlers`;
+    the cluster, if any, answers in the handler's place."""
 
     async def dispatch(request: Request) -> Response:
         found = match_of(request.scope)

@@ -1,7 +1,7 @@
-"""Request bodies: read under a cap, parsed so that no input can hurt, then checked against a schema.
+"""Request bodies: read with a limit, parsed safely, then validated against a schema.
 
-Frameworks' own parsing has no limit on size or depth and answers in its own shape, so the routes take the raw
-request.
+A framework's own parsing has no limit on size or depth, and its errors have another shape. So the routes read
+the raw request.
 """
 
 from __future__ import annotations
@@ -28,24 +28,20 @@ from octavo.server.tenant import tenant_of
 
 _READ_TIMEOUT_S = 60.0
 _FIELDS_MAX = 1024  # of a body
-_WINDOW_BITS = {
-    "gzip": 31,
-    "x-gzip": 31,
-    "deflate": 15,
-}  # of the encodings that are unpacked, as zlib names them
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's, of the supported encodings
 _PIECE_BYTES = 1 << 20
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 async def read_json(edge: Edge, request: Request) -> JsonObject:
-    """The body as a JSON object, whatever its content type says (OpenAI's servers do not look at it either).
-    A large one has the fields of its route alone, and was checked as the route would.
+    """The body as a JSON object, whatever its content type (OpenAI's servers ignore it too). A large body is
+    already checked as its route would, and has only the fields that the route reads.
 
     Raises HttpRefusal (413, 408), InvalidRequest, QueueFull and ClientGone. Starlette's ClientDisconnect
     passes through.
     """
-    chunks = await unpacked_body(request, await read_raw(request, edge.body_bytes_max), edge.body_bytes_max)
+    chunks = await decompress_body(request, await read_raw(request, edge.body_bytes_max), edge.body_bytes_max)
     if not is_large(chunks):
         return parse_json(b"".join(chunks))
     fields = edge.large_bodies.read(tenant_of(request), request.method, request.scope["path"], chunks)
@@ -53,20 +49,20 @@ async def read_json(edge: Edge, request: Request) -> JsonObject:
 
 
 def parse_json(body: bytes) -> JsonObject:
-    """A JSON object from bytes; anything else is an InvalidRequest, in time linear in the body."""
-    beyond: list[str] = []  # numbers that no float64 holds
+    """A JSON object from bytes; anything else raises InvalidRequest. O(bytes)."""
+    too_large: list[str] = []  # numbers beyond float64
 
     def as_float(text: str) -> float:
         if math.isinf(number := float(text)):
-            beyond.append(text)
+            too_large.append(text)
         return number
 
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=as_float)
         if "\\u" in text:
-            # Half a surrogate pair is legal in a JSON escape and is no text: it cannot be tokenised or sent
-            # back.
+            # Half a surrogate pair is legal in a JSON escape but is not text: it cannot be tokenised, or
+            # encoded in an answer.
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise _not_json("it is nested too deeply") from None
@@ -76,46 +72,46 @@ def parse_json(body: bytes) -> JsonObject:
         raise _not_json("a string holds half of a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise _not_json(str(error)) from None
-    except ValueError:  # how Python refuses to read an integer
+    except ValueError:  # Python's limit on the digits of an integer
         raise _not_json(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise _not_json("allowed: an object, {...}")
     if len(value) > _FIELDS_MAX:
         raise _not_json(f"it has {len(value):,} fields; allowed: up to {_FIELDS_MAX:,}")
-    if beyond and (place := _place_of_infinity(value)):  # it may be repeated, in a prompt or an answer
+    if too_large and (path := _path_of_infinity(value)):  # a prompt or an answer may repeat it
         raise InvalidRequest(
-            f"{place} is {beyond[0][:40]}, which is too large; allowed: numbers that float64 holds",
-            param=re.split(r"[.[]", place)[0],
+            f"{path} is {too_large[0][:40]}, which is too large; allowed: numbers that float64 holds",
+            param=re.split(r"[.[]", path)[0],
             code="invalid_json",
         )
     return value
 
 
-def _place_of_infinity(body: JsonObject) -> str:
-    """Where the first infinite number is, such as options.stop[3]; "" for none. O(what is before it)."""
-    walks = [_inside("", body)]
-    while walks:
-        for place, value in walks[-1]:
+def _path_of_infinity(body: JsonObject) -> str:
+    """The path of the first infinite number, such as options.stop[3]; "" for none. O(values before it)."""
+    stack = [_items_of("", body)]
+    while stack:
+        for path, value in stack[-1]:
             if isinstance(value, float) and math.isinf(value):
-                return place
+                return path
             if isinstance(value, dict | list):
-                walks.append(_inside(place, value))
+                stack.append(_items_of(path, value))
                 break
         else:
-            walks.pop()
+            stack.pop()
     return ""
 
 
-def _inside(place: str, value: JsonObject | list[object]) -> Iterator[tuple[str, object]]:
-    """The items, each with its place."""
+def _items_of(path: str, value: JsonObject | list[object]) -> Iterator[tuple[str, object]]:
+    """The items, each with its path."""
     if isinstance(value, dict):
-        return ((f"{place}.{key}" if place else key, item) for key, item in value.items())
-    return ((f"{place}[{index}]", item) for index, item in enumerate(value))
+        return ((f"{path}.{key}" if path else key, item) for key, item in value.items())
+    return ((f"{path}[{index}]", item) for index, item in enumerate(value))
 
 
 def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
-    """`body` as `schema`; the first thing wrong with it becomes one sentence that names the field. Fields
-    that are not supported are refused first."""
+    """`body` as `schema`; the first error becomes one sentence that names the field. Unsupported fields are
+    refused first."""
     field_list(schema).check(body)
     try:
         return schema.model_validate(body)
@@ -127,9 +123,9 @@ def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
         raise InvalidRequest(message, param=field, code="invalid_type") from None
 
 
-async def unpacked_body(request: Request, chunks: list[bytes], bytes_max: int) -> list[bytes]:
-    """The body without the encoding that its header names; refused as soon as it becomes too large. Raises
-    HttpRefusal (413, 415) and InvalidRequest."""
+async def decompress_body(request: Request, chunks: list[bytes], bytes_max: int) -> list[bytes]:
+    """The body without its Content-Encoding; refused as soon as it becomes too large. Raises InvalidRequest
+    and HttpRefusal (413, 415)."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return chunks
@@ -150,7 +146,7 @@ async def unpacked_body(request: Request, chunks: list[bytes], bytes_max: int) -
                 unpacked.append(piece)
                 if size > bytes_max:
                     raise _too_large(bytes_max)
-                await asyncio.sleep(0)  # others' streams go on between pieces
+                await asyncio.sleep(0)  # other streams run between pieces
         unpacked.append(unpacker.flush())
         if unpacker.unused_data:
             raise zlib.error("there is something behind its end")
@@ -162,7 +158,7 @@ async def unpacked_body(request: Request, chunks: list[bytes], bytes_max: int) -
 
 
 async def read_raw(request: Request, bytes_max: int) -> list[bytes]:
-    """The raw body in pieces; refused as soon as it is known to be too large, declared or not. Raises
+    """The raw body in pieces; refused as soon as its header or its size shows that it is too large. Raises
     HttpRefusal (413, 408)."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > bytes_max):

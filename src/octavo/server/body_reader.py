@@ -1,4 +1,4 @@
-"""What the process for large bodies makes of one: an error in a sentence, or the fields that its route reads.
+"""Reads one large body in the worker process: the result is the fields that its route reads, or an error.
 
 request   {"method", "path"} as JSON, a line break, the body
 answer    "+" and the fields in pieces; or "-" and {"kind", "message", "param", "code"} of an error
@@ -17,18 +17,18 @@ from octavo.server.routes import match_route
 
 
 def read_body(request: bytes, sizes: ModelSizes) -> bytes:
-    """The answer; whatever is wrong with the body is one too."""
+    """The answer, which may be an error."""
     try:
-        return _accepted(request, sizes)
+        return _accept(request, sizes)
     except InvalidRequest as error:
-        return _refused(error)
+        return _refuse(error)
     except MemoryError:
-        return _refused(InvalidRequest("the body takes too much memory; allowed: fewer items"))
+        return _refuse(InvalidRequest("the body takes too much memory; allowed: fewer items"))
     except RecursionError:
-        return _refused(InvalidRequest("the body is nested too deeply", code="invalid_json"))
+        return _refuse(InvalidRequest("the body is nested too deeply", code="invalid_json"))
 
 
-def _accepted(request: bytes, sizes: ModelSizes) -> bytes:
+def _accept(request: bytes, sizes: ModelSizes) -> bytes:
     head, _, body = request.partition(b"\n")
     route = match_route(**json.loads(head)).route
     assert route is not None
@@ -42,11 +42,11 @@ def _accepted(request: bytes, sizes: ModelSizes) -> bytes:
     return ACCEPTED + to_pieces(read)
 
 
-def _refused(error: InvalidRequest) -> bytes:
-    sentence = {
+def _refuse(error: InvalidRequest) -> bytes:
+    refusal = {
         "kind": type(error).__name__,
         "message": message_of(error),
         "param": error.param,
         "code": error.code,
     }
-    return REFUSED + json.dumps(sentence).encode()
+    return REFUSED + json.dumps(refusal).encode()

@@ -1,11 +1,10 @@
-"""The one path of a chat through the server, whatever API it came by: a checked `ChatBody` and its messages
-in, a running answer out, read as content, thinking and calls.
+"""The path of every chat through the server, for all APIs: a checked `ChatBody` and its messages in, a
+running answer out, parsed into content, thinking and calls.
 
-    body, messages --> begin_chat --> ChatRun --> steps()   as it comes: what each delta says, in events
+    body, messages --> begin_chat --> ChatRun --> steps()   the events of each delta, as it arrives
 
-An API's own shapes are codecs of these steps (`answering`): `chat_answer` and those of `dialects`. `ChatBody`
-is what they all translate to, so a field that one of them has in common with another means, and is bounded
-by, the same.
+The shapes of each API are a codec of these steps (`answer_driver`): in `chat` and in `dialects`. Every API is
+translated to `ChatBody`, so a field that two APIs share has one meaning and the same bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from octavo.params import SamplerParams
 from octavo.server.generation import (
     Edge,
     Generation,
-    cut_to,
+    cut_max_tokens,
     held_grammar,
     submit_all,
     until_disconnect,
@@ -48,7 +47,7 @@ from octavo.types import Request as EngineRequest
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a delta of one choice says; `delta` has its tokens, and at the end its finish."""
+    """The events of a delta of one choice. `delta` has its tokens, and at the end its finish reason."""
 
     index: int
     delta: Delta
@@ -57,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """A chat that is being answered. Its holder calls `cancel` in the end, whatever happened."""
+    """A chat that is being answered. Its owner calls `cancel` at the end, in every case."""
 
     generation: Generation
     prompt: tuple[int, ...]
@@ -74,7 +73,7 @@ class ChatRun:
         self.generation.cancel()
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """What each delta says, as it comes; raises as `Generation.steps`."""
+        """A step for each delta, as it arrives; raises as `Generation.steps`."""
         readers: dict[int, AnswerReader] = {}
         async with aclosing(self.generation.steps()) as steps:
             async for step in steps:
@@ -98,8 +97,8 @@ async def begin_chat(
     session: str | None = None,
     sessions: Responses | UnstoredTurns | None = None,
 ) -> ChatRun:
-    """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
-    by default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""
+    """Encode the chat and queue it, as the next turn of `session` if given. `sessions` stores that turn, by
+    default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""
     chat = await prepare_chat(edge, request, body)
     wanted, options, use, thinking = chat.wanted, chat.options, chat.use, chat.thinking
     params = wanted.params
@@ -109,10 +108,11 @@ async def begin_chat(
             generation = await submit_all(edge, [prompt], wanted, watch)
             return ChatRun(generation, prompt, params, answer_kind(use, thinking, edge.model, prompt))
         watch.note_wanted(params, 1)
-        taker = sessions or edge.model.sessions
-        turn = await taker.turn(replace(wanted, session=session), messages, options)
+        turn = await (sessions or edge.model.sessions).turn(
+            replace(wanted, session=session), messages, options
+        )
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
-    cut = cut_to(params, len(turn.prompt), edge.model.context_length)
+    cut = cut_max_tokens(params, len(turn.prompt), edge.model.context_length)
     generation = Generation(
         [turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut, named=edge.named
     )
@@ -130,18 +130,18 @@ class PreparedChat:
 
 
 async def prepare_chat(edge: Edge, request: Request, body: ChatBody) -> PreparedChat:
-    """Everything that a body says beside its messages. Raises the errors of `octavo.errors`."""
+    """Everything in a body except its messages. Raises the errors of `octavo.errors`."""
     edge.check_model(body.model)
     wanted = replace(engine_request(request, body), n=body.num_choices)
     params = chat_params(body, edge.model)
     options, use, thinking = chat_options(request, body), body.tool_use, body.thinking_options
-    led = led_params(params, use, thinking, edge.model, wanted.tenant)
-    params = await (led if use is None else until_disconnect(request, led))
+    constrained = constrain_params(params, use, thinking, edge.model, wanted.tenant)
+    params = await (constrained if use is None else until_disconnect(request, constrained))
     return PreparedChat(replace(wanted, params=params), options, use, thinking)
 
 
 def check_chat(body: ChatBody, model: ModelBounds) -> None:
-    """Raise InvalidRequest for what `begin_chat` would refuse of this body alone."""
+    """Raise the InvalidRequest that `begin_chat` would raise for this body alone."""
     chat_params(body, model)
     check_options(body)
     body.tool_use  # noqa: B018  it raises
@@ -149,7 +149,7 @@ def check_chat(body: ChatBody, model: ModelBounds) -> None:
 
 
 def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:
-    """`max_completion_tokens` is the newer name of `max_tokens`, and wins. Raises InvalidRequest."""
+    """`max_completion_tokens` is the newer name of `max_tokens`, and has priority. Raises InvalidRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
     newer = body.max_completion_tokens
@@ -162,26 +162,26 @@ def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:
             prompt_logprobs=body.prompt_logprobs,
         )
     except InvalidRequest as error:
-        # Chat asks for logprobs with two fields; the number is in the second.
+        # Chat has two fields for logprobs; the second is the number.
         param = "top_logprobs" if error.param == "logprobs" else error.param
         raise InvalidRequest(str(error), param=param, code=error.code) from None
 
 
-async def led_params(
+async def constrain_params(
     params: SamplerParams, use: ToolUse | None, options: ThinkingOptions, model: EngineClient, tenant: str
 ) -> SamplerParams:
-    """The parameters with what leads an answer with tools, or thinking. Raises InvalidRequest."""
+    """The parameters with the constraints of tools and thinking. Raises InvalidRequest."""
     answers = model.answers
     grammar = params.grammar
     if use is not None and not (params.beams is not None and use.mode is not ToolMode.REQUIRED):
         grammar = await answers.grammar(use, params.grammar, tenant)
     banned = params.banned_sequences
-    # What follows a grammar calls nothing anyway, and a search knows no bans.
+    # An answer that follows a grammar makes no calls, and beam search supports no bans.
     is_free = grammar is None and params.beams is None
     if use is not None and use.mode is ToolMode.NONE and is_free and not answers.form.at_start:
         banned += model.bad_word_ids(answers.form.begins)
     thinking = answers.thinking_format
-    is_led = thinking is not None and (grammar is not None or options.max_tokens is not None)
+    is_constrained = thinking is not None and (grammar is not None or options.max_tokens is not None)
     has_calls = use is not None and use.mode is not ToolMode.NONE
     is_read = options.is_split or (thinking is not None and thinking.is_channels)
     shows = is_read and answers.is_hidden(calls=has_calls)
@@ -189,7 +189,9 @@ async def led_params(
         params,
         grammar=grammar,
         banned_sequences=banned,
-        thinking=thinking.leading(options.max_tokens, has_calls=has_calls) if thinking and is_led else None,
+        thinking=thinking.leading(options.max_tokens, has_calls=has_calls)
+        if thinking and is_constrained
+        else None,
         skip_special_tokens=params.skip_special_tokens and not shows,
     )
 
@@ -197,7 +199,7 @@ async def led_params(
 def answer_kind(
     use: ToolUse | None, options: ThinkingOptions, model: EngineClient, prompt: Sequence[int]
 ) -> AnswerKind:
-    """How an answer to this prompt is read."""
+    """How an answer to this prompt is parsed."""
     answers = model.answers
     has_calls = use is not None and use.mode is not ToolMode.NONE
     thinking = answers.thinking_format
@@ -211,8 +213,8 @@ def answer_kind(
 
 
 def new_call_id(form: ToolFormat | None, name: str, index: int, prefix: str = "call_") -> str:
-    """An id for the answer's call number `index`, as the model's template wants it; else any, behind
-    `prefix`."""
+    """An id for the answer's call number `index`, of the form that the model's template requires; else a
+    random one after `prefix`."""
     if form is not None and form.id_form:
         return form.id_form.format(name=name, index=index)
     letters, chars = string.ascii_letters + string.digits, 0 if form is None else form.id_chars

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from octavo.engine.outputs import TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
 from octavo.params import CHOICES_MAX, SamplerParams
-from octavo.server.answering import AnswerCodec, Framing, answer
+from octavo.server.answer_driver import AnswerCodec, Framing, answer
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body
 from octavo.server.generation import (
@@ -54,12 +54,12 @@ async def completions(edge: Edge, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCompletion:
-    """A completion before it is submitted; `wanted` is the same for all prompts, and has none."""
+    """A completion before it is submitted. `wanted` is common to all prompts, and has none itself."""
 
     body: CompletionBody
     wanted: EngineRequest
     prompts: tuple[Prompt, ...]
-    scores_only: bool  # no token is wanted
+    scores_only: bool  # no output is requested
 
 
 async def prepare_completion(edge: Edge, request: Request) -> PreparedCompletion:
@@ -69,20 +69,20 @@ async def prepare_completion(edge: Edge, request: Request) -> PreparedCompletion
     edge.check_model(body.model)
     check_stream_options(body)
     n, wanted = body.num_choices, engine_request(request, body)
-    made = _num_made(body, n)
+    num_made = _num_made(body, n)
     scores_only = _scores_only(body)
-    wanted = replace(wanted, n=made, params=_params(body, edge.model, ranks=made > n))
+    wanted = replace(wanted, n=num_made, params=_params(body, edge.model, is_ranked=num_made > n))
 
     prompts = tuple(await encode_prompts(body.prompt, edge.model, wanted.tenant, body.suffix or ""))
-    _check_total(made * len(prompts))
+    _check_total(num_made * len(prompts))
     return PreparedCompletion(body, wanted, prompts, scores_only)
 
 
 def check_completion(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `completions` would of this body alone."""
+    """Raise what `completions` would for this body alone."""
     body = validate(CompletionBody, raw)
     check_stream_options(body)
-    _params(body, model, ranks=False)
+    _params(body, model, is_ranked=False)
     check_prompts(body.prompt, model)
 
 
@@ -94,20 +94,20 @@ def _check_total(choices: int) -> None:
 
 
 def _num_made(body: CompletionBody, n: int) -> int:
-    """`best_of`: how many choices are made of a prompt, of which `n` are returned."""
+    """`best_of`: the choices generated for each prompt, of which `n` are returned."""
     made = n if body.best_of is None else body.best_of
     require_range("best_of", made, n, CHOICES_MAX, hint="from n on")
     if made > n and (body.stream or body.use_beam_search):
-        beside = "stream" if body.stream else "use_beam_search"
+        option = "stream" if body.stream else "use_beam_search"
         raise InvalidRequest(
-            f"best_of is {made} and n {n}; allowed with {beside}: best_of equal to n, or none",
+            f"best_of is {made} and n {n}; allowed with {option}: best_of equal to n, or none",
             param="best_of",
         )
     return made
 
 
 def _scores_only(body: CompletionBody) -> bool:
-    """Whether nothing but the prompt's own logprobs is wanted. Raises InvalidRequest."""
+    """Whether only the prompt's own logprobs are requested. Raises InvalidRequest."""
     if body.max_tokens != 0:
         return False
     if not body.echo:
@@ -123,24 +123,24 @@ def _scores_only(body: CompletionBody) -> bool:
     return True
 
 
-def _params(body: CompletionBody, model: ModelBounds, *, ranks: bool) -> SamplerParams:
-    """`echo` with `logprobs` tells the prompt's logprobs too, so the engine is asked for them; and for those
-    of tokens where choices are ranked by them."""
+def _params(body: CompletionBody, model: ModelBounds, *, is_ranked: bool) -> SamplerParams:
+    """`echo` with `logprobs` returns the prompt's logprobs too, so the engine computes them. Ranking choices
+    needs the logprobs of their tokens."""
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
     return sampling_params(
         body,
         model,
-        # The engine makes one token at least; where none is wanted it is dropped.
+        # The engine generates at least one token; if none is requested, it is dropped.
         max_tokens=_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
-        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
+        logprobs=0 if is_ranked and body.logprobs is None else body.logprobs,
         prompt_logprobs=prompt_logprobs,
     )
 
 
 def _text_of(prompt: Prompt, model: EngineClient) -> str:
-    """The prompt as its client wrote it, or its tokens' text where it sent tokens."""
+    """The prompt as the client wrote it, or the text of the tokens that it sent."""
     if prompt.text is not None:
         return prompt.text
     return b"".join(model.token_bytes(token) for token in prompt.tokens).decode(errors="replace")
@@ -148,18 +148,18 @@ def _text_of(prompt: Prompt, model: EngineClient) -> str:
 
 @dataclass(slots=True)
 class _TextChoice:
-    """One choice so far. Texts and tokens are kept for a whole answer alone."""
+    """One choice so far. Only a whole answer collects texts and tokens."""
 
     prompt: int
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)  # of the output
     finish: FinishReason | None = None
     stop: str | int | None = None
-    offset: int = 0  # in a stream: where its next token begins in its text
+    offset: int = 0  # in a stream: the offset of the next token in the text
 
     @property
     def mean_logprob(self) -> float:
-        """Per token. A choice that ended before its first token has the least."""
+        """Per token; -inf for a choice without tokens."""
         logprobs = [info.logprob for info in self.tokens if info.logprob is not None]
         return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
@@ -181,11 +181,11 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
         self._body = body
         self._prompts, self._echoes = prompts, echoes
         self._usage = body.usage_options
-        self._choices: dict[int, _TextChoice] = {}  # that have begun
+        self._choices: dict[int, _TextChoice] = {}  # those that have begun
         self._head = answer_head("cmpl", "text_completion", model)
 
     def step(self, step: ChoiceDelta) -> Sequence[JsonObject]:
-        """A chunk, the prompt before the first where it is echoed; none where the delta says nothing yet."""
+        """A chunk, of which the first contains an echoed prompt; none for a delta without content."""
         delta, text, tokens = step.delta, step.delta.text, step.delta.tokens
         choice = self._choices.get(step.index)
         is_first = choice is None
@@ -222,7 +222,7 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
         return ({**self._head, "choices": [chunk], **self._generation.usage_field(self._usage)},)
 
     def end(self) -> Sequence[JsonObject]:
-        """The usage, where it is wanted."""
+        """The usage, if requested."""
         return self._generation.usage_chunk(self._head, self._usage)
 
     def error(self, error: OctavoError) -> Sequence[JsonObject]:
@@ -230,18 +230,18 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
         return (error_body(error),)
 
     def whole(self) -> JsonObject:
-        """Of each prompt its likeliest choices, and the usage of all."""
-        shaped = [self._whole_choice(index, choice) for index, choice in enumerate(self._likeliest())]
-        return {**self._head, "choices": shaped, "usage": self._generation.usage()}
+        """The best choices of each prompt, and the usage of all."""
+        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._best_choices())]
+        return {**self._head, "choices": choices, "usage": self._generation.usage()}
 
-    def _likeliest(self) -> list[_TextChoice]:
-        """Of the choices that were made of each prompt, the `n` of highest mean logprob per token, likeliest
-        first; of equals the one of lower index."""
+    def _best_choices(self) -> list[_TextChoice]:
+        """The `n` choices of each prompt with the highest mean logprob per token, highest first; ties go to
+        the lower index."""
         choices = [self._choices[index] for index in sorted(self._choices)]
-        n, made = self._body.num_choices, self._generation.num_choices // len(self._prompts)
-        if made == n:
+        n, num_made = self._body.num_choices, self._generation.num_choices // len(self._prompts)
+        if num_made == n:
             return choices
-        groups = [choices[start : start + made] for start in range(0, len(choices), made)]
+        groups = [choices[start : start + num_made] for start in range(0, len(choices), num_made)]
         return [
             best
             for group in groups
@@ -251,7 +251,7 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
     def _whole_choice(self, index: int, choice: _TextChoice) -> JsonObject:
         prompt = self._generation.prompt_infos(choice.prompt)
         tokens = (*prompt, *choice.tokens) if self._body.echo else choice.tokens
-        shaped: JsonObject = {
+        whole: JsonObject = {
             "index": index,
             "text": "".join(choice.texts),
             "logprobs": None if self._body.logprobs is None else completion_logprobs(tokens, 0),
@@ -259,8 +259,8 @@ class CompletionCodec(AnswerCodec[ChoiceDelta]):
             "stop_reason": choice.stop,
         }
         if self._body.prompt_logprobs is not None:
-            shaped["prompt_logprobs"] = prompt_logprobs(prompt)
+            whole["prompt_logprobs"] = prompt_logprobs(prompt)
         if self._body.return_token_ids:
-            shaped["prompt_token_ids"] = self._prompts[choice.prompt].tokens
-            shaped["token_ids"] = ids_of(choice.tokens)
-        return shaped
+            whole["prompt_token_ids"] = self._prompts[choice.prompt].tokens
+            whole["token_ids"] = ids_of(choice.tokens)
+        return whole

@@ -1,4 +1,4 @@
-"""What one front end of several knows of the others."""
+"""One front end of several."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from octavo.server.running import OtherAnswers
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """One of several processes that serve one engine. `metrics`: the folder in which all of them count."""
+    """One of several processes that serve one engine. `metrics`: the folder of the counts of all."""
 
     index: int
     answers: OtherAnswers
-    run_id: str  # of the engine's start, which all show
-    begun: int  # when that was, in seconds of the epoch
+    run_id: str  # of the engine's start, the same in all
+    started_at: int  # when this process started, in seconds of the epoch
     engine_pid: int
     metrics: Path

@@ -1,4 +1,4 @@
-"""One HTTP request's share of the engine: a stream per prompt, and the duty to cancel them all.
+"""The engine's streams of one HTTP request: one per prompt, cancelled together.
 
 Choices are numbered over all prompts: choice c of prompt p is p * n + c, as OpenAI numbers them.
 """
@@ -43,18 +43,16 @@ NOT_ENFORCED_HEADER = "X-Octavo-Not-Enforced"
 LET_GO_HEADER = "X-Octavo-Let-Go"  # its former name
 CUT_HEADER = "X-Octavo-Max-Tokens-Cut-To"
 NOT_ENFORCED_CHARS_MAX = 1000  # of that header
-
-
 CHAT_HAS_SESSIONS = "on /v1/chat/completions, whose turns make a session"
 
 
 class ClientGone(Exception):
-    """The client left before its answer was complete; nobody will read a response."""
+    """The client disconnected before its answer was complete; a response would not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What every route needs."""
+    """The context of every route's handler."""
 
     model: EngineClient
     metrics: Metrics
@@ -62,11 +60,11 @@ class Edge:
     body_bytes_max: int
     large_bodies: LargeBodies
     roster: TenantRegistry | None = None
-    begun: int = 0  # when the server began, in seconds of the epoch
-    slot: int | None = None  # of a replica of a cluster: ids that clients get name it
+    started_at: int = 0  # when the server started, in seconds of the epoch
+    slot: int | None = None  # of a replica of a cluster: the ids that clients get contain it
     openapi: Callable[[], bytes] = lambda: b"{}"
     docs: Callable[[], bytes] = lambda: b""
-    cluster: Callable[[], JsonObject] | None = None  # the replicas; None: there is no cluster
+    cluster: Callable[[], JsonObject] | None = None  # the replicas; None: no cluster
     running: RunningAnswers = field(default_factory=RunningAnswers)
 
     def named(self, given: str) -> str:
@@ -81,7 +79,7 @@ class Edge:
             )
 
     def check_tenant(self, name: str) -> None:
-        """Raise InvalidRequest unless there is a tenant whom an operator may mean."""
+        """Raise InvalidRequest unless `name` is a tenant that an operator may name."""
         if self.roster is not None and not self.roster.tenants.has(name):
             raise InvalidRequest(
                 f"there is no tenant {name[:80]!r}; allowed: one of the tenants file, or shared",
@@ -91,15 +89,15 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """A delta and where it belongs."""
+    """A delta with its choice and its prompt."""
 
-    index: int  # of its choice, over all prompts
+    index: int  # of the choice, over all prompts
     prompt: int
     delta: Delta
 
 
 class Generation:
-    """The running streams of one request. Whoever holds it calls `cancel` in the end, whatever happened."""
+    """The running streams of one request. Its owner calls `cancel` at the end, in every case."""
 
     def __init__(
         self,
@@ -115,21 +113,21 @@ class Generation:
         named: Callable[[str], str] = str,
     ) -> None:
         self._named = named
-        self.turn = turn  # of a session, if that is what it is
-        self._cut_to = cut_to  # the tokens that the context has room for, where max_tokens is more
-        self._grammar = grammar  # that its choices follow
-        self._scores_only = scores_only  # the client wants its prompt scored, and the engine's token dropped
+        self.turn = turn  # of a session, if it is one
+        self._cut_to = cut_to  # the tokens left in the context, if max_tokens is more
+        self._grammar = grammar  # which its choices follow
+        self._scores_only = scores_only  # only the prompt is scored: the engine's token is dropped
         self._streams = streams
-        self._firsts = firsts  # by prompt: its first token, which no logits predict
+        self._firsts = firsts  # by prompt: its first token, for which there are no logits
         self._n = n
         self._watch = watch
         self._usage: dict[int, Usage] = {}  # by choice over all prompts
-        self._prompt_infos: list[list[TokenInfo]] = [[] for _ in streams]  # by prompt: as far as told
+        self._prompt_infos: list[list[TokenInfo]] = [[] for _ in streams]  # by prompt, as far as received
 
     @property
     def headers(self) -> dict[str, str]:
-        """The engine's id of each prompt's request: what /v1/requests/{id} takes; the session's; and what of
-        schemas is not followed, as far as a header holds that."""
+        """The engine's id of each prompt's request, as /v1/requests/{id} takes it; the session's id; what of
+        a schema is not enforced; max_tokens, if it was cut."""
         ids = [self._named(str(stream.request_id)) for stream in self._streams]
         headers = {"X-Octavo-Request": ",".join(ids)}
         if self._grammar is not None and self._grammar.let_go:
@@ -155,19 +153,19 @@ class Generation:
         self._watch.leave(self.num_choices)
 
     async def steps(self) -> AsyncGenerator[ChoiceDelta, None]:
-        """Every delta of every choice as it comes; raises InvalidRequest for one that met a dead end,
-        RequestFailed or EngineStopped for one that failed."""
+        """Every delta of every choice, as it arrives. Raises InvalidRequest for a choice at a dead end,
+        RequestFailed or EngineStopped for one that failed, and TimedOut without any output."""
         if len(self._streams) == 1:
             async for delta in self._streams[0]:
-                yield self._note(0, delta)
+                yield self._record(0, delta)
         else:
             async with aclosing(self._merged()) as merged:
                 async for prompt, delta in merged:
-                    yield self._note(prompt, delta)
+                    yield self._record(prompt, delta)
         self._watch.finish()
 
-    def _note(self, prompt: int, delta: Delta) -> ChoiceDelta:
-        """The delta in its place, counted; raises what it failed with."""
+    def _record(self, prompt: int, delta: Delta) -> ChoiceDelta:
+        """Count the delta and return it with its choice; raises the error that it ends with."""
         if self._scores_only:
             delta = _without_output(delta)
         index = prompt * self._n + delta.choice
@@ -179,7 +177,7 @@ class Generation:
         return ChoiceDelta(index, prompt, delta)
 
     def _check_end(self, delta: Delta) -> None:
-        """Raise for an end that is no answer's."""
+        """Raise the error of a choice that ended without an answer."""
         match delta.finish:
             case FinishReason.DEAD_END:
                 raise InvalidRequest(delta.error, code="dead_end")
@@ -191,24 +189,24 @@ class Generation:
                 raise TimedOut(delta.error)
 
     def _has_output(self, delta: Delta) -> bool:
-        """Whether there is anything to give to the client but the fact that time is over."""
+        """Whether there was any output before the timeout."""
         return bool(delta.usage.num_output) or any(usage.num_output for usage in self._usage.values())
 
     def prompt_infos(self, prompt: int) -> tuple[TokenInfo, ...]:
-        """The tokens of a prompt with their logprobs, if those were asked for; the first has none.
+        """The tokens of a prompt with their logprobs, if requested; the first has none.
 
-        They come in slices, over several steps, and are complete when the prompt's first output token comes.
+        They arrive in slices over several steps, and are complete with the prompt's first output token.
         """
         return (self._firsts[prompt], *self._prompt_infos[prompt])
 
     def usage_field(self, options: UsageOptions) -> JsonObject:
-        """The usage field of a chunk that is not the last: none unless the client asked for it."""
+        """The usage field of a chunk that is not the last; empty unless requested."""
         if options.every:
             return {"usage": self.usage()}
         return {"usage": None} if options.last else {}
 
     def usage_chunk(self, head: JsonObject, options: UsageOptions) -> Sequence[JsonObject]:
-        """The last chunk of a stream: none unless the client asked for it."""
+        """The last chunk of a stream; none unless requested."""
         return ({**head, "choices": [], "usage": self.usage()},) if options.last else ()
 
     def usage_of(self, index: int) -> Usage:
@@ -216,7 +214,7 @@ class Generation:
         return self._usage.get(index, Usage(0, 0, 0, 0))
 
     def usage(self) -> JsonObject:
-        """OpenAI's usage so far: a prompt counts once, however many choices were made of it."""
+        """OpenAI's usage so far: a prompt counts once for all its choices."""
         leaders = [self._usage[i] for i in range(0, self.num_choices, self._n) if i in self._usage]
         prompt = sum(usage.num_prompt for usage in leaders)
         output = sum(usage.num_output for usage in self._usage.values())
@@ -225,7 +223,7 @@ class Generation:
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in leaders)},
-            # Ours: what it cost in memory. A block that several choices share counts for each.
+            # Octavo's fields: the cost in memory. A block that several choices share counts for each.
             "cached_tokens": sum(usage.num_cached for usage in leaders),
             "draft_tokens": sum(usage.num_drafted for usage in self._usage.values()),
             "accepted_draft_tokens": sum(usage.num_accepted for usage in self._usage.values()),
@@ -236,11 +234,11 @@ class Generation:
         }
 
     def cut_field(self) -> JsonObject:
-        """The field of usage about max_tokens, where the context has no room for so many."""
+        """The usage field for a max_tokens that was cut to the context."""
         return {} if self._cut_to is None else {"max_tokens_cut_to": self._cut_to}
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """The deltas of several prompts, each with the place of its prompt, as they come."""
+        """The deltas of several prompts, each with its prompt's index, as they arrive."""
         queue: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(maxsize=64)
         pumps = [asyncio.create_task(self._pump(p, queue)) for p in range(len(self._streams))]
         try:
@@ -263,7 +261,7 @@ class Generation:
         try:
             async for delta in self._streams[prompt]:
                 await queue.put((prompt, delta))
-        except Exception as error:  # noqa: BLE001  (it is raised again by the reader of the queue)
+        except Exception as error:  # noqa: BLE001  the reader of the queue raises it again
             await queue.put(error)
         await queue.put(None)
 
@@ -276,18 +274,18 @@ async def submit_all(
     *,
     scores_only: bool = False,
 ) -> Generation:
-    """Submit what is wanted of every prompt, or of none: when one is refused, the others are cancelled."""
+    """Submit a request for every prompt, or for none: when one is refused, the others are cancelled."""
     params, n = wanted.params, wanted.n
     watch.note_wanted(params, n)
-    asked = [
+    submissions = [
         asyncio.ensure_future(edge.model.submit(replace(wanted, prompt=tuple(prompt)))) for prompt in prompts
     ]
     try:
-        streams = await asyncio.gather(*asked)
+        streams = await asyncio.gather(*submissions)
     except BaseException:
-        for one in asked:
+        for one in submissions:
             one.cancel()
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        for answer in await asyncio.gather(*submissions, return_exceptions=True):
             if not isinstance(answer, BaseException):
                 answer.cancel()
         raise
@@ -299,19 +297,19 @@ async def submit_all(
         watch,
         scores_only=scores_only,
         grammar=params.grammar,
-        cut_to=cut_to(params, max(map(len, prompts)), edge.model.context_length),
+        cut_to=cut_max_tokens(params, max(map(len, prompts)), edge.model.context_length),
         named=edge.named,
     )
 
 
-def cut_to(params: SamplerParams, num_prompt: int, context_length: int) -> int | None:
-    """The tokens that the context has room for behind a prompt, where max_tokens is more; else None."""
+def cut_max_tokens(params: SamplerParams, num_prompt: int, context_length: int) -> int | None:
+    """The tokens left in the context after a prompt, if max_tokens is more; else None."""
     left = context_length - num_prompt
     return left if params.max_tokens is not None and params.max_tokens > left else None
 
 
 def answer_head(prefix: str, kind: str, model: str) -> JsonObject:
-    """The fields of OpenAI's answers, and of their chunks, before the choices."""
+    """The fields before the choices in OpenAI's answers and chunks."""
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind,
@@ -322,13 +320,13 @@ def answer_head(prefix: str, kind: str, model: str) -> JsonObject:
 
 
 def _as_header(text: str) -> str:
-    """In printable ASCII, whatever names a client gave; the end is cut off where it is long."""
+    """`text` as printable ASCII, cut to the header's limit. Names in it are a client's."""
     safe = json.dumps(text[:NOT_ENFORCED_CHARS_MAX])[1:-1].replace('\\"', '"').replace("\x7f", "?")
     return safe if len(safe) <= NOT_ENFORCED_CHARS_MAX else safe[: NOT_ENFORCED_CHARS_MAX - 3] + "..."
 
 
 def _without_output(delta: Delta) -> Delta:
-    """What a delta says of the prompt alone. An end, however it came, is that of `max_tokens`."""
+    """A delta without its output. A finish by stop is reported as by length."""
     ended = delta.finish in (FinishReason.STOP, FinishReason.LENGTH)
     return replace(
         delta,
@@ -344,8 +342,8 @@ def _without_output(delta: Delta) -> Delta:
 async def held_grammar(
     edge: Edge, request: Request, params: SamplerParams, tenant: str
 ) -> AsyncGenerator[None]:
-    """The grammar that an answer must follow, if any, is compiled, and stays so while its request is queued.
-    Raises ClientGone when the client leaves before; then it is compiled no further."""
+    """Compile the grammar that an answer must follow, if any, and hold it while its request is queued. Raises
+    ClientGone when the client disconnects, which ends the compilation."""
     held = None
     if params.grammar is not None:
         held = await until_disconnect(request, edge.model.compilers.compiled(params, tenant))
@@ -354,13 +352,13 @@ async def held_grammar(
 
 
 def refuse_session(request: Request, allowed: str) -> None:
-    """Raise InvalidRequest where the header names a session on a route that makes none."""
+    """Raise InvalidRequest if the header names a session on a route that has none."""
     if SESSION_HEADER in request.headers:
         raise InvalidRequest(f"the header {SESSION_HEADER} is given; allowed: {allowed}", param="session")
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, ResultT]) -> ResultT:
-    """The result of `work`, unless the client leaves first: then it is cancelled, and ClientGone raised."""
+    """The result of `work`. If the client disconnects first, cancel it and raise ClientGone."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:

@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.answering import answer
+from octavo.server.answer_driver import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import begin_chat, check_chat
 from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translate

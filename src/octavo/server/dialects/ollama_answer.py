@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.errors import OctavoError
-from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.answer_driver import AnswerCodec, Framing
 from octavo.server.chat_run import ChatRun, Step, new_call_id
 from octavo.server.dialects.error_shapes import ollama_error
 from octavo.server.errors import JsonObject

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequest
-from octavo.server.answering import answer
+from octavo.server.answer_driver import answer
 from octavo.server.body import read_json, validate
 from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
 from octavo.server.dialects.common import rename_fields

@@ -167,4 +167,4 @@ def in_words(count: int) -> str:
 
 
 def _start_time(edge: Edge) -> str:
-    return rfc3339(datetime.fromtimestamp(edge.begun, UTC))
+    return rfc3339(datetime.fromtimestamp(edge.started_at, UTC))

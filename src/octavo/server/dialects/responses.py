@@ -26,7 +26,7 @@ from octavo.conversations.store import DOCUMENTS_BYTES_MAX
 from octavo.engine.encoder import BYTES_PER_TOKEN_MAX
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, UnknownSession
-from octavo.server.answering import answer
+from octavo.server.answer_driver import answer
 from octavo.server.body import read_json
 from octavo.server.chat_run import ChatRun, begin_chat, check_chat
 from octavo.server.dialects.responses_input import check_outputs, read_input, unknown_item

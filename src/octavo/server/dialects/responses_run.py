@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from octavo.errors import OctavoError
-from octavo.server.answering import AnswerCodec, Framing
+from octavo.server.answer_driver import AnswerCodec, Framing
 from octavo.server.chat_run import ChatRun, Step
 from octavo.server.dialects.responses_answer import OutputWriter
 from octavo.server.dialects.responses_tools import OfferedTools

@@ -1,10 +1,10 @@
-"""The one driver of every answer that is text: as a stream, or whole.
+"""The driver of every text answer, streamed or whole.
 
-    running.steps() --> codec.step() --> events --> framing.encode --> bytes      a stream
-                                 +-----> codec.whole()                            else
+    source.steps() --> codec.step() --> events --> framing.encode --> bytes      a stream
+                                +-----> codec.whole()                            a whole answer
 
-A codec is the shape that one API gives to an answer. It makes the whole answer of the same steps as the
-events of a stream, so the deltas of a stream join to the whole. The driver knows no API, and no engine.
+A codec writes an answer in the shape of one API. It builds the whole answer from the same steps as the events
+of a stream, so a stream's deltas add up to the whole answer. The driver depends on no API and no engine.
 """
 
 from __future__ import annotations
@@ -29,77 +29,77 @@ StepT = TypeVar("StepT")
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How events become the bytes of a stream. `keep_alive` is what a reader of `media_type` skips."""
+    """How events become the bytes of a stream. A reader of `media_type` skips `keep_alive`."""
 
     encode: Callable[[JsonObject], bytes]
-    last: bytes = b""  # behind all events
+    last: bytes = b""  # after all events
     keep_alive: bytes = KEEP_ALIVE
     media_type: str = "text/event-stream"
 
 
-class Running(Protocol[StepT_co]):
-    """An answer that is being made."""
+class AnswerSource(Protocol[StepT_co]):
+    """An answer that is being generated."""
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
 
     def steps(self) -> AsyncGenerator[StepT_co, None]:
-        """What each delta says, as it comes; raises OctavoError for an answer that fails."""
+        """A step for each delta, as it arrives; raises OctavoError for an answer that fails."""
 
     def cancel(self) -> None:
-        """Stop what still runs. The driver calls it once, in the end, whatever happened."""
+        """Stop what still runs. The driver calls it once, at the end, in every case."""
 
 
 class AnswerCodec(Protocol[StepT_contra]):
-    """One answer in the shape of one API. What a method returns is complete before any of it is sent."""
+    """One answer in the shape of one API. A method's events are complete before the first of them is sent."""
 
     framing: Framing
 
     def begin(self) -> Sequence[JsonObject]:
-        """The events before the first step: none, where an API has nothing to say yet."""
+        """The events before the first step."""
         return ()
 
     def step(self, step: StepT_contra) -> Sequence[JsonObject]:
         """The events of a step."""
 
     def end(self) -> Sequence[JsonObject]:
-        """The events behind the last step: none, where the last step has said all."""
+        """The events after the last step."""
         return ()
 
     def error(self, error: OctavoError) -> Sequence[JsonObject]:
-        """The events that end a stream with an error, after `begin` and before `end`."""
+        """The events that end a stream with an error; called after `begin`, in place of `end`."""
 
     def whole(self) -> JsonObject:
-        """The complete answer, after `end`."""
+        """The whole answer; called after `end`."""
 
 
 async def answer(
-    request: Request, running: Running[StepT], codec: AnswerCodec[StepT], *, is_stream: bool
+    request: Request, source: AnswerSource[StepT], codec: AnswerCodec[StepT], *, is_stream: bool
 ) -> Response:
-    """The response; cancels what runs when the client leaves. A whole answer raises what `steps` raises, and
-    ClientGone."""
+    """The response. Cancels the source when the client disconnects. A whole answer raises ClientGone, and
+    what `steps` raises."""
     if is_stream:
         framing = codec.framing
         return EventStream(
-            _frames(running, codec),
-            running.cancel,
-            running.headers,
+            _frames(source, codec),
+            source.cancel,
+            source.headers,
             keep_alive=framing.keep_alive,
             media_type=framing.media_type,
         )
     try:
-        await until_disconnect(request, _read_all(running, codec))
+        await until_disconnect(request, _read_all(source, codec))
     finally:
-        running.cancel()
-    return json_response(codec.whole(), headers=running.headers)
+        source.cancel()
+    return json_response(codec.whole(), headers=source.headers)
 
 
-async def _frames(running: Running[StepT], codec: AnswerCodec[StepT]) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream, one event each; an error ends it in order."""
+async def _frames(source: AnswerSource[StepT], codec: AnswerCodec[StepT]) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream, an event at a time; an error ends it with the codec's error events."""
     framing = codec.framing
     try:
-        async with aclosing(running.steps()) as steps:
+        async with aclosing(source.steps()) as steps:
             for event in codec.begin():
                 yield framing.encode(event)
             async for step in steps:
@@ -114,9 +114,9 @@ async def _frames(running: Running[StepT], codec: AnswerCodec[StepT]) -> AsyncGe
         yield framing.last
 
 
-async def _read_all(running: Running[StepT], codec: AnswerCodec[StepT]) -> None:
+async def _read_all(source: AnswerSource[StepT], codec: AnswerCodec[StepT]) -> None:
     codec.begin()
-    async with aclosing(running.steps()) as steps:
+    async with aclosing(source.steps()) as steps:
         async for step in steps:
             codec.step(step)
     codec.end()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import OctavoError, RequestFailed
-from octavo.server.answering import AnswerCodec, Framing, answer
+from octavo.server.answer_driver import AnswerCodec, Framing, answer
 from octavo.server.errors import JsonObject
 
 
