@@ -31,7 +31,7 @@ from octavo.routing import reports
 from octavo.routing.prompt_costs import Prompt
 from octavo.routing.reports import Changes, Hello, Load, StepModel
 from octavo.routing.router import Choice, Router
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 
 BLOCK = 16
 SHARED = 64  # blocks of a system prompt that all replicas hold

@@ -22,7 +22,7 @@ import numpy as np
 from octavo import _native
 from octavo.engine.core import Engine
 from octavo.kernels.contract import Ops
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import blocks_needed
 from octavo.memory.quota import TenantPolicy
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars

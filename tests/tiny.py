@@ -41,7 +41,7 @@ from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculator
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken
 from tests.blocks import SUPER_KINDS, encoded
 

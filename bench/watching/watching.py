@@ -38,7 +38,7 @@ from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone
 
 BLOCK = 16

@@ -12,7 +12,7 @@ from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
 from octavo.memory.quota import TenantPolicy
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 
 POSITION_S, BASE_S, ROW_S = 0.001, 0.005, 0.0005
 BETWEEN_S, HTTP_S = 0.0005, 0.002

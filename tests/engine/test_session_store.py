@@ -30,7 +30,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 
 
 class Clock:

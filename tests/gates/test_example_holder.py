@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.scheduler.served import Served, State
 
 from octavo.engine.port import inspector_of
-from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import draw_map
 
 PAGE = Path(__file__).parents[2] / "docs" / "holders.md"
 

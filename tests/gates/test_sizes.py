@@ -14,7 +14,7 @@ from octavo.memory.ledger import Ledger
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.speculation.speculator import Speculation, Speculator
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*Path(octavo.__file__).parent.rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]pp")])

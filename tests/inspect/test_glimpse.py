@@ -19,8 +19,7 @@ from tests.tiny import request, tiny_engine
 
 from octavo.engine.port import inspector_of
 from octavo.inspect import inspector as module
-from octavo.inspect.block_map import draw_map
-from octavo.inspect.views import Glimpse, Totals
+from octavo.inspect.views import Glimpse, Totals, draw_map
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import TenantPolicy

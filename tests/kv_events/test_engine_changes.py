@@ -13,7 +13,7 @@ from octavo.memory.names import root_name
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import Request
 
 

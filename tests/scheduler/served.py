@@ -11,7 +11,7 @@ from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinRequest
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken, StepPlan, StepResult, Update, Usage
 
 

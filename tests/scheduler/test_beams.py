@@ -6,7 +6,7 @@ import pytest
 from tests.simulator.beams import plain_search
 
 from octavo.errors import InvalidRequest, RequestTooLarge
-from octavo.memory.demand import blocks_needed, tokens_that_fit
+from octavo.memory.capacity import blocks_needed, tokens_that_fit
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.params import BeamParams, SamplerParams, Timeouts
@@ -15,7 +15,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.sim.oracle import OracleExecutor
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import FinishReason, Request, StepPlan, Update
 
 VOCAB, EOS = 50, 0

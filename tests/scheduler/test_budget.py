@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.scheduler.served import Served, State
 
 from octavo.scheduler.budget import Place, gets_some, share_budget, share_in_turn
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.latency_target import PrefillBudget
 from octavo.step.step_times import StepShape, StepTimes
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from tests.scheduler.served import Served
 
 from octavo.params import Timeouts
-from octavo.scheduler.deadlines import Deadline
 from octavo.step.events import EventKind
-from octavo.step.timers import TimerKind, Timers
+from octavo.step.timers import Deadline, TimerKind, Timers
 from octavo.types import FinishReason, Update
 
 

@@ -15,7 +15,7 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
-from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import draw_map
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength

@@ -26,7 +26,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import Request, SampledToken, StepPlan, StepResult
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.trace"))

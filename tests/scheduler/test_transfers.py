@@ -7,7 +7,7 @@ from array import array
 from tests.scheduler.served import Served, State
 
 from octavo.engine.port import inspector_of
-from octavo.inspect.block_map import draw_map
+from octavo.inspect.views import draw_map
 from octavo.memory.holders import Holder, HolderKind
 from octavo.retention.client_pins import PinRequest
 from octavo.step.step_times import StepShape

@@ -25,7 +25,7 @@ from octavo.params import SamplerParams
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import FinishReason, Request, StepPlan, StepResult
 
 T = TypeVar("T")

@@ -50,7 +50,7 @@ from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.step.events import EventKind
 from octavo.types import Request, StepPlan, StepResult, Transfer, Update
 

@@ -21,8 +21,9 @@ from tests.simulator.planting import PlantedBug
 
 from octavo.inspect import sight
 from octavo.inspect.sight import Sight, VisibleBlocks
-from octavo.memory import backing, block_namer
+from octavo.memory import block_namer
 from octavo.memory import names as names_module
+from octavo.memory import pool as pool_module
 from octavo.memory.capacity import Capacity
 from octavo.memory.holders import Holder
 from octavo.memory.ledger import Ledger, Reservation
@@ -388,13 +389,13 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("failed move is not noticed", OffloadTier, "end_move", _failed_move_is_not_noticed),
     PlantedBug(
         "cached block's memory is given back",
-        backing,
+        pool_module,
         "_is_unused",
         lambda num_holders, name: num_holders == 0,
     ),
     PlantedBug(
         "held block's memory is given back",
-        backing,
+        pool_module,
         "_is_unused",
         lambda num_holders, name: name is None,
     ),

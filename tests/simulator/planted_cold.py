@@ -9,9 +9,8 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.cold_chunks import ColdChunks
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.long_contexts import LongContexts
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import InFlightChunk, Sequence
 
 
 def _read_without_holding(self: OffloadTier, name: bytes) -> None:

@@ -14,9 +14,8 @@ from octavo.scheduler import drafts as drafts_module
 from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.drafts import Drafts
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import InFlightChunk, Sequence
 from octavo.speculation.speculator import DRAFTS_MAX
 from octavo.types import SampledToken
 

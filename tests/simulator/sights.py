@@ -9,8 +9,7 @@ import re
 from tests.simulator.splits import check_splits
 
 from octavo.engine.port import inspector_of
-from octavo.inspect.block_map import draw_map
-from octavo.inspect.views import Glimpse, TenantUse
+from octavo.inspect.views import Glimpse, TenantUse, draw_map
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import EVENTS_MAX, EventKind
 

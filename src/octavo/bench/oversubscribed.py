@@ -25,12 +25,12 @@ from octavo.bench.calibration import VERSION, Calibration
 from octavo.bench.lengths import Trace
 from octavo.bench.planner import Results, Server
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import blocks_needed
 from octavo.scheduler.admission_limits import AdmissionLimits
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence as LiveSequence
 from octavo.sim.driver import Pool, requests_of
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.step.step_times import StepShape
 from octavo.types import Request
 

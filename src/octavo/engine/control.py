@@ -23,8 +23,7 @@ from octavo.engine.port import (
 )
 from octavo.engine.submitter import Submitter
 from octavo.errors import PinRefused, RequestFailed, ResizeRefused, require_range
-from octavo.inspect.block_map import draw_map
-from octavo.inspect.views import Glimpse, MapView, PinView, PoolView, RequestView
+from octavo.inspect.views import Glimpse, MapView, PinView, PoolView, RequestView, draw_map
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
 from octavo.retention.client_pins import NOT_FILLED, PREEMPTED_LATE, PinRequest

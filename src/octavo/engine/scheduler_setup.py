@@ -13,7 +13,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation, Speculator
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.units import padded_positions
 
 

@@ -8,7 +8,7 @@
 requests, and for all holders and all running requests. Soft holds are released to keep the second, so every
 accepted request runs in the end. A tenant's own bounds are the same sum over its own blocks.
 
-A `Capacity` never changes: `Room` replaces it.
+A `Capacity` never changes: `Room` replaces it. `blocks_needed` is the worst case of a request.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from octavo.memory.quota import TenantPolicy
+from octavo.params import SamplerParams
+from octavo.types import Request
+from octavo.units import blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,35 @@ class Capacity:
     def policy(self, tenant: str) -> TenantPolicy:
         """The tenant's bounds."""
         return self.policies.get(tenant) or TenantPolicy(tenant)
+
+
+def blocks_needed(request: Request, block_size: int) -> int:
+    """Pool blocks for one of its sequences at full length; the last token is sampled, never computed.
+
+    Beams run together or not at all, so they count together. They share the full blocks of the prompt.
+    """
+    if request.hot_blocks:
+        return request.hot_blocks
+    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    beams = request.params.beams
+    if beams is None:
+        return longest
+    shared = len(request.prompt) // block_size
+    return shared + beams.width * (longest - shared)
+
+
+def slots_needed(request: Request, block_size: int) -> int:
+    """Offload slots for the cold blocks of all its sequences at full length; 0: it has none. They share the
+    full blocks of the prompt."""
+    if not request.hot_blocks:
+        return 0
+    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    shared = len(request.prompt) // block_size
+    return shared + request.n * (longest - shared)
+
+
+def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:
+    """The largest max_tokens whose `blocks_needed` is at most `num_blocks`; less than 1: there is none."""
+    shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
+    each = shared + (num_blocks - shared) // width
+    return each * block_size + 1 - num_prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import blocks_needed
 from octavo.memory.ledger import Ledger
 from octavo.retention.arena import StagingArena
 from octavo.retention.pins import Pins

@@ -8,8 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.memory.capacity import Capacity
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import Capacity, blocks_needed
 from octavo.memory.names import hits_max
 from octavo.memory.quota import SHARED
 from octavo.retention.pins import Pins

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import blocks_needed
 from octavo.memory.holders import Holder
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.room import AcceptedRequests, Room

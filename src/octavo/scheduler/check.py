@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.memory.demand import blocks_needed
+from octavo.memory.capacity import blocks_needed
 from octavo.memory.holders import HolderKind
 from octavo.memory.ledger import Ledger
 from octavo.scheduler.live import LiveSequences

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.averages import smoothed
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.long_contexts import LongContexts
 from octavo.scheduler.planner import Planner
-from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence import InFlightChunk, Sequence, State
 from octavo.step.context import Context
 from octavo.types import StepPlan, StepResult
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from octavo.scheduler.beam_rows import BeamRows, is_over
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.finisher import Finisher
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence import InFlightChunk, Sequence, State
 from octavo.scheduler.sequence_parts import GrammarState
 from octavo.step.context import Context
 from octavo.types import FinishReason, SampledToken, StepResult, Update

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 
 from octavo.memory.table import BlockTable
 from octavo.scheduler.block_budget import BlockBudget
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import InFlightChunk, Sequence
 from octavo.scheduler.sequence_parts import DraftState
 from octavo.scheduler.shares import TenantShares
 from octavo.speculation.speculator import DRAFTS_MAX, READ_TOKENS, Speculator

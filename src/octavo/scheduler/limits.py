@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
-from octavo.memory.capacity import Capacity
-from octavo.memory.demand import blocks_needed, tokens_that_fit
-from octavo.step.config import SchedulerConfig
+from octavo.memory.capacity import Capacity, blocks_needed, tokens_that_fit
+from octavo.step.context import SchedulerConfig
 from octavo.types import Request
 
 

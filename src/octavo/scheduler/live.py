@@ -10,10 +10,9 @@ from octavo.retention.transfers import Transfers
 from octavo.scheduler.budget import Place
 from octavo.scheduler.ended import EndedRequests
 from octavo.scheduler.fair_queue import VirtualTokenCounter
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.prompt_split import split_prompt
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
-from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence import InFlightChunk, Sequence, State
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
 from octavo.step.context import Context
 from octavo.types import Fork, Request

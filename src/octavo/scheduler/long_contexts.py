@@ -16,8 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from octavo.errors import RequestTooLarge
-from octavo.memory.capacity import Capacity
-from octavo.memory.demand import blocks_needed, slots_needed
+from octavo.memory.capacity import Capacity, blocks_needed, slots_needed
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.transfers import LOADS_MAX, Transfers
 from octavo.retention.warm_pins import WarmPins

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.scheduler.budget import share_in_turn
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.reclaimer import Reclaimer
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import InFlightChunk, Sequence
 from octavo.scheduler.shares import TenantShares
 from octavo.step.context import Context
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.latency_target import PrefillBudget
 from octavo.types import Chunk
 
 

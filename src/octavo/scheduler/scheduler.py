@@ -31,7 +31,6 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.arena import StagingArena
-from octavo.retention.attachment import Attachment
 from octavo.retention.check import check_kept, check_pins, check_sessions, check_staging, check_tier
 from octavo.retention.client_pins import ClientPins
 from octavo.retention.pins import Pins
@@ -49,13 +48,11 @@ from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.cold_chunks import ColdChunks
 from octavo.scheduler.committing import Committer
-from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.finisher import Finisher
 from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.idle_memory import IdleMemory
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.limits import check_fits, check_salt, with_max_tokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.long_contexts import LongContexts
@@ -64,20 +61,19 @@ from octavo.scheduler.pool_resizer import PoolResizer
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.prefixes import PrefixLookup
 from octavo.scheduler.reclaimer import Reclaimer
-from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence import InFlightChunk, Sequence, State
+from octavo.scheduler.sequence_parts import Attachment
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.shortage import UNREADABLE, StepShortage
 from octavo.scheduler.tenants import TenantBounds
 from octavo.scheduler.victims import Victims
 from octavo.speculation.speculator import Speculator
-from octavo.step.config import SchedulerConfig
-from octavo.step.context import Context
+from octavo.step.context import Context, SchedulerConfig
 from octavo.step.events import Event, EventKind, EventRing
 from octavo.step.headroom import Headroom
-from octavo.step.latency_target import LatencyTarget
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.latency_target import LatencyTarget, PrefillBudget
 from octavo.step.step_times import StepTimes, shape_of
-from octavo.step.timers import TimerKind, Timers
+from octavo.step.timers import Deadline, TimerKind, Timers, cancel_deadlines, set_deadlines
 from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
 
 

@@ -16,14 +16,15 @@ import enum
 from array import array
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
 from octavo.params import Pooling
-from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
-from octavo.scheduler.sequence_parts import BlockUse, DraftState, GrammarState, PromptSplit
+from octavo.scheduler.sequence_parts import Attachment, BlockUse, DraftState, GrammarState, PromptSplit
 from octavo.scheduler.waits import LOADING, QUEUED, QueueState
 from octavo.speculation.speculator import DrafterState
 from octavo.types import AdmittedRow, FinishReason, Phases, Request, Usage
@@ -332,3 +333,19 @@ class Sequence:
             0 if drafting is None else drafting.num_accepted,
             self.phases,
         )
+
+
+class InFlightChunk(msgspec.Struct):
+    """One sequence's chunk in a plan that is not committed yet."""
+
+    sequence: Sequence
+    num_preemptions: int  # of the sequence, at planning
+    stop: int  # what num_computed becomes
+    num_samples: int
+    drafts: tuple[int, ...] = ()  # guesses at the last positions before `stop`
+    is_void: bool = False  # a step that it depends on failed: discarded
+
+    @property
+    def is_current(self) -> bool:
+        """False if its sequence was preempted since: its blocks were dropped, and it publishes nothing."""
+        return self.num_preemptions == self.sequence.preemptions

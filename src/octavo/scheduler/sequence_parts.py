@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from octavo.memory.names import NameChain
 from octavo.speculation.speculator import DrafterState
+from octavo.types import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -138,3 +141,15 @@ def _words_of(part: PromptPart) -> str:
     why = f" ({part.cause})" if part.cause and part.cause != part.source.value else ""
     whom = "" if part.request_id is None else f" for request {part.request_id}"
     return f"{part.num_tokens:,} {_WORDS[part.source]}{why}{whom}"
+
+
+class Attachment(Protocol):
+    """A feature attached to a request when it is accepted; a plain request has none."""
+
+    def on_last_token(self, request: Request) -> str:
+        """The last token is here, and its blocks are still held. Returns why the request fails now, or ""."""
+
+    def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
+        """The request has ended and its blocks are released. K and V of its first `num_computed` tokens,
+        prompt and output, were computed; `chain` has their names. `is_well`: it ended by its last token, not
+        by cancellation, failure, or timeout."""

@@ -15,12 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.scheduler.finisher import Finisher
-from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sequence import InFlightChunk, Sequence, State
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind
-from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.latency_target import PrefillBudget
 from octavo.types import FinishReason, Update
 
 UNREADABLE = "blocks in the offload tier cannot be read"

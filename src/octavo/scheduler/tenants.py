@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
-from octavo.memory.demand import blocks_needed, slots_needed
+from octavo.memory.capacity import blocks_needed, slots_needed
 from octavo.memory.holders import HolderKind
 from octavo.memory.quota import SHARED, TenantPolicy, share_of
 from octavo.retention.pins import Pins

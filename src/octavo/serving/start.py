@@ -51,7 +51,7 @@ from octavo.serving.measured import calibrate_command, calibration_key
 from octavo.serving.model_parts import card_of, prepared_tokenizer, words_of
 from octavo.serving.replica_feed import ReplicaFeed, hello_of
 from octavo.speculation.speculator import Speculation
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT
 from octavo.text.continuation import encode_rendered
 from octavo.text.named_templates import load_template

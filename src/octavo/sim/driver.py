@@ -23,7 +23,7 @@ from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.policies import Job, Moment, ReplayedTrace, Slots, Window, replayed
-from octavo.step.config import SchedulerConfig
+from octavo.step.context import SchedulerConfig
 from octavo.types import Request
 
 VOCAB = 32_000

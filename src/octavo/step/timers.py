@@ -1,11 +1,20 @@
-"""Timers: one heap for deadlines of requests and expiries of pins and sessions. It knows neither these nor a
-clock; time is an argument."""
+"""Timers: one heap for deadlines of requests and expiries of pins and sessions. Time is an argument.
+
+A request's deadlines count from its submission:
+
+    queue         admitted for the first time        submission + Timeouts.queue
+    first token   a token of any choice exists       submission + Timeouts.first_token
+    total         every choice has ended             submission + Timeouts.total
+"""
 
 from __future__ import annotations
 
 import enum
 import heapq
 import math
+
+from octavo.params import NO_TIMEOUTS
+from octavo.types import Request
 
 
 class TimerKind(enum.IntEnum):
@@ -55,3 +64,30 @@ class Timers:
             del self._set[due, key]
             found.append((due, at, key))
         return [(due, key) for due, _, key in sorted(found)]
+
+
+class Deadline(enum.Enum):
+    """An event with a deadline; the value is the client's name for the timeout."""
+
+    QUEUE = "queue_timeout"
+    FIRST_TOKEN = "ttft_timeout"
+    TOTAL = "timeout"
+
+
+def set_deadlines(timers: Timers, request: Request) -> None:
+    """Start the request's timers, if it has any."""
+    given = request.timeouts
+    for deadline, seconds in (
+        (Deadline.QUEUE, given.queue),
+        (Deadline.FIRST_TOKEN, given.first_token),
+        (Deadline.TOTAL, given.total),
+    ):
+        if seconds is not None:
+            key = (request.request_id, deadline.value)
+            timers.set(TimerKind.DEADLINE, key, request.arrival + seconds)
+
+
+def cancel_deadlines(timers: Timers, request: Request) -> None:
+    """The request has ended: cancel its timers."""
+    for deadline in Deadline if request.timeouts != NO_TIMEOUTS else ():
+        timers.cancel(TimerKind.DEADLINE, (request.request_id, deadline.value))
