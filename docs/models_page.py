@@ -6,9 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from octavo.kernels.held import bits_of
-from octavo.kernels.holding import panel_bytes
-from octavo.kernels.packed import BLOCKS, PANEL_WIDTH
+from octavo.kernels.packed import BLOCKS, PANEL_WIDTH, bits_of
+from octavo.kernels.panels import panel_bytes
 from octavo.model.families.row import Family
 from octavo.model.families.scaling import KINDS
 from octavo.model.families.table import FAMILIES

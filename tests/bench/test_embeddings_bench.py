@@ -11,7 +11,7 @@ from tests.engine.served import serve_tiny
 
 from octavo.bench.embeddings import fixed_texts, measure_embeddings
 from octavo.cli.bench_embeddings import table_of, write_texts
-from octavo.engine.model_card import ModelCard
+from octavo.engine.outputs import ModelCard
 from octavo.errors import ConfigError
 from octavo.params import Pooling
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.device.penalties import add_biases, is_adjusted_on_device, penalise
 from octavo.device.rows import DeviceRows, carry
+from octavo.device.sampler import add_biases, is_adjusted_on_device, penalise
 from octavo.params import SamplerParams
 from octavo.sampling.penalties import adjust as adjust_on_host
 from octavo.types import AdmittedRow, StepPlan

@@ -11,10 +11,10 @@ from triton.runtime.errors import OutOfResources
 
 from octavo.config import StartOptions
 from octavo.device import backend as backend_module
+from octavo.device.forward import describe_trouble
 from octavo.device.layout import DevicePool
 from octavo.device.opening import reference_backend
 from octavo.device.rows import Writes
-from octavo.device.trouble import describe_trouble
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError, DeviceLost
 from octavo.executor.backend import PoolSize

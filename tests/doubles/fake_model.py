@@ -22,7 +22,6 @@ from tests.doubles.views import a_glimpse, a_pin, a_pool, a_request, a_sequence
 from tests.waiting import turns
 
 from octavo.engine.bad_words import bad_word_ids
-from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import (
     BlockCounts,
     BlockView,
@@ -31,6 +30,7 @@ from octavo.engine.outputs import (
     EngineStats,
     Glimpse,
     MapView,
+    ModelCard,
     PinRequest,
     PinView,
     PoolView,

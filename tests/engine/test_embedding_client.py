@@ -14,7 +14,7 @@ from tests.tiny import CONTEXT, Answer, random_prompt, run, tiny_engine
 from tests.waiting import LIMIT_S
 from tests.wanted import request_for
 
-from octavo.engine.model_card import ModelCard
+from octavo.engine.outputs import ModelCard
 from octavo.errors import InvalidRequest, QueueFull, RequestFailed, RequestTooLarge, TimedOut
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy

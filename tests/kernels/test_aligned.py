@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.kernels.aligned import CACHE_LINE, Chunks
+from octavo.kernels.packed import CACHE_LINE, Chunks
 
 
 @pytest.fixture

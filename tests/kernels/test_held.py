@@ -12,10 +12,10 @@ from tests.blocks import QUANTISED, dequantised, encoded, floats_tensor, random_
 from octavo import _native
 from octavo.kernels import integer_reference
 from octavo.kernels.contract import Floats, RawTensor
-from octavo.kernels.holding import panel_bytes
 from octavo.kernels.integers import pack
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
+from octavo.kernels.panels import panel_bytes
 from octavo.kernels.reference import ReferenceOps
 
 MODES = ("auto", "f32", "bf16", "int8", "q4")

@@ -14,8 +14,8 @@ from tests.model.chunks import BACKENDS, load, run_chunks
 from tests.model.gguf_bench import write_model, write_sample
 
 from octavo.errors import BadModelFile, ConfigError, ModelError, ModelNotFound, UnsupportedModel
-from octavo.kernels.held import bits_of
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import bits_of
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath

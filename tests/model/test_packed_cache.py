@@ -14,8 +14,8 @@ from tests.model.checkpoints import random_prompt, save_checkpoint
 from tests.model.chunks import run_chunks
 
 from octavo.kernels.contract import RawTensor
-from octavo.kernels.holding import matrix_of, panel_bytes, panels_of
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.panels import matrix_of, panel_bytes, panels_of
 from octavo.model.files.mapped import MappedFile
 from octavo.model.files.packed_file import PREAMBLE_BYTES, SAMPLE_BYTES, SAMPLE_EVERY, PackWriter, survey
 from octavo.model.hub.paths import ModelPath

@@ -15,8 +15,8 @@ from tests.blocks import QUANTISED, floats_tensor, random_tensor
 from tests.model.model_bench import make_model, save_model
 
 from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
-from octavo.kernels.holding import panels_of
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.panels import panels_of
 from octavo.model.loader import open_files
 from octavo.model.packed_cache import PACKING_VERSION
 from octavo.model.reader import Reader

@@ -8,7 +8,7 @@ from tests.doubles.fake_model import FAKE_CARD, FakeModel
 from tests.server.conftest import Edge
 
 from octavo import __version__
-from octavo.engine.model_card import ModelCard
+from octavo.engine.outputs import ModelCard
 from octavo.params import Pooling
 from octavo.server.dialects.ollama import tagged
 from octavo.server.dialects.ollama_models import API_VERSION, in_words

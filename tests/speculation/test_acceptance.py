@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from octavo.speculation.acceptance import _MOST, Acceptance, Fate
+from octavo.speculation.goodput import _MOST, Acceptance, Fate
 
 BUCKETS = [(0,), (1,), (2, 3), (4, 7), (8, 15), (16, 31), (32, 63, 64, 100_000)]
 TRUTHS = [0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0]

@@ -13,7 +13,7 @@ from tests.text.vocabularies import byte_level_reference, random_texts
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from octavo.errors import BadModelFile, ConfigError, InvalidRequest
-from octavo.text import growth, tokenizer_trial
+from octavo.text import growth, tokenizer_json
 from octavo.text.encoding import panics_as
 from octavo.text.growth import Growth, growth_of, normalizer_growth
 from octavo.text.tokenizer import Tokenizer
@@ -110,14 +110,14 @@ def test_what_is_no_tokenizer_is_told_in_words(text, tmp_path):
 
 
 def test_a_tokenizer_that_ends_its_process_is_told(sound, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_trial, "MEMORY_MAX", 1 << 20)
-    monkeypatch.setattr(tokenizer_trial, "MEMORY_PER_BYTE", 0)
+    monkeypatch.setattr(tokenizer_json, "MEMORY_MAX", 1 << 20)
+    monkeypatch.setattr(tokenizer_json, "MEMORY_PER_BYTE", 0)
     with pytest.raises(BadModelFile, match=r"tokenizer\.json is not a sound tokenizer: "):
         load(tmp_path, sound)
 
 
 def test_a_tokenizer_that_takes_too_long_is_told(sound, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_trial, "SECONDS_MAX", 0.0)
+    monkeypatch.setattr(tokenizer_json, "SECONDS_MAX", 0.0)
     with pytest.raises(BadModelFile, match=r"took more than 0 s|ended the process"):
         load(tmp_path, sound)
 
@@ -126,7 +126,7 @@ def test_where_no_process_can_be_started_that_is_told(sound, tmp_path, monkeypat
     def refuse(*_arguments):
         raise OSError("no memory")
 
-    monkeypatch.setattr(tokenizer_trial, "HelperProcess", refuse)
+    monkeypatch.setattr(tokenizer_json, "HelperProcess", refuse)
     with pytest.raises(ConfigError, match=r"did not start: no memory"):
         load(tmp_path, sound)
 

@@ -20,8 +20,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.text.byte_level import byte_level_bytes, byte_level_letters
 from octavo.text.pre_tokenizers import LLAMA3, QWEN2
-from octavo.text.tokenizer import Tokenizer
-from octavo.text.turns import ends_of_turn
+from octavo.text.tokenizer import Tokenizer, ends_of_turn
 
 pytestmark = pytest.mark.full
 

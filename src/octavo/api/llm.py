@@ -16,10 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, Self, Unpack
 
-from octavo.api.beams import found_beams
 from octavo.api.driver import Driver
 from octavo.api.gather import OutputGatherer
-from octavo.api.outputs import BeamSearchOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from octavo.api.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+)
 from octavo.api.params import BeamSearchParams, PoolingParams, RequestOrder, SamplingParams, order_of
 from octavo.api.per_prompt import (
     each_params,
@@ -330,3 +335,21 @@ class LLM:
         finally:
             bar.close()
         return list(found.values())
+
+
+def found_beams(output: RequestOutput, tokenizer: Tokenizer) -> BeamSearchOutput:
+    """The outputs of a search, each with its prompt in front."""
+    sequences = []
+    for found in output.outputs:
+        tokens = [*output.prompt_token_ids, *found.token_ids]
+        sequences.append(
+            BeamSearchSequence(
+                tokens,
+                found.logprobs or [],
+                found.cumulative_logprob or 0.0,
+                tokenizer.decode(tokens, skip_special=False),
+                found.finish_reason,
+                found.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences)

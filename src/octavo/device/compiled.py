@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.compiled_sampler import KernelSampler
 from octavo.device.compiled_step import AttentionSizes
 from octavo.device.devices import sees_host_memory
 from octavo.device.flash import FlashAttention
@@ -18,9 +17,11 @@ from octavo.device.lowering import Program, lower
 from octavo.device.ranks.collectives import RankGroup
 from octavo.device.rows import DeviceRows, Writes, carry
 from octavo.device.sized_steps import SizedSteps
+from octavo.device.triton import draws, likeliest, penalties
 from octavo.device.triton.attention_work import PARTITION_SIZE
 from octavo.device.triton.blocks import copy_blocks, independent_runs
 from octavo.device.triton.elementwise import scale
+from octavo.device.triton.plans import append_tokens
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.executor.batch import StepShape
@@ -34,6 +35,7 @@ from octavo.units import blocks_for
 _ARGMAX_ROWS = 256  # at once
 _TOPS = (1, 3, 5, 9, 17)  # numbers of likeliest tokens: a kernel is compiled for each
 _WARM_SIZES = 8  # before the first request; the others while the engine is idle
+_FILTERED_ROWS = 64  # at once: each takes 12 bytes for every token of the vocabulary
 
 
 class CompiledArithmetic:
@@ -167,3 +169,41 @@ class CompiledArithmetic:
 def record(model: Model, pool: DevicePool, group: RankGroup | None = None) -> Program:
     """The decoder's launches for any step of the model."""
     return lower(record_step(lambda ops, batch: hidden_states(ops, model, pool, batch), pool), pool, group)
+
+
+class KernelSampler:
+    """Over the device's rows. Its bits are those of `TorchSampler`."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self._rows = rows
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Write tokens to `positions` of rows."""
+        append_tokens(self._rows.tokens, rows, positions, tokens)
+
+    def penalise(self, logits: Tensor, rows: Tensor, positions: Tensor, longest: int) -> None:
+        """Apply these rows' penalties to logits."""
+        penalties.penalise(logits, self._rows.adjusted, self._rows.tokens, rows, positions, longest)
+
+    def add_biases(self, logits: Tensor, rows: Tensor, most: int) -> None:
+        """Add these rows' biases to logits."""
+        penalties.add_biases(logits, self._rows.adjusted, rows, most)
+
+    def draw_greedily(self, logits: Tensor) -> Tensor:
+        """The likeliest tokens."""
+        return draws.draw_greedily(logits)
+
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor, *, is_filtered: bool) -> Tensor:
+        """One token for each row."""
+        at_once = _FILTERED_ROWS if is_filtered else logits.shape[0]
+        parts = [
+            draws.draw(own, self._rows.drawn, of_row, before, is_filtered=is_filtered)
+            for own, of_row, before in zip(
+                logits.split(at_once), rows.split(at_once), positions.split(at_once), strict=True
+            )
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprobs of each row's token, and of the likeliest."""
+        return likeliest.logprobs(logits, tokens, top)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
-from octavo.device.packing import unpack
-from octavo.device.rows import DeviceRows
+from octavo.device.rows import DeviceRows, unpack
 from octavo.device.triton.attention import (
     AttentionForm,
     AttentionScratch,

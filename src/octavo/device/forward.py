@@ -23,8 +23,7 @@ from octavo.device.drawing import start_draws
 from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, to_device
 from octavo.device.sampler import is_drawn_on_device
-from octavo.device.trouble import describe_trouble, is_trouble
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, DeviceLost, first_line
 from octavo.executor.batch import shape_of
 from octavo.executor.draws import DeviceDraws, Draw, SamplingResult
 from octavo.executor.forward import ColdReach, Forward, Trouble
@@ -167,3 +166,29 @@ class DeviceForward(Forward):
 
     def _at(self, places: Sequence[int]) -> Tensor:
         return self._hidden[torch.tensor(list(places), device=self._device)]
+
+
+def is_trouble(error: Exception) -> bool:
+    """Whether it is an error of torch or Triton, not a bug of ours: RuntimeErrors, and Triton's own."""
+    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(error).__mro__}
+    return isinstance(error, RuntimeError) or "triton.TritonError" in names
+
+
+def describe_trouble(error: Exception, device: torch.device) -> Trouble:
+    """The trouble of a step on a device that still works. Raises DeviceLost if it does not: after an illegal
+    access nothing on it is valid, and every call fails."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as lost:
+            raise DeviceLost(
+                f"{device} is lost ({first_line(lost)}); every request on it has failed; restart the "
+                "server, and if this repeats see the driver's log (dmesg, nvidia-smi -q)"
+            ) from error
+    if isinstance(error, torch.OutOfMemoryError):
+        return Trouble(
+            f"{device} had no memory left for the step ({first_line(error)}); give a smaller --kv-memory or "
+            "--step-tokens",
+            is_shortage=True,
+        )
+    return Trouble(f"a kernel failed on {device}: {first_line(error)}")

@@ -21,10 +21,9 @@ from torch import Tensor
 from octavo.device.compiled_step import CompiledStep
 from octavo.device.layout import DevicePool
 from octavo.device.ranks.collectives import RankGroup
-from octavo.device.ranks.split_table import SplitTable
 from octavo.device.triton.attention import AttentionForm
 from octavo.device.triton.elementwise import activate, scale, soft_cap
-from octavo.device.triton.embedding import embed
+from octavo.device.triton.embedding import TokenPlaces, embed
 from octavo.device.triton.linear import linear, linear_gated
 from octavo.device.triton.norms import layer_norm, rms_norm
 from octavo.device.triton.store import HeadTransform, store_heads
@@ -360,3 +359,26 @@ def _wanted(x: Tensor, step: CompiledStep) -> Tensor:
 def _like(values: Values, node: Node, x: Node) -> Tensor:
     """A new tensor for the node, of x's shape."""
     return _put(values, node, torch.empty_like(values[x], memory_format=torch.contiguous_format))
+
+
+class SplitTable:
+    """An embedding table over ranks: token ids in, whole rows out."""
+
+    def __init__(self, table: Tensor, starts: Sequence[int], group: RankGroup) -> None:
+        """`table`: this rank's rows, [starts[rank], starts[rank + 1]) of the whole one."""
+        self._table, self._group = table, group
+        self._first, self._last = starts[group.rank], starts[group.rank + 1]
+        self._bounds = torch.tensor(starts[1:-1], dtype=torch.int32, device=table.device)
+
+    def rows(self, step: TokenPlaces, factor: float, positions_table: Tensor | None) -> Tensor:
+        """(T, E), with the bits of `embed`: each rank looks up its own rows, all pieces are gathered, and
+        each token uses its owner's."""
+        positions = step.positions.clamp(min=0)
+        tokens = step.tokens[step.table_rows[step.chunks], positions]
+        own = self._table[tokens.clamp(self._first, self._last - 1) - self._first]
+        owners = (tokens[:, None] >= self._bounds).sum(1)
+        rows = self._group.gather_pieces(own)[owners, torch.arange(tokens.shape[0], device=tokens.device)]
+        numbers = rows.float() * factor
+        if positions_table is not None:
+            numbers += positions_table[positions].float()
+        return torch.where(step.positions[:, None] < 0, 0.0, numbers).to(rows.dtype)

@@ -10,13 +10,12 @@ a step reads the writes and samples of earlier plans before the host knows the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.packing import pack, padded_size, unpack
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Ints
 from octavo.params import LOGIT_BIAS_MAX
@@ -29,6 +28,8 @@ REPETITION, FREQUENCY, PRESENCE, NUM_PROMPT, NUM_BIASES, BIASES = range(6)
 TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, CHOICE = 0, 1, 3, 5, 6, 8
 _DRAWN = 9
 _STATE_MAX = 2**31 - 1
+# Kernels are compiled for the alignment of pointers: each array begins at a multiple of 16 bytes.
+_UNIT = 4  # ints
 
 
 class Writes:
@@ -149,3 +150,29 @@ def to_device(columns: Sequence[Ints | Sequence[int]], device: torch.device) -> 
     host = torch.zeros((len(columns), count + count % 2), dtype=torch.int64, pin_memory=device.type == "cuda")
     host.numpy()[:, :count] = columns
     return [column[:count] for column in host.to(device, non_blocking=True)]
+
+
+def padded_size(size: int) -> int:
+    """The padded size of an array."""
+    return -(-size // _UNIT) * _UNIT
+
+
+def pack(arrays: Sequence[Ints], out: Ints | None = None) -> Ints:
+    """The arrays, flat and concatenated, padded with zeros; into `out` if it is given."""
+    if out is None:
+        out = np.empty(sum(padded_size(array.size) for array in arrays), np.int32)
+    first = 0
+    for array in arrays:
+        last, after = first + array.size, first + padded_size(array.size)
+        out[first:last] = array.reshape(-1)
+        out[last:after] = 0
+        first = after
+    return out
+
+
+def unpack(packed: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Views of the arrays of these sizes."""
+    first = 0
+    for size in sizes:
+        yield packed[first : first + size]
+        first += padded_size(size)

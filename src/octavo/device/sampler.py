@@ -1,11 +1,16 @@
 """Sampling on a device, in torch: greedy, temperature, top-k, top-p, min-p and logprobs. On a GPU
-`compiled_sampler.py` does the same by kernels.
+`compiled.py` does the same by kernels.
 
-The same as `sampling/sampler.py` for rows without masks, beams or grammars, after `penalties.py`: the same
-noise, the same order of filters, ties to the lowest id. Probabilities are summed as integers (units of
-2^-40), so the order of adding does not matter, and a row's bits do not depend on its neighbours.
+The same as `sampling/sampler.py` for rows without masks, beams or grammars: the same penalties and noise, the
+same order of filters, ties to the lowest id. Probabilities are summed as integers (units of 2^-40), so the
+order of adding does not matter, and a row's bits do not depend on its neighbours.
 
     scores = (logits - largest) / temperature -> top-k -> top-p -> min-p -> + Gumbel noise -> argmax
+
+Penalties and biases are those of `sampling/penalties.py`, bit for bit. The loop is over tokens of the rows,
+not over the vocabulary: the new logit of each earlier token is computed from the old one, so a token that
+occurs several times is written several times with the same value. S rows of logits, V tokens of the
+vocabulary, L tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -16,9 +21,21 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from octavo.device.penalties import add_biases, is_adjusted_on_device, penalise
-from octavo.device.rows import CHOICE, SEED, TEMPERATURE, TOP_K, TOP_P, DeviceRows
-from octavo.params import SamplerParams
+from octavo.device.rows import (
+    BIASES,
+    CHOICE,
+    FREQUENCY,
+    NUM_BIASES,
+    NUM_PROMPT,
+    PRESENCE,
+    REPETITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    DeviceRows,
+)
+from octavo.params import LOGIT_BIAS_MAX, SamplerParams
 from octavo.sampling.filters import filters
 
 _TEMPERATURE_MIN = 1e-5  # as in sampling/sampler.py
@@ -240,3 +257,47 @@ def exp(x: Tensor) -> Tensor:
     value = value * ((exponent + 1023) << 52).view(torch.float64)
     value = torch.where(x < _EXP_LEAST, 0.0, value)
     return torch.where(x > _EXP_MOST, math.inf, value)
+
+
+def is_adjusted_on_device(params: SamplerParams) -> bool:
+    """Whether nothing changes its logits, or only penalties that this module supports."""
+    biased = {token for token, _ in params.logit_bias}
+    return (
+        params.min_tokens == 0
+        and params.allowed_token_ids is None
+        and not params.banned_sequences
+        and len(biased) == len(params.logit_bias)
+    )
+
+
+def penalise(logits: Tensor, adjusted: Tensor, history: Tensor, positions: Tensor) -> None:
+    """Change logits (S, V) float32, for `positions` (S,): the number of tokens of `history` (S, L) int64 that
+    come before; adjusted (S, ...) int32 as in `DeviceRows`."""
+    floats = adjusted.view(torch.float32)
+    place = torch.arange(history.shape[1], device=logits.device)[None, :]
+    is_there = place < positions[:, None]
+    tokens = torch.where(is_there, history, history[:, :1])
+    is_output = is_there & (place >= adjusted[:, NUM_PROMPT, None])
+    counts = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
+    counts = counts.scatter_add_(1, tokens, is_output.to(torch.int32)).gather(1, tokens)
+    values, factor = logits.gather(1, tokens), floats[:, REPETITION, None]
+    values = torch.where(values > 0, values / factor, values * factor)
+    fall = floats[:, FREQUENCY, None] * counts.to(torch.float32) + floats[:, PRESENCE, None]
+    logits.scatter_(1, tokens, values - torch.where(counts > 0, fall, 0.0))
+
+
+def add_biases(logits: Tensor, adjusted: Tensor, most: int) -> None:
+    """The same for biases, of which no row has more than `most`.
+
+    A row with fewer biases repeats its first one, which gives the same; in a row without biases, adding minus
+    zero changes nothing."""
+    place = torch.arange(most, device=logits.device)[None, :]
+    count = adjusted[:, NUM_BIASES, None]
+    biased = adjusted[:, BIASES : BIASES + most].to(torch.int64)
+    first_value = BIASES + LOGIT_BIAS_MAX
+    biases = adjusted[:, first_value : first_value + most].clone().view(torch.float32)
+    first = torch.where(count > 0, biased[:, :1], 0)
+    tokens = torch.where(place < count, biased, first)
+    value = torch.where(count > 0, biases[:, :1], -0.0)
+    values = torch.where(place < count, biases, value)
+    logits.scatter_(1, tokens, logits.gather(1, tokens) + values)

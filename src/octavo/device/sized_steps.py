@@ -34,8 +34,7 @@ from octavo.device.compiled_step import (
 from octavo.device.flash import FlashAttention
 from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.lowering import Program
-from octavo.device.packing import pack
-from octavo.device.rows import DeviceRows, Writes, carry
+from octavo.device.rows import DeviceRows, Writes, carry, pack
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
 from octavo.device.triton.launch import padded
 from octavo.device.triton.plans import write_plan

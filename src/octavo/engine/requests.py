@@ -10,8 +10,7 @@ from itertools import chain
 from threading import Event
 
 from octavo.engine.answers import TAIL_TOKENS, GrammarSource
-from octavo.engine.model_card import ModelCard
-from octavo.engine.outputs import ChatMessage
+from octavo.engine.outputs import ChatMessage, ModelCard
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
 from octavo.kv_events.identity import EventSource, Identity

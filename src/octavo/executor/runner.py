@@ -4,9 +4,9 @@
 
 `submit` starts a plan and `finish` waits for its result. On a CPU all work is done when `submit` returns. On
 a device the next plan may start before the caller reads the result, because its tokens are read from the rows
-there. Logits are computed only where needed: one row for each sample, and slices for prompt logprobs
-(`prompts.py`). The runner knows rows and sampling; the model and the bytes are the backend's (`forward.py`).
-It does not know queues, names or reference counts.
+there. Logits are computed only where needed: one row for each sample, and slices for prompt logprobs, so a
+long prompt's logits never exist at once. The runner knows rows and sampling; the model and the bytes are the
+backend's (`forward.py`). It does not know queues, names or reference counts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from octavo.executor.cold_parts import ColdPart
 from octavo.executor.draws import SamplingResult, draws_of
 from octavo.executor.forward import ColdReach, Forward, Trouble
 from octavo.executor.pooling import pool_prompts
-from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.executor.walks import TokenSampler
 from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
+from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.sampler import Sampler
 from octavo.types import RankState, SampledToken, StepPlan, StepResult, StepWay
+
+PROMPT_SLICE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +253,23 @@ class Runner:
                 raise
             for chunk in step.plan.chunks:
                 self._rows[chunk.row].has_missed = True
+
+
+def prompt_logprobs(plan: StepPlan, rows: Rows, forward: Forward) -> dict[int, tuple[SampledToken, ...]]:
+    """Logprobs of prompt tokens after the positions [logits_from, stop) of their chunks, by sequence."""
+    found: dict[int, tuple[SampledToken, ...]] = {}
+    first = 0
+    for chunk in plan.ended:
+        entry = rows[chunk.row]
+        count = min(chunk.stop, entry.num_prompt - 1) - chunk.logits_from
+        top = entry.params.prompt_logprobs
+        if count > 0 and top is not None:
+            following = rows.tokens[chunk.row, chunk.logits_from + 1 : chunk.logits_from + 1 + count]
+            scored: list[SampledToken] = []
+            for start in range(0, count, PROMPT_SLICE):
+                stop = min(start + PROMPT_SLICE, count)
+                logits = forward.logits(range(first + start, first + stop))
+                scored += logprobs_of(logits, following[start:stop], top)
+            found[chunk.seq_id] = tuple(scored)
+        first += chunk.stop - chunk.logits_from
+    return found

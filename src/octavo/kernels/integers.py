@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo import _native
-from octavo.kernels.aligned import weight_chunks
 from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
-from octavo.kernels.packed import PANEL_WIDTH, require_matrix
+from octavo.kernels.packed import PANEL_WIDTH, require_matrix, weight_chunks
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from octavo.kernels.contract import (
     StepBody,
     Vector,
 )
-from octavo.kernels.held import kind_held
-from octavo.kernels.mixture import mixture_of
+from octavo.kernels.packed import kind_held
+from octavo.kernels.panels import mixture_of
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of, partition_bytes
 from octavo.kernels.program import ColdStepProgram, RowsProgram, StepProgram
 
@@ -41,7 +41,7 @@ ARITHMETIC_VERSION = 6  # raise it whenever a kernel's bits change: names of cac
 class NativeOps:
     """The `Ops` of the machine's CPU: one object serves any number of models.
 
-    `weights`: "auto", "f32", "bf16", "int8" or "q4"; `held.py` has the kind of a matrix for each.
+    `weights`: "auto", "f32", "bf16", "int8" or "q4"; `packed.py` has the kind of a matrix for each.
     """
 
     def __init__(self, weights: str = "auto") -> None:

@@ -6,11 +6,24 @@ Sixteen outputs of one input are one load, and each output is summed over the in
 exactly on use, so it changes memory and no bit. BF16 is stored in pairs of inputs, [p, i / 2, lane, i % 2],
 and multiplied by rows rounded to bfloat16: of each pair the second product is added first
 (`brain_reference.py`).
+
+The kind in which a matrix is held, by `--weights`:
+
+    auto    the file's own: integers stay integers, F16 and BF16 keep their 16 bits; nothing is lost
+    f32     float32, de-quantised
+    bf16    rounded to 16 bits
+    int8    Q8_0
+    q4      Q4_1, embeddings and the output Q8_0; kinds with no more bits are unchanged
+
+Four bits in the vocabulary lose far more quality than in the layers (docs/log.md); published files have eight
+there too. int8 and q4 keep a matrix unchanged if its rows are no multiple of 32. BF16 is stored in pairs:
+rows with an odd number of inputs become F32.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,13 +33,48 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
-from octavo.kernels.aligned import weight_chunks
-from octavo.kernels.contract import Floats, Ints, RawTensor, Vector
+from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor, Vector
 
 PANEL_WIDTH = 16
 QUANT_GROUP = 32
 FLOAT_KINDS = frozenset({"F32", "F16", "BF16"})
 Halves = npt.NDArray[np.uint16]  # the bits of floats of 16 bits
+CACHE_LINE = 64  # a vector load that crosses two lines costs double
+
+
+def aligned_bytes(count: int) -> Bytes:
+    """`count` bytes, uninitialised. Untouched pages of a large array are not resident.
+
+    Raises MemoryError when the address space is refused.
+    """
+    memory = np.empty(count + CACHE_LINE - 1, np.uint8)
+    first = -memory.ctypes.data % CACHE_LINE
+    return memory[first : first + count]
+
+
+class Chunks:
+    """Memory for weights, allocated from large pieces for which NumPy requests huge pages: a step reads each
+    weight once, so with pages of 4 KiB TLB misses would be slow. A piece lives as long as any array in it."""
+
+    CHUNK_BYTES = 32 << 20
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = aligned_bytes(0)
+
+    def take(self, count: int) -> Bytes:
+        """`count` bytes, uninitialised, that begin at a cache line. Raises MemoryError."""
+        padded = -(-count // CACHE_LINE) * CACHE_LINE
+        with self._lock:
+            if padded > self._rest.size:
+                if padded >= self.CHUNK_BYTES // 4:
+                    return aligned_bytes(count)
+                self._rest = aligned_bytes(self.CHUNK_BYTES)
+            taken, self._rest = self._rest[:count], self._rest[padded:]
+            return taken
+
+
+weight_chunks = Chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +230,35 @@ def _require_consistent(raw: RawTensor) -> None:
         raise BadModelFile(
             f"tensor {raw.name} ({raw.kind}, {raw.shape}) has {raw.data.size:,} bytes; {needed:,} are needed"
         )
+
+
+def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
+    """The kind of `RawTensor` to which the mode converts a matrix; `table`: an embedding, or the output.
+
+    Raises ValueError for an unknown mode.
+    """
+    kind = _wanted(raw, weights, table)
+    return "F32" if kind == "BF16" and raw.shape[-1] % 2 else kind
+
+
+def _wanted(raw: RawTensor, weights: str, table: bool) -> str:
+    divisible = raw.shape[-1] % QUANT_GROUP == 0
+    match weights:
+        case "auto":
+            return raw.kind
+        case "f32":
+            return "F32"
+        case "bf16":
+            return "BF16"
+        case "int8":
+            return "Q8_0" if divisible else raw.kind
+        case "q4":
+            wanted = "Q8_0" if table else "Q4_1"
+            return wanted if divisible and bits_of(raw.kind) > bits_of(wanted) else raw.kind
+    raise ValueError(f"unknown weights {weights!r}; known: auto, f32, bf16, int8, q4")
+
+
+def bits_of(kind: str) -> float:
+    """Bits of a weight of this kind in a file, including its share of the scales."""
+    block = BLOCKS[kind]
+    return 8 * block.num_bytes / block.size

@@ -14,8 +14,8 @@ import numpy as np
 
 from octavo import _native
 from octavo.kernels.contract import Floats, HostBatch, Ints, KvPool, RowsBody, StepBody
-from octavo.kernels.mixture import mixture_of, weight_of
 from octavo.kernels.packed import floats_of, floats_or_none
+from octavo.kernels.panels import mixture_of, weight_of
 from octavo.kernels.pool import layout_of
 from octavo.kernels.recording import (
     POSITIONS,

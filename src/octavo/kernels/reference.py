@@ -38,7 +38,7 @@ from octavo.kernels.contract import (
     Vector,
 )
 from octavo.kernels.elementwise import exp, tanh
-from octavo.kernels.held import kind_held
+from octavo.kernels.packed import kind_held
 from octavo.kernels.pool import allocate_pool, discard_blocks
 
 

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 
 from octavo.errors import ModelError
 from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
-from octavo.kernels.held import kind_held
-from octavo.kernels.holding import panel_bytes
-from octavo.kernels.packed import BLOCKS, require_matrix
-from octavo.model.files.meta import meta_tensor
+from octavo.kernels.packed import BLOCKS, kind_held, require_matrix
+from octavo.kernels.panels import panel_bytes
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
 from octavo.model.quantised.source import DequantisedFiles
-from octavo.model.reader import Reader
+from octavo.model.reader import Reader, meta_tensor
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.split import Split
 from octavo.model.weights import read_weights
@@ -81,7 +79,7 @@ def num_bytes_of_experts(layer: LayerWeights) -> int:
 
 
 class MeasuringOps:
-    """`WeightOps` that make no arrays. `weights`: a mode of `held.py`. An error that packing a matrix would
+    """`WeightOps` that make no arrays. `weights`: a mode of `packed.py`. An error that packing a matrix would
     raise becomes one of the `problems`."""
 
     def __init__(self, weights: str, problems: list[ModelError]) -> None:

@@ -29,9 +29,8 @@ import numpy as np
 
 from octavo.errors import ModelError
 from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
-from octavo.kernels.holding import matrix_of, panels_of
 from octavo.kernels.packed import BLOCKS
-from octavo.model.files.meta import meta_tensor
+from octavo.kernels.panels import matrix_of, panels_of
 from octavo.model.files.packed_file import (
     SUFFIX,
     Entry,
@@ -41,7 +40,7 @@ from octavo.model.files.packed_file import (
     UnusablePack,
     open_packed,
 )
-from octavo.model.reader import TensorSource
+from octavo.model.reader import TensorSource, meta_tensor
 from octavo.model.spec import ModelWeights
 from octavo.units import format_bytes
 

@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
 from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Vector, WeightOps
-from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
+from octavo.kernels.packed import FLOAT_KINDS, stored_bytes, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
-from octavo.model.files.meta import is_meta, meta_tensor
 from octavo.model.spec import Norm
 from octavo.model.split import Split
 from octavo.units import format_part
@@ -364,3 +363,17 @@ def transpose(raw: RawTensor) -> RawTensor:
     return dataclasses.replace(
         raw, shape=(raw.shape[1], raw.shape[0]), data=np.ascontiguousarray(items.swapaxes(0, 1)).reshape(-1)
     )
+
+
+def meta_tensor(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
+    """A tensor of a kind of `BLOCKS` whose bytes all alias one zero byte: it takes no memory.
+
+    The rules that read weights move rows and slices of bytes without reading them, so they work on meta
+    tensors as on real ones."""
+    data = np.broadcast_to(np.zeros(1, np.uint8), (stored_bytes(kind, shape),))
+    return RawTensor(name, kind, shape, data)
+
+
+def is_meta(raw: RawTensor) -> bool:
+    """Whether all its bytes alias one: then they are the same in any order."""
+    return raw.data.strides == (0,)

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from octavo.engine.model_card import ModelCard
+from octavo.engine.outputs import ModelCard
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kv_events.identity import EventSource
 from octavo.routing.reports import Hello

@@ -4,7 +4,7 @@ figures. Front ends and renderers have them without an engine."""
 from __future__ import annotations
 
 from octavo.config import StartOptions
-from octavo.engine.model_card import ModelCard
+from octavo.engine.outputs import ModelCard
 from octavo.model.loader import LoadedModel, WholeModel
 from octavo.params import Pooling
 from octavo.sampling.grammars import Words

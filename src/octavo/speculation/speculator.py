@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from octavo.speculation.acceptance import Acceptance, Fate
 from octavo.speculation.automaton import SuffixAutomaton
-from octavo.speculation.choosing import DraftCandidate, choose
 from octavo.speculation.drafter import NO_DRAFT, Draft, Drafter, NewDrafter
+from octavo.speculation.goodput import Acceptance, DraftCandidate, Fate, choose
 from octavo.step.size_costs import SizeCosts
 
 DRAFTS_MAX = 16  # guesses of one sequence in one step

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,12 +29,25 @@ from octavo.text.growth import growth_of
 from octavo.text.infill import infill_tokens
 from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
 from octavo.text.sentencepiece import SPACE
-from octavo.text.turns import ends_of_turn
 from octavo.text.vocabulary_folder import named_token, optional_fields, read_vocabulary
 
 _IDS_MAX = 1 << 24
 _BYTES_REMEMBERED = 1 << 15  # tokens in the cache
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_TURN_ENDS = (  # files often name one end token, and models generate another
+    "<|eot_id|>",  # Llama 3
+    "<|eom_id|>",
+    "<|eot|>",  # Llama 4
+    "<|im_end|>",  # Qwen, SmolLM
+    "<end_of_turn>",  # Gemma
+    "<|end_of_text|>",  # Granite, Llama 3
+    "<|return|>",  # gpt-oss
+    "<|call|>",
+    "</s>",
+)
+_PHI_END, _HARMONY_END = "<|end|>", "<|return|>"
+# GLM-4 ends a turn with the token of the next role; in other models tokens of these names begin a turn.
+_GLM_MARK, _GLM_ENDS = "[gMASK]", ("<|user|>", "<|observation|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,3 +343,14 @@ def _decoder_style(backend: tokenizers.Tokenizer, source: str) -> tuple[bool, bo
     if kinds & {"ByteFallback", "Metaspace"}:
         return False, strips or metaspace
     raise UnsupportedModel(f"{source}: a decoder of {kinds}; allowed: ByteLevel, ByteFallback, Metaspace")
+
+
+def ends_of_turn(backend: tokenizers.Tokenizer, special_ids: Collection[int]) -> frozenset[int]:
+    """The special tokens that end a turn in the model's family."""
+    names = [*_TURN_ENDS]
+    if backend.token_to_id(_HARMONY_END) is None:
+        names.append(_PHI_END)  # with gpt-oss it ends a message, and the answer continues
+    if backend.token_to_id(_GLM_MARK) is not None:
+        names += _GLM_ENDS
+    ids = map(backend.token_to_id, names)
+    return frozenset(id_ for id_ in ids if id_ is not None and id_ in special_ids)

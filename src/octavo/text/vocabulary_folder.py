@@ -12,7 +12,10 @@ pre-tokenizer. An unknown family is refused.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +27,8 @@ from tokenizers import AddedToken
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
-from octavo.text.byte_level import byte_level_backend, merges_from_ranks, merges_from_text
+from octavo.text.byte_level import byte_level_backend, byte_level_letters, merges_from_ranks, merges_from_text
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from octavo.text.ranks_file import is_ranks, read_ranks
 from octavo.text.sentencepiece import NORMAL, Prefix, add_tokens, checked_ids, sentencepiece_backend
 from octavo.text.sentencepiece_file import is_sentencepiece, read_sentencepiece
 from octavo.text.tokenizer_json import TOKENIZER_BYTES_MAX, read_tokenizer_json
@@ -71,6 +73,9 @@ _BEGINNINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _LLAMA3_NAMED = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
 _LLAMA3_NAMED |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
+_RANKS_BYTES_MAX = 64 << 20
+_RANKS_MAX = 1 << 22
+_RANKS_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,3 +310,35 @@ def _begin(
     if ids and len(ids) == len(names):
         return ids
     return (bos,) if wants_bos and bos is not None else ()
+
+
+def is_ranks(head: bytes) -> bool:
+    """Whether a file begins with a line of ranks."""
+    return _RANKS_LINE.match(head) is not None
+
+
+def read_ranks(path: Path) -> dict[str, int]:
+    """The rank of each token, spelt in byte-level letters; ranks are 0 to n - 1. Raises BadModelFile.
+
+    The file is of tiktoken's kind: a line for each token, its bytes in base64 and its rank ("IQ== 0").
+    """
+    size = path.stat().st_size
+    if size > _RANKS_BYTES_MAX:
+        raise BadModelFile(f"{path} has {size:,} bytes; allowed: up to {_RANKS_BYTES_MAX:,}")
+    ranks: dict[str, int] = {}
+    lines = path.read_bytes().splitlines()
+    if len(lines) > _RANKS_MAX:
+        raise BadModelFile(f"{path} has {len(lines):,} lines; allowed: up to {_RANKS_MAX:,}")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        if _RANKS_LINE.fullmatch(line) is None:
+            raise BadModelFile(f"{path}: line {number:,} is not a token in base64 and its rank")
+        token, _, rank = line.partition(b" ")
+        try:
+            ranks[byte_level_letters(base64.b64decode(token, validate=True))] = int(rank)
+        except binascii.Error as error:
+            raise BadModelFile(f"{path}: line {number:,} is not base64: {error}") from error
+    if not ranks or sorted(ranks.values()) != list(range(len(ranks))):
+        raise BadModelFile(f"{path}: its {len(ranks):,} tokens do not have the ranks 0 to {len(ranks) - 1:,}")
+    return ranks

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.device.triton.steps import CPU
 
-from octavo.device.compiled_sampler import KernelSampler
+from octavo.device.compiled import KernelSampler
 from octavo.device.rows import DeviceRows
 from octavo.device.sampler import TorchSampler
 from octavo.params import SamplerParams

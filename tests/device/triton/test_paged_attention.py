@@ -10,8 +10,7 @@ import torch
 from tests.device.triton.steps import CPU, Context, Step, attended, make_context
 
 from octavo.device.compiled_step import AttentionSizes, arrays_of, size_of, step_in
-from octavo.device.packing import pack
-from octavo.device.rows import DeviceRows
+from octavo.device.rows import DeviceRows, pack
 from octavo.device.triton.attention import (
     AttentionForm,
     allocate_scratch,

@@ -1,4 +1,4 @@
-"""Penalties and bias in few launches, with the bits of `device/penalties.py`, the version in torch.
+"""Penalties and bias in few launches, with the bits of `device/sampler.py`, the version in torch.
 
     1. tokens       of each row: those before the sampled one, and their counts among the outputs
     2. vocabulary   the logit of each token that was seen

@@ -28,9 +28,9 @@ import numpy as np
 
 from octavo.errors import BadModelFile, ModelNotFound
 from octavo.fields import Fields, parse_json_object
-from octavo.kernels.aligned import CACHE_LINE
 from octavo.kernels.contract import Bytes
-from octavo.kernels.holding import panel_bytes
+from octavo.kernels.packed import CACHE_LINE
+from octavo.kernels.panels import panel_bytes
 from octavo.model.files.mapped import MappedFile
 
 MAGIC = b"OCTAVOPK"

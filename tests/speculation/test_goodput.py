@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from octavo.speculation.choosing import _GAIN_LEAST, DraftCandidate, choose
+from octavo.speculation.goodput import _GAIN_LEAST, DraftCandidate, choose
 
 
 def candidate(rates, limit=None):
