@@ -22,7 +22,7 @@ from pathlib import Path
 
 from octavo.bench.calibration import VERSION, Calibration
 from octavo.bench.planner import Planner, Traffic
-from octavo.bench.replicas import Routing, front_of
+from octavo.bench.replicas import Routing, balancer_of
 from octavo.bench.traces import RequestTrace, read_trace, scaled
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup
@@ -165,9 +165,9 @@ def play_trace(path: Path, replicas: list[int], speed: float, seconds: float, de
                 setup,
                 draws=1,
                 replicas=count,
-                front=lambda servers, how=routing: front_of(how, servers, setup, delay_s, 0),
+                balancer=lambda servers, how=routing: balancer_of(how, servers, setup, delay_s, 0),
             )
-            served = planner.served(Traffic(part))
+            served = planner.run_draw(Traffic(part))
             ttft = served.report.ttft_ms
             print(
                 f"| {count} | {len(part.requests) / seconds:.2f} | {routing} | {ttft.p50 / 1000:.2f} | "

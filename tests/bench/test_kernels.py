@@ -12,7 +12,7 @@ from octavo.bench.kernels import (
     BLOCK_SIZE,
     SHAPES,
     Case,
-    Ready,
+    PreparedCase,
     Shape,
     all_cases,
     attention_cases,
@@ -86,7 +86,7 @@ def test_a_share_is_of_the_limit_that_binds():
     assert LIMITS.binds(2e9, 1e10, "f32") == "memory"
     assert LIMITS.shortest_s(1e9, 8e10, "int8") == 2.0
     assert LIMITS.binds(1e9, 8e10, "int8") == "int8"
-    slow = Case("a", "b", 0, "f32", lambda: Ready(lambda: sum(range(10_000)), 1e3))
+    slow = Case("a", "b", 0, "f32", lambda: PreparedCase(lambda: sum(range(10_000)), 1e3))
     measured = run_case(slow, LIMITS, 0.0)
     assert measured.share == pytest.approx(1e-6 / measured.seconds)
 
@@ -161,7 +161,7 @@ def test_copies_are_exact_and_wrong_sizes_are_refused():
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_command_tells_limits_and_every_kernel(monkeypatch, capsys, as_json):
-    cases = [Case("norm", "10 x 10", 0, "f32", lambda: Ready(lambda: None, 100.0))]
+    cases = [Case("norm", "10 x 10", 0, "f32", lambda: PreparedCase(lambda: None, 100.0))]
     monkeypatch.setattr(kernels, "all_cases", lambda: iter(cases))
     monkeypatch.setattr(bench_kernels, "measure_limits", lambda: LIMITS)
     bench_kernels.run("", 0.0, None, as_json=as_json)

@@ -13,7 +13,7 @@ from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, play, scripts_of
 from octavo.bench.load_processes import parts_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace
-from octavo.bench.workloads import Asking, Load, WorkloadTargets
+from octavo.bench.workloads import Load, LoadOptions, WorkloadTargets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server
@@ -289,7 +289,7 @@ def test_wrong_settings_are_refused():
 def test_the_command_reports_every_run(served, capsys, as_json, processes):
     url, _ = served
     load = Load(prompt=4, output=2, vocab_size=250)
-    run(Endpoint(url), load, (1, 2), Asking(n=3, processes=processes), LAX, as_json=as_json)
+    run(Endpoint(url), load, (1, 2), LoadOptions(n=3, processes=processes), LAX, as_json=as_json)
     told = capsys.readouterr().out
     if as_json:
         lines = [json.loads(line) for line in told.splitlines()]
@@ -305,7 +305,12 @@ def test_the_command_fails_when_no_answer_was_complete(served, capsys):
     try:
         with pytest.raises(RequestFailed, match="queue is full"):
             run(
-                Endpoint(url), Load(prompt=4, output=2, vocab_size=250), (1,), Asking(n=2), LAX, as_json=False
+                Endpoint(url),
+                Load(prompt=4, output=2, vocab_size=250),
+                (1,),
+                LoadOptions(n=2),
+                LAX,
+                as_json=False,
             )
     finally:
         model.refusal = None

@@ -1,4 +1,4 @@
-"""Virtual replicas behind a front: where chats go, what reports say, and how late."""
+"""Virtual replicas behind a balancer: where chats go, what reports say, and how late."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from tests.bench.test_planner import TARGETS, calibration_of, setup_of, trace_of
 
 from bench import routing
-from octavo.bench.planner import Front, Planner, Served, Traffic
-from octavo.bench.replicas import PrefixFront, Routing, front_of
+from octavo.bench.planner import Balancer, DrawResult, Planner, Traffic
+from octavo.bench.replicas import PrefixBalancer, Routing, balancer_of
 from octavo.bench.traces import RequestTrace, TraceRequest
 
 
@@ -28,11 +28,11 @@ def chats(num_chats: int, num_turns: int, every_s: float) -> RequestTrace:
     return trace_of(*requests)
 
 
-def served(routing: Routing, trace: RequestTrace, replicas: int = 3, delay_s: float = 0.1) -> Served:
+def served(routing: Routing, trace: RequestTrace, replicas: int = 3, delay_s: float = 0.1) -> DrawResult:
     setup = setup_of()
     planner = Planner(calibration_of(setup), TARGETS, setup, replicas=replicas)
-    planner.front = lambda servers: front_of(routing, servers, setup, delay_s, 0)
-    return planner.served(Traffic(trace))
+    planner.balancer = lambda servers: balancer_of(routing, servers, setup, delay_s, 0)
+    return planner.run_draw(Traffic(trace))
 
 
 def test_chats_find_their_blocks_behind_the_router_and_seldom_without() -> None:
@@ -61,27 +61,27 @@ def test_a_chats_next_turn_is_followed_however_late_reports_are() -> None:
 
 
 def test_what_the_router_predicts_is_what_requests_get() -> None:
-    setup, fronts = setup_of(), list[PrefixFront]()
+    setup, balancers = setup_of(), list[PrefixBalancer]()
 
-    def front(servers: list) -> Front:
-        fronts.append(PrefixFront(servers, setup, 0.1))
-        return fronts[0]
+    def balancer(servers: list) -> Balancer:
+        balancers.append(PrefixBalancer(servers, setup, 0.1))
+        return balancers[0]
 
-    planner = Planner(calibration_of(setup), TARGETS, setup, replicas=3, front=front)
-    result = planner.served(Traffic(chats(7, 5, 1.0)))
-    fronts[0]._clock.go_on(1e9)  # the last first tokens
-    counts = fronts[0].router.counts
+    planner = Planner(calibration_of(setup), TARGETS, setup, replicas=3, balancer=balancer)
+    result = planner.run_draw(Traffic(chats(7, 5, 1.0)))
+    balancers[0]._clock.advance(1e9)  # the last first tokens
+    counts = balancers[0].router.counts
     assert counts.predicted_tokens == result.cached_tokens
     assert counts.chosen == 35
-    assert fronts[0].router.index.num_blocks > 0
-    fronts[0].router.index.check()
+    assert balancers[0].router.index.num_blocks > 0
+    balancers[0].router.index.check()
 
 
 def test_users_wait_for_their_answers_on_all_replicas() -> None:
     setup = setup_of()
     planner = Planner(calibration_of(setup), TARGETS, setup, replicas=2)
-    planner.front = partial(front_of, Routing.TWO_CHOICES, setup=setup, delay_s=0.1, seed=0)
-    result = planner.served(Traffic(trace_of(*[TraceRequest(0.0, 16, 10)] * 12), users=4, think_s=3.0))
+    planner.balancer = partial(balancer_of, Routing.TWO_CHOICES, setup=setup, delay_s=0.1, seed=0)
+    result = planner.run_draw(Traffic(trace_of(*[TraceRequest(0.0, 16, 10)] * 12), users=4, think_s=3.0))
     assert result.report.completed == 12
     assert 6.0 < result.seconds < 7.0
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from octavo.bench.calibration import VERSION, Calibration
-from octavo.bench.planner import Planner, Served, Traffic
+from octavo.bench.planner import DrawResult, Planner, Traffic
 from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
@@ -55,7 +55,7 @@ def planner_of(setup: SchedulerSetup, **fields: float) -> Planner:
 
 
 def test_one_request_takes_what_its_steps_are_said_to_take() -> None:
-    served = planner_of(setup_of()).served(Traffic(trace_of(TraceRequest(0.0, 100, 20))))
+    served = planner_of(setup_of()).run_draw(Traffic(trace_of(TraceRequest(0.0, 100, 20))))
     report = served.report
     prompt_ms = 1000 * (BASE_S + 100 * POSITION_S + HTTP_S)
     assert report.ttft_ms.p50 == pytest.approx(prompt_ms)
@@ -67,8 +67,8 @@ def test_one_request_takes_what_its_steps_are_said_to_take() -> None:
 
 
 def test_requests_at_once_share_steps() -> None:
-    alone = planner_of(setup_of()).served(Traffic(trace_of(TraceRequest(0.0, 16, 50))))
-    eight = planner_of(setup_of()).served(Traffic(trace_of(*[TraceRequest(0.0, 16, 50)] * 8)))
+    alone = planner_of(setup_of()).run_draw(Traffic(trace_of(TraceRequest(0.0, 16, 50))))
+    eight = planner_of(setup_of()).run_draw(Traffic(trace_of(*[TraceRequest(0.0, 16, 50)] * 8)))
     assert eight.running_peak == 8
     more_ms = 1000 * 7 * ROW_S
     assert eight.report.itl_ms.p50 == pytest.approx(alone.report.itl_ms.p50 + more_ms)
@@ -76,7 +76,7 @@ def test_requests_at_once_share_steps() -> None:
 
 def test_a_shared_prefix_is_found_as_the_ledger_finds_it() -> None:
     first, second = TraceRequest(0.0, 1100, 4, (1, 2, 3)), TraceRequest(60.0, 1100, 4, (1, 2, 9))
-    served = planner_of(setup_of()).served(Traffic(trace_of(first, second)))
+    served = planner_of(setup_of()).run_draw(Traffic(trace_of(first, second)))
     assert served.cached_tokens == 1024
     assert served.prompt_tokens == 2200
 
@@ -94,7 +94,7 @@ def test_a_small_pool_preempts_or_waits_and_says_for_what() -> None:
 
 def test_users_send_once_their_answer_has_ended_and_they_have_thought() -> None:
     trace = trace_of(*[TraceRequest(0.0, 16, 10)] * 6)
-    served = planner_of(setup_of()).served(Traffic(trace, users=2, think_s=3.0))
+    served = planner_of(setup_of()).run_draw(Traffic(trace, users=2, think_s=3.0))
     assert served.running_peak <= 2
     assert served.report.completed == 6
     assert 6.0 < served.seconds < 7.0  # three rounds, two pauses
@@ -110,8 +110,10 @@ def test_ranges_are_as_wide_as_noise_and_drift() -> None:
 
 def test_what_the_calibration_does_not_cover_is_refused() -> None:
     many = Traffic(trace_of(*[TraceRequest(0.0, 8, 100)] * 100))
-    with pytest.raises(ConfigError, match=r"sequences that decode in a step; allowed: 1.25 times the 64"):
-        planner_of(setup_of(rows=128)).served(many)
+    with pytest.raises(
+        ConfigError, match=r"sequences that decode in a step; allowed: 1.25 times the measured 64"
+    ):
+        planner_of(setup_of(rows=128)).run_draw(many)
 
 
 def test_the_highest_rate_is_where_targets_are_just_kept() -> None:
@@ -123,8 +125,8 @@ def test_the_highest_rate_is_where_targets_are_just_kept() -> None:
     found = planner.highest(at, 0.1, 20.0)
     highest = found.number
     assert found.bound == "targets"
-    assert planner.served(at(highest)).good >= 0.95
-    assert planner.served(at(1.1 * highest)).good < 0.95
+    assert planner.run_draw(at(highest)).good >= 0.95
+    assert planner.run_draw(at(1.1 * highest)).good < 0.95
     assert 1.0 < highest < 1 / (BASE_S + 300 * POSITION_S), "more than the machine computes"
 
 
@@ -154,7 +156,7 @@ def test_plans_ahead_hide_what_is_between_steps() -> None:
     def end(depth: int) -> float:
         calibration = msgspec.structs.replace(calibration_of(setup), depth=depth)
         traffic = Traffic(trace_of(TraceRequest(0.0, 16, 100)))
-        return Planner(calibration, TARGETS, setup).served(traffic).seconds
+        return Planner(calibration, TARGETS, setup).run_draw(traffic).seconds
 
     assert end(1) < end(0)
 
@@ -165,10 +167,10 @@ def test_blocks_come_back_from_a_tier_in_the_time_that_was_measured() -> None:
     again = TraceRequest(60.0, 600, 2, (1, 2))
     tier = TierSetup(num_slots=400, num_host=400, max_age_s=None, stored=[])
 
-    def served(load_s: float) -> Served:
+    def served(load_s: float) -> DrawResult:
         moves = {"load host": load_s, "store host": 0.0001}
         calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves=moves)
-        return Planner(calibration, TARGETS, setup).served(Traffic(trace_of(first, second, again)))
+        return Planner(calibration, TARGETS, setup).run_draw(Traffic(trace_of(first, second, again)))
 
     quick = served(0.0002)
     assert quick.cached_tokens > 500, "nothing came back"
@@ -182,12 +184,12 @@ def test_a_transfer_that_was_not_measured_is_refused() -> None:
     tier = TierSetup(num_slots=400, num_host=0, max_age_s=None, stored=[])
     calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves={"load disk": 0.001})
     with pytest.raises(ConfigError, match=r"\(store disk; measured: load disk\); allowed"):
-        Planner(calibration, TARGETS, setup).served(traffic)
+        Planner(calibration, TARGETS, setup).run_draw(traffic)
 
 
 def test_requests_that_name_no_tenant_are_the_tenants_in_turn() -> None:
     few = trace_of(*[TraceRequest(1.0 * i, 16, 2) for i in range(4)], TraceRequest(5.0, 16, 2, tenant="b"))
     policies = (TenantPolicy("a"), TenantPolicy("shared"), TenantPolicy("b"))
     calibration = msgspec.structs.replace(calibration_of(setup_of()), tenants=policies)
-    served = Planner(calibration, TARGETS, setup_of()).served(Traffic(few))
+    served = Planner(calibration, TARGETS, setup_of()).run_draw(Traffic(few))
     assert {name: report.requests for name, report in served.of_tenants.items()} == {"a": 2, "b": 3}

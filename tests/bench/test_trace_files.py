@@ -71,7 +71,10 @@ def moon(**fields: object) -> str:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("nonsense", "line 1: nonsense begins no trace; allowed: .*hash_ids.*arrival.*TIMESTAMP"),
+        (
+            "nonsense",
+            "line 1: nonsense is not the first line of a trace; allowed: .*hash_ids.*arrival.*TIMESTAMP",
+        ),
         ("[1, 2]", "line 1"),
         ("[" * 100_000, "line 1"),
         ("a\x1b[31m", "line 1: a\N{REPLACEMENT CHARACTER}"),

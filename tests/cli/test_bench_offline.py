@@ -22,7 +22,7 @@ from octavo.bench.offline import (
     w3,
     workloads_of,
 )
-from octavo.bench.workloads import Offline
+from octavo.bench.workloads import OfflineOptions
 from octavo.cli import bench
 from octavo.cli.bench import table_of
 from octavo.cli.main import app
@@ -210,14 +210,14 @@ def test_spans_are_merged_and_times_outside_are_counted():
 
 def test_workloads_are_those_that_were_asked_for_in_order():
     def names(**wanted):
-        return [(each.name, each.concurrency) for each in workloads_of(Offline(**wanted))]
+        return [(each.name, each.concurrency) for each in workloads_of(OfflineOptions(**wanted))]
 
     assert names() == [("W1", 1), ("W1", 8), ("W1", 32), ("W2", 32)]
     assert names(workload=("long",)) == [("W3", 1), ("W3", 4)]
     assert names(workload=("independent", "long"), conc=(2,)) == [("W1", 2), ("W3", 2)]
     assert names(workload=("shared-prefix",), prefix=0) == []
     with pytest.raises(ConfigError, match="workload is 'W9'; allowed: independent, shared-prefix, long"):
-        Offline(workload=("W9",))
+        OfflineOptions(workload=("W9",))
 
 
 def test_a_workload_is_chosen_by_either_of_its_names(monkeypatch):
@@ -233,7 +233,7 @@ def test_a_workload_is_chosen_by_either_of_its_names(monkeypatch):
 
 def test_each_run_has_its_own_number_of_requests():
     def numbers(**wanted):
-        return [each.num_requests for each in workloads_of(Offline(**wanted))]
+        return [each.num_requests for each in workloads_of(OfflineOptions(**wanted))]
 
     alone = ("independent",)
     assert numbers(workload=alone) == [4, 16, 64]
@@ -241,7 +241,7 @@ def test_each_run_has_its_own_number_of_requests():
     assert numbers(workload=alone, n=(4, 7), conc=(1, 8)) == [4, 7]
     for workload, given in ((alone, (1, 2)), ((*alone, "shared-prefix"), (1, 2, 3))):
         with pytest.raises(ConfigError, match="once for each of the 3 --conc"):
-            Offline(workload=workload, n=given)
+            OfflineOptions(workload=workload, n=given)
 
 
 def test_a_real_engine_is_measured(monkeypatch) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibration import Calibration
 from octavo.bench.traces import RequestTrace, TraceRequest
-from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli.bench_serve import predicted
 from octavo.cli.main import app
 from octavo.cli.plan import of_server, path_of, run_plan, stored
@@ -37,13 +37,13 @@ def calibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calibrations.write(calibration_of(setup_of()), path_of(KEY))
 
 
-def planned(capsys: pytest.CaptureFixture[str], asked: Planned) -> list[dict[str, object]]:
+def planned(capsys: pytest.CaptureFixture[str], asked: PlanOptions) -> list[dict[str, object]]:
     run_plan(stored("some/model", OPTIONS, 10.0), asked, WorkloadTargets(), as_json=True)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_a_rate_and_what_would_be_else_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = Planned(rate=2.0, seconds=20.0, what_if=("kv_memory=0.1x", "max_seqs=2"), draws=2)
+    asked = PlanOptions(rate=2.0, seconds=20.0, what_if=("kv_memory=0.1x", "max_seqs=2"), draws=2)
     lines = planned(capsys, asked)
     assert [line["what_if"] for line in lines] == ["as it is", "kv_memory=0.1x", "max_seqs=2"]
     assert [line["blocks"] for line in lines] == [1000, 100, 1000]
@@ -52,7 +52,7 @@ def test_a_rate_and_what_would_be_else_side_by_side(capsys: pytest.CaptureFixtur
 
 
 def test_users_who_think(capsys: pytest.CaptureFixture[str]) -> None:
-    line = planned(capsys, Planned(users=3, seconds=30.0, draws=1, inp=32, out=16))[0]
+    line = planned(capsys, PlanOptions(users=3, seconds=30.0, draws=1, inp=32, out=16))[0]
     assert line["of"] == "users"
     assert float(str(line["highest"])) >= 3
 
@@ -66,14 +66,14 @@ def test_several_replicas_behind_each_router(capsys: pytest.CaptureFixture[str],
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rates = {}
     for router in ("prefix", "round-robin", "two-choices"):
-        line = planned(capsys, Planned(trace=trace, draws=1, replicas=2, router=router))[0]
+        line = planned(capsys, PlanOptions(trace=trace, draws=1, replicas=2, router=router))[0]
         rates[router] = float(str(line["hit_rate"]))
     assert rates["prefix"] == pytest.approx(9 * 1024 / (12 * 1100))
     assert rates["round-robin"] == pytest.approx(6 * 1024 / (12 * 1100))
     with pytest.raises(ConfigError, match="--router is round-robin, and --replicas is 1"):
-        Planned(router="round-robin")
+        PlanOptions(router="round-robin")
     with pytest.raises(ConfigError, match="replicas"):
-        Planned(replicas=65)
+        PlanOptions(replicas=65)
 
 
 def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         for i in range(4)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    line = planned(capsys, Planned(trace=trace, draws=1))[0]
+    line = planned(capsys, PlanOptions(trace=trace, draws=1))[0]
     assert float(str(line["hit_rate"])) == pytest.approx(3 * 512 / 2400)
 
 
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     calibration = stored("some/model", OPTIONS, 10.0)
-    run_plan(calibration, Planned(seconds=10, draws=1), WorkloadTargets(), as_json=False)
+    run_plan(calibration, PlanOptions(seconds=10, draws=1), WorkloadTargets(), as_json=False)
     out = capsys.readouterr().out
     assert "highest, requests/s" in out
     assert "guessed tokens are left out" in out
@@ -146,7 +146,7 @@ def test_tenants_of_a_file_share_as_it_says(capsys: pytest.CaptureFixture[str], 
         for name, digit, weight in (("slow", "1", 1.0), ("quick", "2", 9.0))
     )
     path.write_text(names, encoding="utf-8")
-    asked = Planned(rate=8.0, inp=256, seconds=10.0, draws=1, what_if=(f"tenants={path}",))
+    asked = PlanOptions(rate=8.0, inp=256, seconds=10.0, draws=1, what_if=(f"tenants={path}",))
     before, after = planned(capsys, asked)
     assert before["of_tenants"] == {}
     p95 = {name: figures["ttft_ms_p95"]["middle"] for name, figures in after["of_tenants"].items()}  # type: ignore[attr-defined]
@@ -201,12 +201,12 @@ def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
 
 def test_traffic_that_never_fits_fails_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RequestFailed, match="no request could be served"):
-        planned(capsys, Planned(inp=50_000, seconds=3))
+        planned(capsys, PlanOptions(inp=50_000, seconds=3))
 
 
 def test_a_trace_and_users_are_not_both_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="allowed: one of them"):
-        Planned(trace=tmp_path / "trace", users=2)
+        PlanOptions(trace=tmp_path / "trace", users=2)
 
 
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:

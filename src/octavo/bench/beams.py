@@ -1,10 +1,9 @@
-"""What beams of one search share: the real engine over a real model, because how soon beams part, and which
-of them live on, is the model's doing.
+"""The blocks that beams of one search share, on the real engine and a real model: the model decides how soon
+beams diverge and which of them survive.
 
-Prompts are slices of a text (`text.py`), prompts and outputs as long as a trace says, no output ends early.
-Blocks are counted as `memory.sharing` does, at every step those that tables list against those that are held,
-and the mean is over all steps: a model serves few searches, and there is no time in which all of memory is in
-use.
+Prompts are slices of a text (`text.py`). Lengths of prompts and outputs come from a trace; no output ends
+early. Blocks are counted as in `memory.sharing`: at every step the entries of all tables against the held
+blocks. The mean is over all steps, because so few searches never fill the memory.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ BEAM_WIDTHS = (2, 4, 6)
 _MAX_ROWS = 96
 
 
-class _Watched:
-    """An executor with a look at each plan before it runs: what it writes is reserved, nobody has left."""
+class _WatchedExecutor:
+    """An executor that calls `look` before each plan: its blocks are reserved, and no sequence has ended."""
 
     def __init__(self, inner: Executor, look: Callable[[], None]) -> None:
         self._inner = inner
@@ -48,13 +47,13 @@ def measure_beams(
     settings: Memory,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Sharing]:
-    """A row for each trace and width, as soon as it is there. Raises ConfigError, ModelError,
+    """A row for each trace and width, as soon as it is measured. Raises ConfigError, ModelError,
     RequestTooLarge."""
     options = StartOptions(
         block_size=settings.block_size,
         context_length=settings.max_length,
         max_seqs=_MAX_ROWS,
-        prefix_caching=False,  # nothing is shared but what beams share
+        prefix_caching=False,  # only beams share blocks
         pace=False,
     )
     started = build_engine(model, options, tell)
@@ -67,7 +66,8 @@ def measure_beams(
 
 
 def searches(trace: Trace, width: int, tokens: Sequence[int], seed: int) -> list[Request]:
-    """A search for each of the trace's lengths, with a prompt from somewhere in `tokens`; arrivals aside."""
+    """A search for each of the trace's lengths, with a random slice of `tokens` as its prompt. Arrival times
+    are ignored."""
     generator, found = random.Random(f"searches {seed}"), []
     for request_id, job in enumerate(trace.jobs):
         start = generator.randrange(max(1, len(tokens) - job.prompt))
@@ -86,7 +86,7 @@ def searches(trace: Trace, width: int, tokens: Sequence[int], seed: int) -> list
 
 
 def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: Engine) -> Sharing:
-    """Serve the searches, all there from the beginning, and count blocks at every step."""
+    """Serve the searches, all submitted at the start, and count blocks at every step."""
     saved: list[float] = []
     scheduler = engine.scheduler
     steps_before, preemptions_before = engine.stats.steps, scheduler.live.num_preemptions
@@ -95,7 +95,7 @@ def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: En
         listed = sum(len(table) for table in scheduler.ledger.holders)
         saved.append((listed - scheduler.ledger.counts().held) / listed)
 
-    plain, engine.executor = engine.executor, _Watched(engine.executor, look)
+    plain, engine.executor = engine.executor, _WatchedExecutor(engine.executor, look)
     try:
         for request in requests:
             scheduler.submit(request)

@@ -1,7 +1,7 @@
-"""A server of one's own, loaded for two minutes with all that steps can be: what `calibration.fit` reads.
+"""Starts a server and loads it for two minutes with steps of all shapes, for `calibration.fit`.
 
-The server is another process, as it would serve, and records what its scheduler does. Its clients come in
-short phases of more and more requests at once, of random lengths, again and again.
+The server is a process of its own, with its usual settings, and records its scheduler. Clients send requests
+of random lengths in short phases, each with more requests at once, in several rounds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from octavo.bench.workloads import FIRST_TOKEN
 from octavo.config import StartOptions
 from octavo.errors import RequestFailed
 
-Serve = Callable[[StartOptions, int], None]  # with these settings on this port, until it is ended
+Serve = Callable[[StartOptions, int], None]  # serves with these settings on this port until it is killed
 PROMPT_MIN, SHORT, LONGEST = 8, 64, 1024  # tokens of prompts
 OUTPUT_MIN, OUTPUT_MAX = 8, 256
-PHASE_S = 4.0  # short, and all of them again and again: what slows the machine down falls on all alike
-MOVED_PROMPT, MOVED_OUTPUT = 512, 8  # tokens of a request whose blocks go to a tier, and come back
-MOVED_MAX, MOVED_S = 64, 20.0  # requests, and seconds in which these are sent once
-MOVED_POOL = 4  # of their prompts, that the pool has room for then
+PHASE_S = 4.0  # short, in several rounds: a slow period of the machine affects all phases alike
+MOVED_PROMPT, MOVED_OUTPUT = 512, 8  # tokens of a request whose blocks are stored in a tier and loaded
+MOVED_MAX, MOVED_S = 64, 20.0  # the most such requests, and seconds to send them once
+MOVED_POOL = 4  # of their prompts fit into the pool meanwhile
 _READY_S = 600.0
 _END_S = 30.0
 
@@ -39,13 +39,13 @@ _END_S = 30.0
 def calibrate(
     serve: Serve, options: StartOptions, seconds: float, tell: Callable[[str], None]
 ) -> Calibration:
-    """Start the server, load it for so long, end it, and fit what it recorded. Raises RequestFailed where it
-    does not begin or answer."""
+    """Start the server, load it for so long, end it, and fit its recording. Raises RequestFailed if it does
+    not start or answer."""
     with tempfile.TemporaryDirectory(prefix="octavo-calibrate-") as folder:
         recording = Path(folder) / "recording"
         port = _free_port()
         own = replace(options, record=recording)
-        # A fork has the command's settings as they are; no thread runs yet.
+        # A fork inherits the command's settings; no thread runs yet.
         process = multiprocessing.get_context("fork").Process(target=serve, args=(own, port), daemon=True)
         process.start()
         try:
@@ -56,7 +56,7 @@ def calibrate(
             if process.is_alive():
                 process.kill()
                 process.join()
-        tell("fitting what was recorded")
+        tell("fitting the recording")
         return fit(recording, first)
 
 
@@ -73,7 +73,7 @@ async def _load(
     seconds: float,
     tell: Callable[[str], None],
 ) -> list[float]:
-    """Seconds to the first token, of all requests."""
+    """Seconds to the first token of each request."""
     client = await _connected(process, Endpoint(url, ""), tell)
     first = list[float]()
     async with client:
@@ -83,37 +83,37 @@ async def _load(
         for index, count in enumerate(at_once * rounds):
             ends += seconds / (len(at_once) * rounds)
             tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once) * rounds}")
-            asking = _Asking(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
+            phase = _Phase(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
             is_last = count == at_once[-1]
             short = [is_last or number % 2 == 1 for number in range(count)]
             await asyncio.gather(
-                *(asking.ask(index, number, is_short=short[number]) for number in range(count))
+                *(phase.run_client(index, number, is_short=short[number]) for number in range(count))
             )
         if options.host_cache_bytes or options.disk_cache is not None:
-            tell("calibrating: blocks that go to a tier, and come back")
+            tell("calibrating: transfers of blocks to a tier and back")
             await _move_blocks(client, url, options, first)
     return first
 
 
 async def _move_blocks(client: Client, url: str, options: StartOptions, first_s: list[float]) -> None:
-    """Prompts that the pool has no room for, twice: they are stored, and loaded. With a small pool, so that
-    few are enough."""
+    """Send more prompts than the pool holds, twice, so that their blocks are stored and loaded. The pool is
+    made small, so that few prompts suffice."""
     length = min(MOVED_PROMPT, (options.context_length or LONGEST) - MOVED_OUTPUT - 1)
     blocks = MOVED_POOL * -(-length // options.block_size)
     async with httpx2.AsyncClient(timeout=_READY_S) as pool:
         resized = await pool.patch(f"{url}/kv", json={"blocks": blocks})
     if resized.status_code != 200:
         raise RequestFailed(f"the server's pool did not shrink to {blocks} blocks: {resized.text}")
-    r, asked = random.Random("moved"), list[list[int]]()
+    r, sent = random.Random("moved"), list[list[int]]()
     ends = time.perf_counter() + MOVED_S
-    while len(asked) < MOVED_MAX and time.perf_counter() < ends:
-        asked.append([r.randrange(FIRST_TOKEN, 1000) for _ in range(length)])
-        await _ask(client, asked[-1], first_s)
-    for prompt in reversed(asked):  # the oldest may be forgotten
-        await _ask(client, prompt, first_s)
+    while len(sent) < MOVED_MAX and time.perf_counter() < ends:
+        sent.append([r.randrange(FIRST_TOKEN, 1000) for _ in range(length)])
+        await _complete(client, sent[-1], first_s)
+    for prompt in reversed(sent):  # the oldest may have been dropped from the tier
+        await _complete(client, prompt, first_s)
 
 
-async def _ask(client: Client, prompt: list[int], first_s: list[float]) -> None:
+async def _complete(client: Client, prompt: list[int], first_s: list[float]) -> None:
     answer = await client.complete(prompt, MOVED_OUTPUT)
     if answer.error:
         raise RequestFailed(f"the server did not answer: {answer.error} {answer.detail}")
@@ -138,17 +138,17 @@ async def _connected(
 
 
 @dataclass(slots=True)
-class _Asking:
-    """A phase: what its clients share."""
+class _Phase:
+    """The shared state of a phase's clients."""
 
     client: Client
     ends: float
     longest: int  # tokens of a prompt
     first_s: list[float]
 
-    async def ask(self, phase: int, number: int, *, is_short: bool) -> None:
-        """One client: requests in turn until the end; what is not answered by then is given up. Where prompts
-        are short, many sequences decode at once: those of every second client, and all in the last phase."""
+    async def run_client(self, phase: int, number: int, *, is_short: bool) -> None:
+        """One client: requests one after another until the end; an unfinished one is cancelled. Short prompts
+        let many sequences decode at once: every second client sends them, in the last phase all."""
         r = random.Random(f"{phase} {number}")
         longest = SHORT if is_short else min(LONGEST, self.longest)
         while time.perf_counter() < self.ends:

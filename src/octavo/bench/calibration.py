@@ -1,15 +1,15 @@
-"""What a planner must know of a server: what its scheduler is made of, and what its steps take.
+"""A server's model for the planner: the setup of its scheduler, and the times of its steps.
 
-    recording --fit--> Calibration --planner--> times of requests that nobody has sent
+    recording --fit--> Calibration --planner--> times of hypothetical requests
 
-All is learned from a recording (`octavo serve --record`), whose results have their steps' seconds: a run of
-`octavo bench calibrate`, or of a server at work. The recording is run again through the real scheduler, so
-what its clients waited for in the engine is known as well; `http_s` is what they waited beside that.
+The source is a recording (`octavo serve --record`) of `octavo bench calibrate` or of a server in production;
+its results have the seconds of their steps. The recording is replayed through the real scheduler, which gives
+the time of each request in the engine; `http_s` is the rest of the time that its client measured.
 
     seconds of a step    terms of `StepShape`, fitted, times a correction by size, times noise, times drift
     between two steps    between_s + between_row_s * sequences that decode
 
-Drift is what ten seconds had in common: other programs, the machine's clock. Noise is what is left.
+Drift is common to the steps of ten seconds: other programs, the machine's clock. Noise is the rest.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from octavo.memory.quota import TenantPolicy
 from octavo.step.step_times import Fit, StepShape, shape_of
 from octavo.types import Transfer
 
-STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps that a calibration is made of
+STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps of a calibration
 WINDOW_S = 10.0
-HELD_OUT = 5  # every fifth window tells the error
+HELD_OUT = 5  # the error is that of every fifth window
 _GAP_MAX_S = 0.1  # between two steps; a longer one was a sleep
-_SAMPLES_MIN = 8  # of a size, before it is corrected
+_SAMPLES_MIN = 8  # of a size, for a correction
 _CORRECTION_MAX = 1.5
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
-    """A step, when it ended on the engine's clock, and how long it took."""
+    """A step: its end on the engine's clock, its duration and its shape."""
 
     at: float
     seconds: float
@@ -65,38 +65,38 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shape(self) -> StepShape:
-        """What it computed."""
+        """Its shape."""
         return StepShape(self.decoding, self.guesses, self.prompt, self.read, self.prompt_read)
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """A file of JSON; see the module's text. Times are in seconds."""
+    """Stored as JSON; see the module's docstring. Times are in seconds."""
 
     version: int
     setup: SchedulerSetup
     tier: TierSetup | None
-    depth: int  # plans that are made before the oldest is committed
+    depth: int  # plans in flight when the next one is made
     terms: list[float]  # of `Fit`
     corrections: dict[str, float]  # of sizes
-    noise: dict[str, list[float]]  # by `kind_of` a step: logarithms of measured over predicted
-    drifts: list[float]  # the same of windows
+    noise: dict[str, list[float]]  # by `kind_of` a step: log(measured / predicted)
+    drifts: list[float]  # the same for windows
     between_s: float
     between_row_s: float
     http_s: float  # from a client's request to the engine, and back
-    moves: dict[str, float]  # of a block, by `move_of` its transfer
+    moves: dict[str, float]  # for a block, by `move_of` its transfer
     rows_max: int  # sequences that decoded in one step
     positions_max: int  # of a step
     num_steps: int
-    error_p50: float  # of steps that were held out: |log(measured / predicted)|
+    error_p50: float  # |log(measured / predicted)| of the held-out steps
     error_p95: float
-    tenants: tuple[TenantPolicy, ...] = ()  # none was measured; a planner asks what these would do
+    tenants: tuple[TenantPolicy, ...] = ()  # not measured: hypothetical ones of a planner
 
     def predicted_s(self, shape: StepShape) -> float:
-        """Of a step, without noise and drift."""
+        """The time of a step, without noise and drift."""
         return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
 
     def between(self, shape: StepShape) -> float:
-        """From the step's end to the next one's begin."""
+        """From the step's end to the start of the next one."""
         return self.between_s + self.between_row_s * shape.decoding
 
 
@@ -105,18 +105,18 @@ _NOISE_MAX = 2000  # of each kind
 
 
 def kind_of(shape: StepShape) -> str:
-    """Steps that scatter alike."""
+    """The kind of a step: steps of one kind have similar noise."""
     return "prompt" if shape.prompt else "decode"
 
 
 def move_of(transfer: Transfer, tier: TierSetup | None) -> str:
-    """Transfers that take alike: "load host", "store disk"."""
+    """The kind of a transfer, which decides its time: "load host", "store disk"."""
     is_host = tier is not None and transfer.slot < tier.num_host
     return f"{transfer.move.value} {'host' if is_host else 'disk'}"
 
 
 def size_of(shape: StepShape) -> str:
-    """Sizes that are corrected alike: few sequences each, more by powers of two."""
+    """The size class of a correction: each small number of sequences, larger ones by powers of two."""
     rows = shape.decoding + shape.guesses
     kind = rows if rows <= 4 else 1 << (rows - 1).bit_length()
     return f"{kind}+{1 << (shape.prompt - 1).bit_length()}" if shape.prompt else f"{kind}"
@@ -127,20 +127,20 @@ def _by_terms(terms: Sequence[float], shape: StepShape) -> float:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A recording that is run again."""
+class _ReplayedRecording:
+    """A recording that is replayed, and its measurements."""
 
     steps: list[MeasuredStep] = field(default_factory=list)
     gaps: list[tuple[int, float]] = field(default_factory=list)  # sequences that decode, seconds
     first_s: list[float] = field(default_factory=list)  # of requests: to the first token, in the engine
-    depth: int = 0  # plans that were made before the oldest was committed
+    depth: int = 0  # plans in flight when the next one was made
     moves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     began: Began | None = None
     loop: VirtualLoop | None = None
     _now: float = 0.0
     _committed: float | None = None
     _had_work: bool = False
-    _moving: dict[int, str] = field(default_factory=dict)  # transfers on their way
+    _moving: dict[int, str] = field(default_factory=dict)  # transfers in flight
 
     def take(self, entry: object) -> None:
         if isinstance(entry, Began):
@@ -159,7 +159,7 @@ class _Run:
                     kind = self._moving.pop(command.done.transfer_id, None)
                     if kind is not None and command.done.ok:
                         self.moves[kind].append(command.done.seconds)
-                with suppress(OctavoError):  # it was refused then, too
+                with suppress(OctavoError):  # refused at the recording, too
                     loop.answer(cast("Command[object]", command), now)
             case Expired(now):
                 self._now = now
@@ -168,7 +168,7 @@ class _Run:
                 plan = loop.schedule(self._now)
                 if (None if plan is None else rows_of_plan(plan)) != recorded:
                     raise ConfigError(
-                        "this version does not make the recording's plans again (octavo replay says where); "
+                        "this version does not reproduce the recording's plans (octavo replay shows where); "
                         "allowed: a recording of this version"
                     )
                 self.depth = max(self.depth, len(loop.in_flight) - 1)
@@ -201,9 +201,9 @@ class _Run:
 
 
 def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
-    """What a recording tells. `first_token_s`: what clients measured of its requests. Raises ConfigError for
-    what is no recording, or has too few measured steps."""
-    run = _Run()
+    """The calibration of a recording. `first_token_s`: times to first tokens that clients measured. Raises
+    ConfigError if the file is no recording or has too few measured steps."""
+    run = _ReplayedRecording()
     try:
         with recording.open("rb") as file:
             for entry in entries_of(file, recording, ReplayResult()):
@@ -251,14 +251,14 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
 
 @dataclass(slots=True)
 class _Model:
-    """Terms and corrections, in the making."""
+    """Terms and corrections, unfinished."""
 
     terms: list[float]
     corrections: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, steps: Sequence[MeasuredStep]) -> _Model:
-        """Fitted to all of them alike."""
+        """Fitted to these steps, all with equal weight."""
         linear = Fit(kept=1.0)
         for step in steps:
             linear.add(step.shape, step.seconds)
@@ -279,14 +279,14 @@ class _Model:
         return math.log(step.seconds / max(self.predicted_s(step.shape), 1e-9))
 
     def predicted_s(self, shape: StepShape) -> float:
-        """Without noise and drift."""
+        """The time of a step, without noise and drift."""
         return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
 
 
 def _means_of(
     windows: Sequence[int], residuals: Sequence[float], weights: Sequence[float]
 ) -> dict[int, float]:
-    """By window, weighted by how long its steps took."""
+    """The mean residual of each window, weighted by the duration of its steps."""
     sums, totals = defaultdict[int, float](float), defaultdict[int, float](float)
     for window, residual, weight in zip(windows, residuals, weights, strict=True):
         sums[window] += weight * residual
@@ -297,8 +297,8 @@ def _means_of(
 def _noise_of(
     model: _Model, steps: Sequence[MeasuredStep], drifts: Sequence[float]
 ) -> dict[str, list[float]]:
-    """By kind; shifted so that predicted steps take as long in the mean as measured ones: long steps scatter
-    less than short ones."""
+    """Noise by kind, shifted so that the mean predicted time equals the measured one: long steps vary less
+    than short ones."""
     found = dict[str, list[float]]()
     for kind in ("decode", "prompt"):
         own = [
@@ -327,7 +327,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def write(calibration: Calibration, path: Path) -> None:
-    """As JSON, in one piece. Raises OSError."""
+    """Write it as JSON, atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(".new")
     whole.write_bytes(msgspec.json.encode(calibration))
@@ -335,7 +335,7 @@ def write(calibration: Calibration, path: Path) -> None:
 
 
 def read(path: Path) -> Calibration | None:
-    """What `write` wrote; None where nothing is, or what another version wrote."""
+    """Read what `write` wrote; None if there is no file, or one of another version."""
     try:
         calibration = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (OSError, msgspec.MsgspecError, ValueError):

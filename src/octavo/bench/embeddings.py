@@ -1,9 +1,8 @@
-"""Texts a second: a fixed set of texts through the client that a server uses, tokenising included.
+"""Texts a second: a fixed set of texts through the server's own client, tokenising included.
 
-The texts are cut out of the sample text, at places and of lengths that a seed draws: short ones and some
-long ones, as chunks of documents are. Blocks of earlier rounds are not found, because the engine is started
-without prefix caching: each round costs what the first did, and a peer that has no cache is met on equal
-terms.
+The texts are random slices of the sample text: many short ones and some long ones, like chunks of documents.
+The engine has no prefix caching, so all rounds cost the same, and the comparison with a peer without a cache
+is fair.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from octavo.serving.embedding import EmbeddingOptions, embed_all
 
 TEXTS_MAX = 100_000
 _SEED = 7
-_WORDS_LEAST, _WORDS_MIDDLE, _SPREAD = 4, 60, 0.8  # a log-normal distribution of lengths, in words
+_WORDS_LEAST, _WORDS_MIDDLE, _SPREAD = 4, 60, 0.8  # log-normal lengths, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class EmbeddingsResult:
 
 
 def fixed_texts(count: int, words_max: int) -> list[str]:
-    """`count` pieces of the sample text of up to `words_max` words; the same wherever that is the same.
+    """`count` slices of the sample text of up to `words_max` words, always the same for the same sample text.
     Raises ConfigError."""
     if not (1 <= count <= TEXTS_MAX and _WORDS_LEAST <= words_max <= TEXTS_MAX):
         raise ConfigError(
@@ -64,7 +63,7 @@ def measure_embeddings(
     rounds: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[EmbeddingsResult]:
-    """All poolings in turn, round after round, behind one round that warms up. Raises ConfigError."""
+    """Measure the poolings alternately in each round, after one round to warm up. Raises ConfigError."""
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; allowed: 1 and more")
     return asyncio.run(_measure(llm, texts, poolings, rounds, tell))

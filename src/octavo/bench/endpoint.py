@@ -1,12 +1,12 @@
-"""A client of any OpenAI-compatible endpoint that measures one streamed answer: when each chunk came, and
-what went wrong.
+"""A client of any OpenAI-compatible endpoint that measures streamed answers: the time of each chunk, and
+errors.
 
     POST /completions        {"prompt": [ids], "stream": true, ...}     data: {...} lines, then data: [DONE]
     POST /chat/completions   {"messages": [...], "stream": true, ...}
 
-Nothing that an endpoint does raises: every failure becomes an `Answer` with the kind of its error, so that a
-load test counts it. A chunk counts when it carries text, or, beside token-id prompts, anything but an end:
-a token may be half a character. Tokens are counted by the endpoint's own usage where it tells it.
+A failure of the endpoint does not raise: it becomes an `Answer` with an error, and a load test counts it. In
+chats a chunk counts if it has text. In completions an empty chunk counts too, since a token may be half a
+character, unless it ends the answer. The number of tokens is that of the endpoint's usage, if it sends one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send requests. `url` ends in /v1 as clients of this API write it; "" for `model` asks."""
+    """Where to send requests. `url` ends in /v1, as in OpenAI's clients; `model` "": the first listed one."""
 
     url: str
     model: str = ""
@@ -44,19 +44,19 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Answer:
-    """One request's measurements, on the clock of `time.perf_counter`; `error` is "" where all went well."""
+    """One request's measurements, on the clock of `time.perf_counter`; `error` "": it succeeded."""
 
     begun: float
     asked: int  # output tokens
-    chunks: list[float] = field(default_factory=list)  # when those that carry output came
+    chunks: list[float] = field(default_factory=list)  # times of those with output
     ended: float = 0.0
     tokens: int = 0
     text: str = ""
     error: str = ""  # its kind
-    detail: str = ""  # what the endpoint said
+    detail: str = ""  # the endpoint's message
 
     def fail(self, kind: str, detail: str = "") -> None:
-        """Note what went wrong; the first one stays."""
+        """Record the error, unless there is an earlier one."""
         if not self.error:
             self.error, self.detail = kind, " ".join(detail.split())[:_DETAIL_CHARS]
 
@@ -77,7 +77,7 @@ class Client:
         )
 
     async def __aenter__(self) -> Self:
-        """Open, and look up the model's name. Raises RequestFailed when the endpoint does not tell it."""
+        """Open, and look up the model's name. Raises RequestFailed if the endpoint lists none."""
         if not self.model:
             self.model = await self._first_model()
         return self
@@ -105,7 +105,7 @@ class Client:
             return str(response.json()["data"][0]["id"])
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             raise RequestFailed(
-                f"{self._endpoint.url}/models does not tell a model: {type(error).__name__} {error}; "
+                f"{self._endpoint.url}/models lists no model: {type(error).__name__} {error}; "
                 "check the URL (it ends in /v1) and --api-key, or give --model"
             ) from None
 
@@ -137,7 +137,7 @@ class Client:
 
 
 async def _read(response: httpx2.Response, answer: Answer) -> None:
-    """Take events until the stream ends."""
+    """Read events until the stream ends."""
     finished = False
     async for data in events(response.aiter_bytes()):
         if data == b"[DONE]":
@@ -157,7 +157,7 @@ async def _read(response: httpx2.Response, answer: Answer) -> None:
 
 
 def _take(body: Mapping[str, object], answer: Answer) -> bool:
-    """Add one event; whether it gave a reason to finish."""
+    """Record one event. Returns whether it has a finish reason."""
     usage, choices = body.get("usage"), body.get("choices")
     if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
         answer.tokens = usage["completion_tokens"]

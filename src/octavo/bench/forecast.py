@@ -1,4 +1,5 @@
-"""What a planner says of traffic: figures as ranges over draws, and the highest load that is served well."""
+"""A planner's forecast for traffic: figures as ranges over draws, and the highest load that meets the
+targets."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from octavo.bench.load import LoadReport
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure over draws."""
+    """The range of a figure over draws."""
 
     low: float
     middle: float
@@ -18,34 +19,34 @@ class Range:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Range:
-        """Of at least one."""
+        """The range of one or more values."""
         ordered = sorted(values)
         return cls(ordered[0], ordered[len(ordered) // 2], ordered[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is to be expected. Times are in milliseconds, named as `bench serve --json` names them."""
+    """The expected figures. Times are in milliseconds, with the names of `bench serve --json`."""
 
     ttft_ms: dict[str, Range]  # mean, p50, p95, p99
     itl_ms: dict[str, Range]
     e2e_ms: dict[str, Range]
     output_tokens_per_s: Range
-    good: Range  # part of the answers that keep the targets
+    good: Range  # share of the answers that meet the targets
     hit_rate: float  # of prompts' tokens
     blocks_peak: int
-    blocks: int  # that there are
+    blocks: int  # of the pool
     running_peak: int
     preemptions: int
-    limit: str  # what keeps requests waiting most; "" nothing does
+    limit: str  # the most frequent reason why requests wait; "": they hardly do
     seconds: float  # of traffic
     refused: dict[str, int]
-    why_refused: str  # the first one
-    of_tenants: dict[str, dict[str, Range]]  # "ttft_ms_p95", "itl_ms_mean" and "good" of each
+    why_refused: str  # the first refusal's message
+    of_tenants: dict[str, dict[str, Range]]  # by tenant: "ttft_ms_p95", "itl_ms_mean" and "good"
 
 
 def spread_of_tenant(reports: Sequence[LoadReport]) -> dict[str, Range]:
-    """Its figures in `Forecast.of_tenants`, over draws."""
+    """A tenant's figures in `Forecast.of_tenants`, over draws."""
     return {
         "ttft_ms_p95": Range.of([report.ttft_ms.p95 for report in reports]),
         "itl_ms_mean": Range.of([report.itl_ms.mean for report in reports]),
@@ -54,9 +55,9 @@ def spread_of_tenant(reports: Sequence[LoadReport]) -> dict[str, Range]:
 
 
 @dataclass(frozen=True, slots=True)
-class Highest:
-    """A number of requests or users that is served well, and what a higher one meets: "targets", the end of
-    the "search", or of what the "calibration" covers."""
+class HighestLoad:
+    """The highest rate or number of users that meets the targets, and the bound above it: the "targets", the
+    range of the "search", or the range that the "calibration" covers."""
 
     number: float
     bound: str

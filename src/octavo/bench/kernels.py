@@ -1,9 +1,9 @@
-"""Each kernel by itself, over data as a step finds it: weights and KV come from memory, not from a cache.
+"""Measures each kernel alone with cold data, as in a step: weights and KV come from memory, not from a cache.
 
-A *case* is one kernel at one size: how to call it, and the bytes and operations that it cannot do without.
-Weights are several copies of a matrix and KV is several layers, used in turn, so that what one call reads
-has left the cache before it is read again, as in a step over all layers. Small rows (norms, gating, noise)
-stay in the cache, as they do in a step; they may exceed the bandwidth of memory.
+A *case* is one kernel at one size: its call, and the least bytes and operations that it needs. Weights are
+several copies of a matrix, and KV several layers, used in turn, so that the data of a call have left the
+cache before they are read again. Small rows (norms, gating, noise) stay in the cache, as in a step; their
+speed may exceed the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from octavo.units import blocks_for
 
 ROWS = (1, 8, 32, 128)
 BLOCK_SIZE = 16
-COLD_BYTES = 128 << 20  # of copies in all: beyond the last cache
-# Bytes below this make small, positive, finite numbers of every kind that a matrix or a pool can hold.
+COLD_BYTES = 128 << 20  # of all copies together: more than the last-level cache
+# Bytes below this are small, positive, finite numbers in every kind of matrix and pool.
 _BYTE_END = 60
 _CALLS_MIN = 3
 _NUM_TOKENS = 512  # of a prefill step
@@ -49,7 +49,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the kernels need to know of a model. Sizes in elements."""
+    """The sizes of a model that kernels need, in elements."""
 
     name: str
     hidden: int
@@ -67,8 +67,8 @@ SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A case's call, and the bytes that it reads and writes at least."""
+class PreparedCase:
+    """A case's call, and the least bytes that it reads and writes."""
 
     call: Call
     num_bytes: float
@@ -76,18 +76,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel at one size. `prepare` makes the data: up to some hundred megabytes."""
+    """One kernel at one size. `prepare` allocates the data: up to a few hundred megabytes."""
 
     kernel: str
     size: str
     operations: float  # a multiply-add is two
     kind: str  # of operations: "f32", "bf16" or "int8"
-    prepare: Callable[[], Ready]
+    prepare: Callable[[], PreparedCase]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One case's speed, and the share of the limit that binds it: above 1 its data come out of a cache."""
+class KernelResult:
+    """One case's speed, and its share of the binding limit; above 1, its data came from a cache."""
 
     kernel: str
     size: str
@@ -108,11 +108,11 @@ def all_cases() -> Iterator[Case]:
         yield Case("copy blocks", f"{shape.name}, {_COPIED_BLOCKS} blocks", 0, "f32", partial(_copies, shape))
 
 
-def run_case(case: Case, limits: Limits, seconds: float) -> Measured:
-    """Call it for about `seconds`, at least three times after one that warms up."""
+def run_case(case: Case, limits: Limits, seconds: float) -> KernelResult:
+    """Call it for about `seconds`, at least three times after a warm-up call."""
     ready = case.prepare()
     median = statistics.median(durations(ready.call, seconds))
-    return Measured(
+    return KernelResult(
         kernel=case.kernel,
         size=case.size,
         seconds=median,
@@ -124,7 +124,7 @@ def run_case(case: Case, limits: Limits, seconds: float) -> Measured:
 
 
 def durations(call: Call, seconds: float) -> list[float]:
-    """Of each call, in seconds, for about `seconds` in all."""
+    """Seconds of each call, for about `seconds` in all."""
     call()
     times: list[float] = []
     while sum(times) < seconds or len(times) < _CALLS_MIN:
@@ -133,14 +133,14 @@ def durations(call: Call, seconds: float) -> list[float]:
 
 
 def duration(call: Call) -> float:
-    """Of one call, in seconds."""
+    """Seconds of one call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
 
 
 def linear_cases(shape: Shape) -> Iterator[Case]:
-    """Every kind of weights at every matrix that it can hold, and number of rows."""
+    """Every kind of weights, for every matrix that it can hold and every number of rows."""
     matrices = (
         ("q, o", shape.heads * shape.head_size, shape.hidden),
         ("gate, up", shape.ffn, shape.hidden),
@@ -160,7 +160,7 @@ def linear_cases(shape: Shape) -> Iterator[Case]:
 
 
 def attention_cases(shape: Shape) -> Iterator[Case]:
-    """Decode of one and of eight sequences, prefill of a step, at several contexts; and the store."""
+    """Decoding of one and of eight sequences, and prefill of a step, at several contexts; and the store."""
     for kv, context, sequences in itertools.product(HOST_KV_KINDS, (512, 2048, 7168), (1, 8)):
         yield Case(
             f"attention decode {kv}",
@@ -183,7 +183,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
 
 
 def row_cases(shape: Shape) -> Iterator[Case]:
-    """What happens to the rows of a prefill step between the products."""
+    """The operations on rows of a prefill step between the matrix products."""
     for name, width, work in (
         ("rms norm", shape.hidden, _rms_norm),
         ("rope", shape.heads * shape.head_size, _rope),
@@ -195,7 +195,7 @@ def row_cases(shape: Shape) -> Iterator[Case]:
 
 
 def vocabulary_cases(shape: Shape) -> Iterator[Case]:
-    """What the sampler does with 32 rows of logits, and the noise of one."""
+    """The sampler's operations on 32 rows of logits, and the noise of one row."""
     size = f"{shape.name} 32 x {shape.vocabulary}"
     yield Case("log-sum-exp", size, 0, "f32", partial(_log_sum_exp, shape))
     yield Case("argmax", size, 0, "f32", partial(_argmax, shape))
@@ -206,18 +206,20 @@ def vocabulary_cases(shape: Shape) -> Iterator[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class Paging:
-    """The same attention over scattered blocks and over one contiguous run, in turns; seconds are medians."""
+class PagingResult:
+    """Attention over scattered blocks and over one contiguous run, measured alternately; medians, in
+    seconds."""
 
     size: str
     scattered_s: float
     contiguous_s: float
-    ratio: float  # contiguous over scattered, the median of pairs: 1 where paging costs nothing
+    ratio: float  # contiguous over scattered, the median of pairs: 1 if paging costs nothing
     pairs: int
 
 
 def paging_cases() -> Iterator[tuple[str, Shape, int, int, int]]:
-    """(size, shape, sequences, tokens of each, context): more KV than the last cache holds where decoding."""
+    """(size, shape, sequences, tokens of each, context). For decoding, more KV than the last-level cache
+    holds."""
     for shape in SHAPES:
         per_token = 2 * shape.kv_heads * shape.head_size * 4
         for context in (1024, 7168):
@@ -226,8 +228,10 @@ def paging_cases() -> Iterator[tuple[str, Shape, int, int, int]]:
         yield f"{shape.name} prefill {_NUM_TOKENS} behind 2048", shape, 1, _NUM_TOKENS, 2048 + _NUM_TOKENS
 
 
-def run_paging(size: str, shape: Shape, sequences: int, tokens: int, context: int, seconds: float) -> Paging:
-    """Measure one. A pool of one layer, so that blocks side by side are one run of bytes."""
+def run_paging(
+    size: str, shape: Shape, sequences: int, tokens: int, context: int, seconds: float
+) -> PagingResult:
+    """Measure one case. The pool has one layer, so that consecutive blocks are one run of bytes."""
     ops, num_blocks = NativeOps(), sequences * blocks_for(context, BLOCK_SIZE)
     pool = filled_pool(ops, shape, "f32", 1, num_blocks)
     in_order = np.arange(num_blocks, dtype=np.int32)
@@ -242,11 +246,11 @@ def run_paging(size: str, shape: Shape, sequences: int, tokens: int, context: in
         call()
     pairs: list[tuple[float, float]] = []
     while len(pairs) < 2 * _CALLS_MIN or sum(map(sum, pairs)) < seconds:
-        # The order alternates: what one call leaves in the cache must not favour the same side always.
+        # The order alternates, so that data left in the cache favours neither side.
         first = len(pairs) % 2
         times = {side: duration(calls[side]) for side in (first, 1 - first)}
         pairs.append((times[0], times[1]))
-    return Paging(
+    return PagingResult(
         size=size,
         scattered_s=statistics.median(paged for paged, _ in pairs),
         contiguous_s=statistics.median(plain for _, plain in pairs),
@@ -259,7 +263,8 @@ def run_paging(size: str, shape: Shape, sequences: int, tokens: int, context: in
 
 
 def batch_of(sequences: int, tokens: int, context: int, blocks: np.ndarray) -> HostBatch:
-    """The last `tokens` positions of sequences of `context` tokens, whose tables divide `blocks` in order."""
+    """The last `tokens` positions of sequences of `context` tokens; each table is the next part of
+    `blocks`."""
     tables = np.ascontiguousarray(blocks.reshape(sequences, -1), np.int32)
     positions = np.arange(context - tokens, context, dtype=np.int32)
     return Batch(
@@ -273,7 +278,7 @@ def batch_of(sequences: int, tokens: int, context: int, blocks: np.ndarray) -> H
 
 
 def filled_pool(ops: NativeOps, shape: Shape, kv: str, layers: int, num_blocks: int) -> KvPool:
-    """A pool in which every block holds finite numbers, and every page is resident."""
+    """A pool whose blocks hold finite numbers and whose pages are resident."""
     kv_shape = KvShape(layers, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv)
     pool = ops.allocate_kv(kv_shape, num_blocks)
     pool.data[:] = random_bytes(pool.bytes_per_block)
@@ -281,7 +286,7 @@ def filled_pool(ops: NativeOps, shape: Shape, kv: str, layers: int, num_blocks: 
 
 
 def random_bytes(count: int) -> Bytes:
-    """Bytes that make small, positive, finite numbers of every kind."""
+    """Bytes that are small, positive, finite numbers in every kind."""
     return np.random.default_rng(0).integers(1, _BYTE_END, count, dtype=np.uint8)
 
 
@@ -290,26 +295,26 @@ def _floats(rows: int, width: int) -> Floats:
 
 
 def _in_turn(calls: Sequence[Call]) -> Call:
-    """A call that does the next of `calls` each time."""
+    """A call that runs the next of `calls` each time."""
     turns = itertools.cycle(calls)
     return lambda: next(turns)()
 
 
-def _linear(kind: str, outputs: int, inputs: int, rows: int) -> Ready:
+def _linear(kind: str, outputs: int, inputs: int, rows: int) -> PreparedCase:
     ops, block = NativeOps("auto"), BLOCKS[kind]
     data = random_bytes(outputs * inputs // block.size * block.num_bytes)
     if kind == "MXFP4":
-        data[:: block.num_bytes] = 120  # exponents below 3 are of subnormal numbers, which are slow
+        data[:: block.num_bytes] = 120  # exponents below 3 give subnormal numbers, which are slow
     raw = RawTensor("w", kind, (outputs, inputs), data)
     copies: list[Matrix] = [ops.matrix(raw)]
     while len(copies) * copies[0].num_bytes < COLD_BYTES:
         copies.append(ops.matrix(raw))
     x = _floats(rows, inputs)
     num_bytes = copies[0].num_bytes + 4 * rows * (inputs + outputs)
-    return Ready(_in_turn([partial(ops.linear, x, copy) for copy in copies]), num_bytes)
+    return PreparedCase(_in_turn([partial(ops.linear, x, copy) for copy in copies]), num_bytes)
 
 
-def _attention(shape: Shape, kv: str, sequences: int, tokens: int, context: int) -> Ready:
+def _attention(shape: Shape, kv: str, sequences: int, tokens: int, context: int) -> PreparedCase:
     ops, num_blocks = NativeOps(), sequences * blocks_for(context, BLOCK_SIZE)
     of_layer = bytes_per_layer(KvShape(1, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv))
     read = num_blocks * of_layer
@@ -319,57 +324,57 @@ def _attention(shape: Shape, kv: str, sequences: int, tokens: int, context: int)
     q = _floats(sequences * tokens, shape.heads * shape.head_size)
     spec = AttentionSpec(shape.head_size**-0.5)
     calls = [partial(ops.attend, pool, layer, q, batch, spec) for layer in range(layers)]
-    return Ready(_in_turn(calls), read + 2 * q.nbytes)
+    return PreparedCase(_in_turn(calls), read + 2 * q.nbytes)
 
 
-def _store(shape: Shape, kv: str) -> Ready:
+def _store(shape: Shape, kv: str) -> PreparedCase:
     ops, num_blocks = NativeOps(), blocks_for(_NUM_TOKENS, BLOCK_SIZE)
     pool = filled_pool(ops, shape, kv, 16, num_blocks)
     written = num_blocks * bytes_per_layer(KvShape(1, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv))
     batch = batch_of(1, _NUM_TOKENS, _NUM_TOKENS, np.arange(num_blocks))
     k = _floats(_NUM_TOKENS, shape.kv_heads * shape.head_size)
     calls = [partial(ops.store, pool, layer, k, k, batch) for layer in range(16)]
-    return Ready(_in_turn(calls), 2 * k.nbytes + written)
+    return PreparedCase(_in_turn(calls), 2 * k.nbytes + written)
 
 
-def _rms_norm(x: Floats, shape: Shape) -> Ready:
+def _rms_norm(x: Floats, shape: Shape) -> PreparedCase:
     weight = np.ones(x.shape[1], np.float32)
-    return Ready(partial(NativeOps().rms_norm, x, weight, 1e-5), 2 * x.nbytes)
+    return PreparedCase(partial(NativeOps().rms_norm, x, weight, 1e-5), 2 * x.nbytes)
 
 
-def _rope(x: Floats, shape: Shape) -> Ready:
+def _rope(x: Floats, shape: Shape) -> PreparedCase:
     table = _floats(_NUM_TOKENS, shape.head_size // 2)
     positions = np.arange(_NUM_TOKENS, dtype=np.int32)
-    return Ready(partial(NativeOps().rope, x, positions, table, table, shape.head_size), 2 * x.nbytes)
+    return PreparedCase(partial(NativeOps().rope, x, positions, table, table, shape.head_size), 2 * x.nbytes)
 
 
-def _gated(x: Floats, shape: Shape) -> Ready:
-    return Ready(partial(NativeOps().gated, x, x.copy(), "silu"), 3 * x.nbytes)
+def _gated(x: Floats, shape: Shape) -> PreparedCase:
+    return PreparedCase(partial(NativeOps().gated, x, x.copy(), "silu"), 3 * x.nbytes)
 
 
-def _add(x: Floats, shape: Shape) -> Ready:
-    return Ready(partial(NativeOps().add, x, x.copy()), 3 * x.nbytes)
+def _add(x: Floats, shape: Shape) -> PreparedCase:
+    return PreparedCase(partial(NativeOps().add, x, x.copy()), 3 * x.nbytes)
 
 
-def _log_sum_exp(shape: Shape) -> Ready:
+def _log_sum_exp(shape: Shape) -> PreparedCase:
     logits, out = _floats(32, shape.vocabulary), np.empty(32, np.float32)
-    return Ready(partial(_native.log_sum_exp, logits, out), logits.nbytes)
+    return PreparedCase(partial(_native.log_sum_exp, logits, out), logits.nbytes)
 
 
-def _argmax(shape: Shape) -> Ready:
+def _argmax(shape: Shape) -> PreparedCase:
     logits, out = _floats(32, shape.vocabulary), np.empty(32, np.int32)
-    return Ready(partial(_native.argmax, logits, out), logits.nbytes)
+    return PreparedCase(partial(_native.argmax, logits, out), logits.nbytes)
 
 
-def _gumbel(shape: Shape) -> Ready:
+def _gumbel(shape: Shape) -> PreparedCase:
     out = np.empty(shape.vocabulary, np.float32)
-    return Ready(partial(_native.gumbel, 1, 0, 0, out), out.nbytes)
+    return PreparedCase(partial(_native.gumbel, 1, 0, 0, out), out.nbytes)
 
 
-def _copies(shape: Shape) -> Ready:
+def _copies(shape: Shape) -> PreparedCase:
     ops = NativeOps()
     pool = filled_pool(ops, shape, "f32", 16, 2 * _COPIED_BLOCKS)
     order = np.random.default_rng(0).permutation(2 * _COPIED_BLOCKS)
     sources, targets = order[:_COPIED_BLOCKS].tolist(), order[_COPIED_BLOCKS:].tolist()
     call = partial(ops.copy_blocks, pool, sources, targets)
-    return Ready(call, 2 * _COPIED_BLOCKS * pool.bytes_per_block)
+    return PreparedCase(call, 2 * _COPIED_BLOCKS * pool.bytes_per_block)

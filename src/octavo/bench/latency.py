@@ -1,11 +1,11 @@
-"""What running answers notice of a long prompt: the time between their tokens before it comes, and meanwhile.
+"""The effect of a long prompt on running answers: their inter-token times before it arrives and meanwhile.
 
     streams  ....|....|....|....|......|......|......|......|....|....        a bar is a token
     prompt                      ^ arrives                   ^ its first token
              <----- before ----><---------- while ---------->
 
-The same is measured in turns on several served models, which differ in how they are started: the machine's
-drift hits all of them alike. A ratio is taken within one run, and the median over the rounds is reported.
+Several configurations are measured alternately, so the machine's drift affects all of them alike. A ratio is
+taken within one run, and the median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from octavo.types import FinishReason, Request
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the scenario on one served model: times between tokens over all streams, in seconds."""
+    """One run of the scenario: inter-token times over all streams, in seconds."""
 
     configuration: str
     round_index: int
@@ -40,7 +40,7 @@ class Run:
     while_p95_s: float
     while_max_s: float
     first_token_s: float  # of the long prompt
-    tokens_while: int  # that the streams got while it was computed
+    tokens_while: int  # of the streams while it was computed
 
     @property
     def p50_ratio(self) -> float:
@@ -71,12 +71,12 @@ class Summary:
 
 @dataclass(slots=True)
 class _StreamReader:
-    """One running stream and the times at which its tokens came."""
+    """One running stream and the arrival times of its tokens."""
 
     stream: DeltaStream
     before: int
     times: list[float] = field(default_factory=list)
-    steady: asyncio.Event = field(default_factory=asyncio.Event)  # `before` tokens have come, or it has ended
+    steady: asyncio.Event = field(default_factory=asyncio.Event)  # it has `before` tokens, or has ended
     stop_after: float = math.inf  # set when the long prompt has its first token
 
     async def read(self) -> None:
@@ -97,7 +97,7 @@ class _StreamReader:
 
 
 async def warm_up(model: EngineClient) -> None:
-    """One short request, so that first touches of memory are not measured."""
+    """Run one short request, so that first touches of memory are not measured."""
     params = SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     stream = await model.submit(Request(prompt=tuple(FIRST_TOKEN + i for i in range(32)), params=params))
     async for delta in stream:
@@ -157,7 +157,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
 
 
 async def _first_token(model: EngineClient, prompt: Sequence[int]) -> float:
-    """When the first token after a prompt came."""
+    """The time of the first token after a prompt."""
     params = SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     stream = await model.submit(Request(prompt=tuple(prompt), params=params))
     try:

@@ -1,12 +1,11 @@
-"""Traces of requests as lengths of prompt and output: two synthetic ones, or what `traces` read.
+"""Traces of requests as lengths of prompt and output: synthetic ones, or those that `traces` has read.
 
-The synthetic ones are not the data sets that they are named after: they are log-normal lengths, cut at a
+The synthetic ones are not the data sets that they are named after. Their lengths are log-normal, cut at a
 maximum, with the means that the paper states for these data sets (Kwon et al. 2023, section 6.1). The spread
-is ours, chosen so that chats have a heavy tail and instructions are short. All requests are there from the
-beginning.
+is our choice: chats have a heavy tail, and instructions are short. All requests arrive at the start.
 
-A trace of n requests takes the n quantiles in the middles of n equal shares, in random order: a small one has
-the same means as a large one.
+The lengths of a trace of n requests are the midpoint quantiles of n equal shares, in random order, so a small
+trace has the same means as a large one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class LengthSource:
-    """Where a synthetic trace takes its lengths from."""
+    """The distributions of a synthetic trace."""
 
     name: str
     prompt: Lengths
@@ -42,12 +41,12 @@ CHATS = LengthSource("chats (as ShareGPT)", Lengths(161, 1.2, 1024), Lengths(338
 INSTRUCTIONS = LengthSource("instructions (as Alpaca)", Lengths(19, 0.5, 256), Lengths(58, 0.9, 512))
 LONG_ANSWERS = LengthSource(
     "long answers", Lengths(64, 0.5, 256), Lengths(700, 0.5, 1024)
-)  # those that grow most
+)  # these sequences grow most
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A name for people, and requests."""
+    """A display name, and requests."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -64,7 +63,7 @@ class Trace:
 
 
 def synthetic(source: LengthSource, count: int, seed: int, max_length: int) -> Trace:
-    """`count` requests, the same for the same seed; no prompt and no output is above half of `max_length`."""
+    """`count` requests, the same for the same seed; prompts and outputs are at most half of `max_length`."""
     generator = random.Random(f"{source.name} {seed}")
     prompts, outputs = (
         quantiles(replace(lengths, most=min(lengths.most, max_length // 2)), count)
@@ -76,15 +75,15 @@ def synthetic(source: LengthSource, count: int, seed: int, max_length: int) -> T
 
 
 def quantiles(lengths: Lengths, count: int) -> list[int]:
-    """`count` lengths that stand for the distribution, ascending, each from 1 to the most."""
+    """`count` lengths that represent the distribution, ascending, each from 1 to `most`."""
     normal = NormalDist(_log_median(lengths), lengths.spread)
     drawn = (math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count))
     return [min(max(1, round(length)), lengths.most) for length in drawn]
 
 
 def _log_median(lengths: Lengths) -> float:
-    """The logarithm of the median that gives `lengths.mean` after the cut: by halving, since one grows with
-    the other."""
+    """The logarithm of the median that gives `lengths.mean` after the cut, by bisection: the mean grows with
+    the median."""
     low, high = 0.0, math.log(lengths.most)
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -97,13 +96,13 @@ def _log_median(lengths: Lengths) -> float:
 
 def _cut_mean(log_median: float, lengths: Lengths) -> float:
     """E[min(X, most)] of a log-normal X."""
-    cut, spread, below = math.log(lengths.most), lengths.spread, NormalDist().cdf
-    kept = math.exp(log_median + spread**2 / 2) * below((cut - log_median - spread**2) / spread)
-    return kept + lengths.most * (1 - below((cut - log_median) / spread))
+    cut, spread, cdf = math.log(lengths.most), lengths.spread, NormalDist().cdf
+    kept = math.exp(log_median + spread**2 / 2) * cdf((cut - log_median - spread**2) / spread)
+    return kept + lengths.most * (1 - cdf((cut - log_median) / spread))
 
 
 def lengths_of(trace: RequestTrace) -> Trace:
-    """The lengths and the arrivals of a trace that was read from a file."""
+    """The lengths and arrivals of a trace from a file."""
     return Trace(
         trace.name,
         tuple(Job(request.prompt, request.output, request.arrival_s) for request in trace.requests),

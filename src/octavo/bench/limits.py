@@ -1,7 +1,7 @@
-"""What this machine can do at best, measured now: bandwidth of memory, and operations out of registers.
+"""The machine's peaks, measured now: memory bandwidth, and operations on registers.
 
-A kernel cannot be faster than its bytes over the one or its operations over the other; the larger of the two
-times is the limit that binds it.
+A kernel takes at least its bytes over the bandwidth, and at least its operations over the peak rate. The
+larger of the two times is its binding limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Best of several tries, with all threads of the team: bytes and operations a second.
+    """The best of several tries with all threads: bytes and operations a second.
 
     A multiply-add is two operations; a copy counts the bytes read and written.
     """
@@ -34,11 +34,11 @@ class Limits:
     int8_operations_per_s: float
 
     def shortest_s(self, num_bytes: float, operations: float, kind: str) -> float:
-        """The least time of what reads `num_bytes` and does `operations` of kind "f32", "bf16" or "int8"."""
+        """The least time to read `num_bytes` and execute `operations` of kind "f32", "bf16" or "int8"."""
         return max(num_bytes / self.read_bytes_per_s, operations / self._peak(kind))
 
     def binds(self, num_bytes: float, operations: float, kind: str) -> str:
-        """Which of the two it is."""
+        """The binding limit: "memory" or the kind of operations."""
         return "memory" if num_bytes / self.read_bytes_per_s >= operations / self._peak(kind) else kind
 
     def _peak(self, kind: str) -> float:
@@ -50,7 +50,7 @@ class Limits:
 
 
 def measure_limits(repeats: int = _REPEATS) -> Limits:
-    """Measure all five; about two seconds, half a gigabyte for a moment."""
+    """Measure all five. Takes about two seconds, and half a gigabyte meanwhile."""
     source = np.ones(_ARRAY_BYTES, np.uint8)
     target = np.zeros_like(source)
 
@@ -68,7 +68,7 @@ def measure_limits(repeats: int = _REPEATS) -> Limits:
 
 
 def _best(work: Callable[[], int], repeats: int) -> float:
-    """The most units a second that `work`, which returns its units, reached. The first try warms up."""
+    """The highest rate of `work`, which returns its number of units. The first try warms up."""
     work()
     speeds = []
     for _ in range(repeats):

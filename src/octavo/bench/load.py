@@ -1,15 +1,15 @@
-"""Load for an endpoint: which requests, when they are sent, and what the answers amount to.
+"""Load for an endpoint: the requests, their times, and a report on the answers.
 
     random         prompts of random token ids                                   /completions
-    shared-prefix  the same behind a prefix that all share                       /completions
+    shared-prefix  the same after a prefix that all share                        /completions
     mixed          lengths between a quarter and four times the given ones       /completions
-    multi-turn     chats: each question follows on the answers before it         /chat/completions
+    multi-turn     chats: each question continues the conversation               /chat/completions
 
-A *script* is what one simulated client does in turn; only multi-turn has scripts of several turns.
+A *script* is the sequence of requests of one simulated client; only multi-turn scripts have several turns.
 
-    closed loop    C clients; as one script ends, the next begins
-    Poisson        scripts begin at random times of a given mean rate, whatever the endpoint does
-    trace          requests begin when those of a `RequestTrace` came, whatever the endpoint does
+    closed loop    C clients; when one script ends, the next begins
+    Poisson        scripts begin at random times with a given mean rate, independent of the endpoint
+    trace          requests begin at the times of a `RequestTrace`, independent of the endpoint
 
 Prompts, lengths and arrivals are functions of the seed. It knows no HTTP: `Client` does.
 """
@@ -60,7 +60,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Quantiles of a time and its mean, in milliseconds; 0 of nothing."""
+    """Quantiles of a time and its mean, in milliseconds; 0 if there are no values."""
 
     p50: float
     p95: float
@@ -70,30 +70,30 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What one run measured. Speeds count the tokens of complete answers over the whole run's time."""
+    """One run's figures. Speeds are the tokens of complete answers over the whole run's time."""
 
     workload: str
     arrival: str
     requests: int
     completed: int
-    short: int  # completed, with fewer tokens than were asked for
+    short: int  # completed, with fewer tokens than requested
     errors: dict[str, int]  # by kind
     error_details: dict[str, str]  # the first of each kind
     seconds: float
     output_tokens: int
     output_tokens_per_s: float
-    tokens_per_chunk: float  # above 1: an inter-token time is that of several tokens
+    tokens_per_chunk: float  # above 1: an inter-token time covers several tokens
     ttft_ms: Spread
-    itl_ms: Spread  # between chunks that carry output
+    itl_ms: Spread  # between chunks with output
     e2e_ms: Spread
     targets: WorkloadTargets
     good: int
-    goodput_per_s: float  # good answers for each second
+    goodput_per_s: float  # good answers a second
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts answers as they come, and says so."""
+    """Counts answers as they arrive, and reports the progress."""
 
     total: int
     tell: Callable[[str], None]
@@ -106,7 +106,7 @@ class Progress:
 
 
 def scripts_of(load: Load, num_requests: int) -> list[tuple[LoadTurn, ...]]:
-    """What each simulated client does: `num_requests` turns or, of chats, the next multiple of `turns`."""
+    """The scripts of all clients: `num_requests` turns or, for chats, the next multiple of `turns`."""
     generator = random.Random(f"{load.kind} {load.seed}")
     prefix = _tokens(generator, load.prefix, load) if load.kind == "shared-prefix" else ()
 
@@ -130,7 +130,7 @@ async def apply(
     targets: WorkloadTargets,
     tell: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
-    """Send everything and wait for all answers. Raises nothing that an endpoint does: it is counted."""
+    """Send all requests and wait for the answers. Errors of the endpoint are counted, not raised."""
     scripts = scripts_of(load, num_requests)
     progress = Progress(sum(map(len, scripts)), tell)
     begun = time.perf_counter()
@@ -145,8 +145,8 @@ async def play(
     targets: WorkloadTargets,
     tell: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
-    """As `apply`, the requests of a trace at its times; of `load` seed and vocabulary count. A prompt is made
-    before its time comes, so many at once may begin a millisecond late each."""
+    """Like `apply`, with the requests of a trace at its times; only seed and vocabulary of `load` are used.
+    Prompts are made on the way, so each of many simultaneous requests may be a millisecond late."""
     progress = Progress(len(trace.requests), tell)
     prompts = prompts_of(trace, load.seed, load.vocab_size)
     begun = time.perf_counter()
@@ -161,13 +161,13 @@ async def play(
 async def send(
     client: Client, scripts: Sequence[tuple[LoadTurn, ...]], arrival: Arrival, seed: str, add: Add
 ) -> None:
-    """All scripts, until each has ended; `add` gets the answers as they end. Random times are functions of
+    """Run all scripts to their ends; `add` receives the answers as they end. Random times are functions of
     the seed."""
     if arrival.rate_per_s is None:
         queue = iter(scripts)
         await asyncio.gather(*(_follow(client, queue, add) for _ in range(arrival.concurrency)))
     elif scripts:
-        # The rate is of requests: a chat begins as often as its turns allow.
+        # The rate counts requests, and each chat has several.
         rate = arrival.rate_per_s / len(scripts[0])
         await _arrive(client, scripts, random.Random(f"arrivals {seed}"), rate, add)
 
@@ -179,7 +179,7 @@ async def _arrive(
     rate: float,
     add: Add,
 ) -> None:
-    """Begin scripts at absolute times, so that no delay of ours lowers the rate."""
+    """Begin scripts at absolute times, so that a delay of the client does not lower the rate."""
     due = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for script in scripts:
@@ -189,7 +189,7 @@ async def _arrive(
 
 
 async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], add: Add) -> None:
-    """One client: scripts in turn. A failed turn ends its script, whose other turns fail with it."""
+    """One client: scripts one after another. A failed turn ends its script, and the remaining turns fail."""
     for script in scripts:
         messages: list[dict[str, str]] = []
         for index, turn in enumerate(script):
@@ -211,7 +211,7 @@ async def _follow(client: Client, scripts: Iterator[tuple[LoadTurn, ...]], add: 
 def report_of(
     workload: str, arrival: str, progress: Progress, targets: WorkloadTargets, seconds: float
 ) -> LoadReport:
-    """What the answers of a run amount to. Workload and arrival are in words."""
+    """The report on the answers of a run. Workload and arrival are in words."""
     failed = [answer for answer in progress.answers if answer.error]
     done = [answer for answer in progress.answers if not answer.error]
     tokens, chunks = sum(answer.tokens for answer in done), sum(len(answer.chunks) for answer in done)
@@ -241,12 +241,12 @@ def report_of(
 
 
 def first_token_s(answer: Answer) -> float:
-    """Time to the first chunk with output; to the end where only the usage tells of tokens."""
+    """Time to the first chunk with output; to the end if no chunk has any."""
     return (answer.chunks[0] if answer.chunks else answer.ended) - answer.begun
 
 
 def is_good(answer: Answer, targets: WorkloadTargets) -> bool:
-    """Whether a complete answer kept both targets."""
+    """Whether a complete answer met both targets."""
     first = first_token_s(answer)
     last = answer.chunks[-1] - answer.begun if answer.chunks else first
     mean_gap = (last - first) / max(1, answer.tokens - 1)
@@ -265,6 +265,6 @@ def _tokens(generator: random.Random, count: int, load: Load) -> tuple[int, ...]
 
 
 def _mixed(generator: random.Random, length: int) -> int:
-    """Log-uniform: as many short ones as long ones, by factors."""
+    """A log-uniform length around the given one."""
     factor: float = _SPREAD ** generator.uniform(-1, 1)
     return max(1, round(length * factor))

@@ -1,10 +1,10 @@
-"""Load from several processes: one process of Python reads some ten thousand events a second, and would be
-measured in place of a fast server.
+"""Load from several processes: one Python process reads about ten thousand events a second, and would be the
+bottleneck in place of a fast server.
 
-    parent --job, JSON--> worker 0 ... worker N-1     each takes every N-th script, and a part of the clients
+    parent --job, JSON--> worker 0 ... worker N-1     each has every N-th script, and a part of the clients
            <--- ready --- all
            ----- go ----> all at once
-           <-- answers -- as they end; times are of one clock (time.perf_counter is the machine's)
+           <-- answers -- as they end; all on one clock (time.perf_counter is the machine's)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READY, _GO = b"ready\n", b"go\n"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker does."""
+    """One worker's job."""
 
     endpoint: Endpoint
     load: Load
@@ -40,7 +40,7 @@ class Job:
 
 
 def parts_of(arrival: Arrival, count: int) -> list[Arrival]:
-    """The same load from so many processes; fewer where there are fewer clients."""
+    """The load divided over `count` processes, or fewer if there are fewer clients."""
     if arrival.rate_per_s is not None:
         return [replace(arrival, rate_per_s=arrival.rate_per_s / count)] * count
     count = min(count, arrival.concurrency)
@@ -57,7 +57,7 @@ async def apply_from_processes(
     count: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
-    """As `load.apply`, from up to `count` processes. Raises RequestFailed where one of them ends early."""
+    """Like `load.apply`, from up to `count` processes. Raises RequestFailed if one of them ends early."""
     parts = parts_of(arrival, count)
     progress = Progress(sum(map(len, scripts_of(load, num_requests))), tell)
     jobs = [Job(endpoint, load, num_requests, part, index, len(parts)) for index, part in enumerate(parts)]
@@ -65,7 +65,7 @@ async def apply_from_processes(
         workers = [await stack.enter_async_context(_worker(job)) for job in jobs]
         for worker in workers:
             if await _line(worker) != _READY:
-                raise RequestFailed("a process that sends requests did not begin")
+                raise RequestFailed("a load process did not start")
         begun = time.perf_counter()
         for worker in workers:
             assert worker.stdin is not None
@@ -73,13 +73,13 @@ async def apply_from_processes(
         await asyncio.gather(*(_collect(worker, progress) for worker in workers))
         seconds = time.perf_counter() - begun
     if len(progress.answers) != progress.total:
-        raise RequestFailed("a process that sends requests ended before all answers had come")
+        raise RequestFailed("a load process ended before all answers had arrived")
     return report_of(load.kind, arrival.in_words(), progress, targets, seconds)
 
 
 @contextlib.asynccontextmanager
 async def _worker(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process with its job, ended with the block."""
+    """A process with its job; killed at the end of the block."""
     worker = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -110,7 +110,7 @@ async def _collect(worker: asyncio.subprocess.Process, progress: Progress) -> No
 
 
 async def work() -> None:
-    """A worker: its job by standard input, its answers by standard output."""
+    """A worker: reads its job from standard input, writes its answers to standard output."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     scripts = scripts_of(job.load, job.num_requests)[job.index :: job.num_workers]
     seed = f"{job.load.seed} of {job.index}" if job.num_workers > 1 else str(job.load.seed)

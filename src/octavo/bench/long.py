@@ -1,12 +1,12 @@
-"""One sequence larger than the pool beside a pool that holds it: tokens a second, what a token reads below,
-and what short chats notice of it.
+"""A sequence larger than the pool, compared with a pool that holds it: tokens a second, bytes read from the
+offload tier per token, and the effect on short chats.
 
-    hot      the pool holds all
-    cold     the pool has what the options give it, a file of its own the rest, whose pages stay cached
-    dropped  the same; before each token the file's pages are dropped, so that the medium is read
-    medium   what four threads read of that file in order, right before: what there is to be had
+    hot      the pool holds all blocks
+    cold     the pool has the configured size, a file the other blocks; the file stays in the page cache
+    dropped  the same, and before each token the file's pages are dropped, so that the medium is read
+    medium   the speed of four threads that read that file in order, measured right before
 
-Each is one engine over the same weights, turned here step by step.
+Each is one engine over the same weights, stepped by this module.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from octavo.units import blocks_for
 LONG = 1  # id of the long request; those of chats follow
 _READ_BYTES, _READERS = 1 << 20, 4
 _CHAT_TOKENS = 64  # of a chat's prompt
-_WATCHED = 40  # tokens of each chat, before and beside
+_WATCHED = 40  # tokens of each chat, with the long sequence and without
 
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """One way of serving the long sequence."""
+    """One configuration that serves the long sequence."""
 
     configuration: str
     pool_blocks: int
     cold_blocks: int  # of the sequence, when its answer began
     prompt_tokens_per_s: float
     tokens_per_s: float  # median over the answer
-    bytes_offloaded: int  # that a token reads there
+    bytes_offloaded: int  # read from the tier per token
     medium_bytes_per_s: float | None = None
     chat_gap_before_s: float | None = None  # the longest between two tokens of a chat: median over the chats
     chat_gap_beside_s: float | None = None
 
     @property
     def share_of_medium(self) -> float | None:
-        """Of what the medium gives."""
+        """The share of the medium's speed."""
         if self.medium_bytes_per_s is None:
             return None
         return self.bytes_offloaded * self.tokens_per_s / self.medium_bytes_per_s
 
 
 @dataclass(slots=True)
-class _Turned:
-    """An engine, and when its requests got tokens."""
+class _SteppedEngine:
+    """An engine, and the times of its requests' tokens."""
 
     engine: Engine
     times: dict[int, list[float]] = field(default_factory=dict)
 
     def until(self, is_met: Callable[[], bool]) -> None:
-        """Turn it. Raises RequestFailed."""
+        """Step it until the condition is met. Raises RequestFailed."""
         while not is_met():
             if self.engine.idle:
                 self.engine.inbox.wait(10)
@@ -79,17 +79,17 @@ class _Turned:
                 self.times.setdefault(update.request_id, []).extend(now for _ in update.tokens)
 
     def submit(self, request_id: int, prompt: list[int], max_tokens: int) -> None:
-        """A request that ends at `max_tokens`."""
+        """Submit a request that ends at `max_tokens`."""
         params = SamplerParams(temperature=0.0, ignore_eos=True, speculate=False)
         request = Request(request_id, tuple(prompt), params, max_tokens, arrival=time.perf_counter())
         self.engine.scheduler.submit(request)
 
     def num_tokens(self, request_id: int) -> int:
-        """That it has."""
+        """Output tokens of a request."""
         return len(self.times.get(request_id, ()))
 
     def cancel_all(self) -> None:
-        """End everything."""
+        """Cancel all requests."""
         for request_id in self.engine.scheduler.request_ids:
             self.engine.scheduler.cancel(request_id)
         self.until(lambda: not self.engine.has_work)
@@ -98,7 +98,7 @@ class _Turned:
 def measure(
     model: str | None, options: StartOptions, sequence: LongSequence, tell: Callable[[str], None]
 ) -> Iterator[LongRun]:
-    """Hot, cold, dropped, and with chats. `options` have `kv_memory_bytes`. Raises ConfigError."""
+    """Runs hot, cold, dropped, and with chats. `options` have `kv_memory_bytes`. Raises ConfigError."""
     tokens, given = sequence.tokens + sequence.answer, options.kv_memory_bytes or 0
     with TemporaryDirectory(prefix="octavo-long-") as folder:
         tell("loading the model")
@@ -123,103 +123,103 @@ def measure(
 
 
 def _run(name: str, started: Started, sequence: LongSequence, tell: Callable[[str], None]) -> LongRun:
-    turned, speed = _computed(name, started, sequence, tell)
-    tokens_per_s = _decoded(turned, sequence, lambda: None)
-    cold = _cold_blocks(turned)
-    turned.cancel_all()
+    stepped, speed = _computed(name, started, sequence, tell)
+    tokens_per_s = _decoded(stepped, sequence, lambda: None)
+    cold = _cold_blocks(stepped)
+    stepped.cancel_all()
     return LongRun(name, started.budget.num_blocks, cold, speed, tokens_per_s, 0)
 
 
 def _run_cold(
     started: Started, sequence: LongSequence, folder: Path, tell: Callable[[str], None]
 ) -> Iterator[LongRun]:
-    turned, speed = _computed("cold", started, sequence, tell)
-    cold = _cold_blocks(turned)
-    below = cold * started.budget.bytes_per_block
+    stepped, speed = _computed("cold", started, sequence, tell)
+    cold = _cold_blocks(stepped)
+    offloaded = cold * started.budget.bytes_per_block
     with _opened(next(folder.glob("*/blocks"))) as file:
-        warm = _medium(file, below, is_kept=True)
-        tokens_per_s = _decoded(turned, sequence, lambda: None)
+        warm = _medium(file, offloaded, is_kept=True)
+        tokens_per_s = _decoded(stepped, sequence, lambda: None)
         blocks = (started.budget.num_blocks, cold, speed)
-        yield LongRun("cold", *blocks, tokens_per_s, below, warm)
-        turned.cancel_all()
+        yield LongRun("cold", *blocks, tokens_per_s, offloaded, warm)
+        stepped.cancel_all()
         tell("the same with the page cache dropped")
         rates: list[float] = []
-        turned, speed = _computed("dropped", started, sequence, tell)
+        stepped, speed = _computed("dropped", started, sequence, tell)
 
         def drop() -> None:
-            rates.append(_medium(file, below, is_kept=False))
+            rates.append(_medium(file, offloaded, is_kept=False))
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
-        tokens_per_s = _decoded(turned, sequence, drop)
-        yield LongRun("dropped", *blocks[:2], speed, tokens_per_s, below, statistics.median(rates))
+        tokens_per_s = _decoded(stepped, sequence, drop)
+        yield LongRun("dropped", *blocks[:2], speed, tokens_per_s, offloaded, statistics.median(rates))
     if sequence.chats:
-        tell(f"beside {sequence.chats} chats")
-        before, beside, tokens_per_s = _chats_beside(turned, sequence)
-        yield LongRun("cold, beside chats", *blocks[:2], speed, tokens_per_s, below, None, before, beside)
-    turned.cancel_all()
+        tell(f"with {sequence.chats} chats")
+        alone, together, tokens_per_s = _with_chats(stepped, sequence)
+        yield LongRun("cold, with chats", *blocks[:2], speed, tokens_per_s, offloaded, None, alone, together)
+    stepped.cancel_all()
 
 
 def _computed(
     name: str, started: Started, sequence: LongSequence, tell: Callable[[str], None]
-) -> tuple[_Turned, float]:
-    """The engine with the prompt computed; prompt tokens a second."""
+) -> tuple[_SteppedEngine, float]:
+    """Compute the prompt. Returns the engine and prompt tokens a second."""
     tell(f"{name}: a prompt of {sequence.tokens:,} tokens")
-    turned, prompt = _Turned(started.engine), _prompt(started, sequence.tokens, name)
+    stepped, prompt = _SteppedEngine(started.engine), _prompt(started, sequence.tokens, name)
     begun = time.perf_counter()
-    turned.submit(LONG, prompt, _room(started, sequence))
-    turned.until(lambda: turned.num_tokens(LONG) > 0)
-    return turned, sequence.tokens / (time.perf_counter() - begun)
+    stepped.submit(LONG, prompt, _room(started, sequence))
+    stepped.until(lambda: stepped.num_tokens(LONG) > 0)
+    return stepped, sequence.tokens / (time.perf_counter() - begun)
 
 
 def _room(started: Started, sequence: LongSequence) -> int:
-    """Tokens of the answer: enough for all that is measured, within the context."""
+    """Tokens of the answer: enough for all measurements, within the context."""
     return min(started.facts.context_length - sequence.tokens, 4 * sequence.answer + 64)
 
 
-def _decoded(turned: _Turned, sequence: LongSequence, before: Callable[[], None]) -> float:
-    """Tokens a second: the median over `answer` of them, each behind a call of `before`."""
+def _decoded(stepped: _SteppedEngine, sequence: LongSequence, before: Callable[[], None]) -> float:
+    """Tokens a second: the median over `answer` tokens, each after a call of `before`."""
     taken = []
     for _ in range(sequence.answer):
         before()
-        begun, count = time.perf_counter(), turned.num_tokens(LONG)
-        turned.until(lambda: turned.num_tokens(LONG) > count)  # noqa: B023 - called at once
+        begun, count = time.perf_counter(), stepped.num_tokens(LONG)
+        stepped.until(lambda: stepped.num_tokens(LONG) > count)  # noqa: B023 - called at once
         taken.append(time.perf_counter() - begun)
     return 1.0 / statistics.median(taken)
 
 
-def _chats_beside(turned: _Turned, sequence: LongSequence) -> tuple[float, float, float]:
-    """The longest gap between two tokens of a chat, without the long sequence and beside it: medians over the
-    chats, once all of them have their first tokens. And the long sequence's tokens a second then."""
+def _with_chats(stepped: _SteppedEngine, sequence: LongSequence) -> tuple[float, float, float]:
+    """The longest gap between two tokens of a chat without the long sequence and with it, as medians over the
+    chats once all have their first tokens; and the long sequence's tokens a second meanwhile."""
     generator = random.Random(3)
     first = LONG + 1
     for chat in range(first, first + sequence.chats):
-        turned.submit(chat, _tokens(generator, _CHAT_TOKENS), 6 * _WATCHED)
+        stepped.submit(chat, _tokens(generator, _CHAT_TOKENS), 6 * _WATCHED)
     chats = range(first, first + sequence.chats)
-    _all_have(turned, chats, _WATCHED)
-    begun, count = time.perf_counter(), turned.num_tokens(LONG)
-    _all_have(turned, chats, 2 * _WATCHED)
-    tokens_per_s = (turned.num_tokens(LONG) - count) / (time.perf_counter() - begun)
-    beside = _longest_gaps(turned, begun, chats)
-    turned.engine.scheduler.cancel(LONG)
+    _all_have(stepped, chats, _WATCHED)
+    begun, count = time.perf_counter(), stepped.num_tokens(LONG)
+    _all_have(stepped, chats, 2 * _WATCHED)
+    tokens_per_s = (stepped.num_tokens(LONG) - count) / (time.perf_counter() - begun)
+    together = _longest_gaps(stepped, begun, chats)
+    stepped.engine.scheduler.cancel(LONG)
     begun = time.perf_counter()
-    _all_have(turned, chats, 3 * _WATCHED)
-    return _longest_gaps(turned, begun, chats), beside, tokens_per_s
+    _all_have(stepped, chats, 3 * _WATCHED)
+    return _longest_gaps(stepped, begun, chats), together, tokens_per_s
 
 
-def _all_have(turned: _Turned, chats: range, count: int) -> None:
-    turned.until(lambda: all(turned.num_tokens(chat) >= count for chat in chats))
+def _all_have(stepped: _SteppedEngine, chats: range, count: int) -> None:
+    stepped.until(lambda: all(stepped.num_tokens(chat) >= count for chat in chats))
 
 
-def _longest_gaps(turned: _Turned, since: float, chats: range) -> float:
+def _longest_gaps(stepped: _SteppedEngine, since: float, chats: range) -> float:
     longest = []
     for chat in chats:
-        times = [at for at in turned.times[chat] if at >= since]
+        times = [at for at in stepped.times[chat] if at >= since]
         longest.append(max(after - before for before, after in itertools.pairwise(times)))
     return statistics.median(longest)
 
 
-def _cold_blocks(turned: _Turned) -> int:
-    return sum(len(s.table.cold) for s in turned.engine.scheduler.live.running if s.table is not None)
+def _cold_blocks(stepped: _SteppedEngine) -> int:
+    return sum(len(s.table.cold) for s in stepped.engine.scheduler.live.running if s.table is not None)
 
 
 def _prompt(started: Started, count: int, name: str) -> list[int]:
@@ -241,7 +241,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _medium(file: int, num_bytes: int, *, is_kept: bool) -> float:
-    """Bytes a second of so many of the file, read by threads in order; its pages kept, or dropped first."""
+    """Bytes a second at which threads read the file in order, with its cached pages kept or dropped first."""
     if not is_kept:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     buffers = [bytearray(_READ_BYTES) for _ in range(_READERS)]

@@ -1,14 +1,14 @@
-"""What KV memory is wasted and what is shared, on the real scheduler and ledger, without a model.
+"""Wasted and shared KV memory, on the real scheduler and ledger, without a model.
 
-    waste        a trace of requests under policies that reserve, and in blocks: the paper's figures 2 and 13
-    worked       one sequence in blocks, beside a reservation of the maximum; reserved token by token
-    scattered    memory that a contiguous allocator has and cannot give
-    bookkeeping  what the ledger takes for a byte of KV
-    sharing      blocks that several answers to one prompt need not have twice
-    oversubscribed   three times more demand than blocks, beside an admission that never preempts
+    waste        a trace of requests under reservation policies, and in blocks: the paper's figures 2 and 13
+    worked       one sequence in blocks, compared with a reservation of the maximum; reserved token by token
+    scattered    free memory that a contiguous allocator cannot allocate
+    bookkeeping  bytes of the ledger per byte of KV
+    sharing      blocks that several answers to one prompt share
+    oversubscribed   three times more demand than blocks, compared with an admission that never preempts
 
-It measures no time: the same seed gives the same figures on every machine (bookkeeping aside, which depends
-on the Python that runs). Source: Kwon et al. 2023, sections 2.2 to 3.1, 6.1 to 6.3.
+No time is measured: the same seed gives the same figures on every machine, except for bookkeeping, which
+depends on the Python version. Source: Kwon et al. 2023, sections 2.2 to 3.1, 6.1 to 6.3.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pool_of(memory: Memory) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What one policy made of one trace."""
+    """The waste of one policy on one trace."""
 
     trace: str
     num_requests: int
@@ -64,7 +64,7 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """One sequence in blocks, beside a reservation of `maximum` slots."""
+    """One sequence in blocks, compared with a reservation of `maximum` slots."""
 
     tokens: int
     maximum: int
@@ -77,7 +77,8 @@ class Worked:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A contiguous memory with room enough that serves nobody, and the same requests in blocks."""
+    """A contiguous memory with enough free slots that cannot serve a request, and the same requests in
+    blocks."""
 
     wanted: int  # slots of the next request
     num_free: int  # slots, in both memories
@@ -85,7 +86,7 @@ class Scattered:
     contiguous_serves: bool
     block_size: int
     blocks_taken: int  # for the next request, from the pool
-    runs_taken: int  # of neighbouring blocks
+    runs_taken: int  # runs of adjacent blocks
     paged_serves: bool
 
 
@@ -103,7 +104,7 @@ class Bookkeeping:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Blocks that sharing saved: (without - with) / without, as a mean over steps."""
+    """The share of blocks that sharing saves: (without - with) / without, the mean over steps."""
 
     trace: str
     method: str
@@ -124,10 +125,10 @@ def measure(
     tell: Callable[[str], None] = lambda text: None,
     crowded_traces: Sequence[Trace] = (),
 ) -> Iterator[Row]:
-    """All of it, each row as soon as it is there: waste on `traces`, sharing on `shared_traces`,
+    """All rows, each as soon as it is computed: waste on `traces`, sharing on `shared_traces`,
     oversubscription on `crowded_traces`.
 
-    `tell` hears what comes next. Raises ConfigError.
+    `tell` receives progress messages. Raises ConfigError.
     """
     pool = pool_of(settings)
     yield from (worked(*case) for case in WORKED)
@@ -136,7 +137,7 @@ def measure(
         tell(f"bookkeeping, blocks of {block_size} ...")
         yield bookkeeping(block_size)
     for trace in traces:
-        tell(f"{trace.name}: {len(trace.jobs):,} requests under policies that reserve ...")
+        tell(f"{trace.name}: {len(trace.jobs):,} requests under reservation policies ...")
         for policy in reservation_policies(settings.max_length):
             result = replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
             yield Waste(trace.name, len(trace.jobs), pool.num_slots, result)
@@ -152,13 +153,13 @@ def measure(
 
 
 def paged_waste(trace: Trace, settings: Memory) -> Waste:
-    """The trace, served by the scheduler from blocks."""
+    """The waste of the trace when the scheduler serves it from blocks."""
     result = replay_paged(trace.jobs, pool_of(settings), settings.seed)
     return Waste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
 
 
 def worked(tokens: int, maximum: int, block_size: int) -> Worked:
-    """Store `tokens` positions one by one, and count what is held."""
+    """Store `tokens` positions one by one, and count the held blocks."""
     memory = Ledger(blocks_for(maximum, block_size), block_size)
     table = memory.open(Holder(HolderKind.SEQUENCE))
     for position in range(tokens):
@@ -178,7 +179,8 @@ def worked(tokens: int, maximum: int, block_size: int) -> Worked:
 
 
 def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wanted: int = 600) -> Scattered:
-    """Fill both memories with equal requests, end every other one, and ask for a little more than one had."""
+    """Fill both memories with equal requests, end every other one, and request a little more than one
+    held."""
     num_slots = num_requests * each
     contiguous, memory = FirstFit(num_slots), Ledger(num_slots // block_size, block_size)
     pieces = [contiguous.take(each) for _ in range(num_requests)]
@@ -205,7 +207,7 @@ def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wan
 
 
 def _stored(memory: Ledger, tokens: int) -> BlockTable:
-    """A new sequence with room for so many tokens."""
+    """The table of a new sequence, with blocks for so many tokens."""
     table = memory.open(Holder(HolderKind.SEQUENCE))
     reservation = memory.reserve(table, 0, tokens)
     assert reservation is not None
@@ -213,7 +215,7 @@ def _stored(memory: Ledger, tokens: int) -> BlockTable:
 
 
 def bookkeeping(block_size: int) -> Bookkeeping:
-    """Fill a pool with sequences, publish every block, and measure the ledger with all it refers to."""
+    """Fill a pool with sequences, publish every block, and measure the ledger with all its objects."""
     memory = full_memory(BOOKKEEPING_TOKENS // block_size, block_size, BOOKKEEPING_SEQUENCE)
     num_blocks = memory.counts().held
     assert num_blocks == memory.pool.num_blocks
@@ -224,7 +226,7 @@ def bookkeeping(block_size: int) -> Bookkeeping:
 
 
 def full_memory(num_blocks: int, block_size: int, tokens: int) -> Ledger:
-    """A pool that sequences of `tokens` tokens, which fill whole blocks, hold and have published."""
+    """A ledger whose whole pool is held and published by sequences of `tokens` tokens, in full blocks."""
     memory = Ledger(num_blocks, block_size)
     for index in range(num_blocks * block_size // tokens):
         table, chain = _stored(memory, tokens), NameChain(root_name(b""), block_size)
@@ -234,7 +236,7 @@ def full_memory(num_blocks: int, block_size: int, tokens: int) -> Ledger:
 
 
 def deep_size(root: object) -> int:
-    """Bytes of an object and of everything it refers to, each counted once. Classes and functions are not."""
+    """Bytes of an object and of everything it refers to, each counted once, except classes and functions."""
     seen: set[int] = set()
     todo, total = [root], 0
     while todo:
@@ -255,22 +257,22 @@ def deep_size(root: object) -> int:
 
 
 def parallel_sampling(trace: Trace, n: int, settings: Memory) -> Sharing:
-    """What `n` answers to each prompt save."""
+    """The saving of `n` answers to each prompt."""
     return sharing(
         trace.name, "parallel sampling", n, requests_of(trace.jobs, settings.seed, n), pool_of(settings)
     )
 
 
 def sharing(trace: str, method: str, width: int, requests: Sequence[Request], pool: Pool) -> Sharing:
-    """Serve the requests, and count at every step the blocks that are held against those that tables list.
+    """Serve the requests, and count at every step the held blocks against the entries of all tables.
 
-    How answers come to share is the requests' matter. The mean is over the steps that count for waste too.
+    The mean is over the same steps as for waste.
     """
     window: Window[float] = Window()
 
     def look(scheduler: Scheduler, to_come: int) -> None:
         listed = sum(len(table) for table in scheduler.ledger.holders)
-        assert listed, "a step is planned, and nobody holds a block"
+        assert listed, "a step is planned, and no sequence holds a block"
         saved = (listed - scheduler.ledger.counts().held) / listed
         window.add(saved, len(scheduler.live.waiting), to_come)
 

@@ -1,18 +1,18 @@
-"""Three workloads in a closed loop, without HTTP: one thread adds requests and turns the engine.
+"""Three workloads in a closed loop, without HTTP: one thread adds requests and steps the engine.
 
-W1: independent prompts of random tokens, C in flight: as one answer ends, the next begins.
-W2: prompts that share a long prefix, all at once: what prefix sharing is worth.
-W3: long prompts, all at once: what a long context costs, prefill and decode apart.
+W1: independent prompts of random tokens, C in flight: when one answer ends, the next request is sent.
+W2: prompts that share a long prefix, all at once: the gain of prefix sharing.
+W3: long prompts, all at once: the cost of a long context, for prefill and decode.
 
-End-of-sequence is ignored, so every answer has the asked length. Tokens are drawn from a fixed seed and
-differ between workloads, so that no run finds another's blocks.
+End-of-sequence is ignored, so every answer has the requested length. Tokens are drawn from a fixed seed and
+differ between workloads, so no run finds blocks of another.
 
     request 1   prompt ......|.|.|.|.|.|.|.|.|.|         a bar is a token
     request 2   prompt ............|.|.|.|.|.|.|.|
                 <--- prefill ----->|<-- decode -->
 
-Prefill is the time in which a prompt was waited for or computed, decode the rest. Prefill speed is prompt
-tokens that were not cached over the one, decode speed the tokens that came in the other over the other.
+Prefill is the time in which at least one prompt is queued or computed; decode is the rest. Prefill speed is
+the uncached prompt tokens over prefill time, decode speed the tokens of decode time over that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.api.llm import LLM
-from octavo.bench.workloads import FIRST_TOKEN, INDEPENDENT, SHARED, Offline
+from octavo.bench.workloads import FIRST_TOKEN, INDEPENDENT, SHARED, OfflineOptions
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
@@ -36,7 +36,7 @@ from octavo.types import FinishReason, Usage
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Which requests, and how many at a time. Lengths are in tokens."""
+    """The requests, and how many run at once. Lengths are in tokens."""
 
     name: str
     num_requests: int
@@ -48,7 +48,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run measured; a speed is 0 where there was nothing to measure."""
+    """One run's figures; a speed is 0 if there was nothing to measure."""
 
     workload: Workload
     seconds: float
@@ -68,13 +68,13 @@ class Report:
     between_p95_s: float
     steps: int
     step_seconds: float  # inside steps
-    plan_seconds: float  # of it, scheduling, building batches and committing
-    plan_share: float  # of the time inside steps
+    plan_seconds: float  # part of it: scheduling, building batches and committing
+    plan_share: float  # of the step time
 
 
 @dataclass(slots=True)
 class _Timing:
-    """When one request was submitted and when its tokens came, on the clock of `time.perf_counter`."""
+    """The times of one request's submission and tokens, on the clock of `time.perf_counter`."""
 
     submitted: float
     tokens: list[float] = field(default_factory=list)
@@ -106,8 +106,8 @@ def w3(prompt: int, concurrency: int, output: int = 64) -> Workload:
     return Workload("W3", concurrency, 0, prompt, output, concurrency)
 
 
-def workloads_of(wanted: Offline) -> list[Workload]:
-    """The workloads of these prompts, in order. A prefix of 0 leaves the shared one out."""
+def workloads_of(wanted: OfflineOptions) -> list[Workload]:
+    """The workloads of these options, in order; none with a shared prefix if its length is 0."""
     at_once, counts = wanted.conc or (1, 8, 32), wanted.n
     each = counts * len(at_once) if len(counts) == 1 else counts or [max(4, 2 * count) for count in at_once]
     found: list[Workload] = []
@@ -123,7 +123,7 @@ def workloads_of(wanted: Offline) -> list[Workload]:
 
 
 def warm_up(llm: LLM) -> None:
-    """One short request, so that first touches of memory are not measured."""
+    """Run one short request, so that first touches of memory are not measured."""
     prompt = [FIRST_TOKEN + i for i in range(32)]
     llm.generate([prompt], SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True))
 
@@ -146,7 +146,7 @@ def measure(llm: LLM, workload: Workload) -> Report:
 
 
 def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
-    """The prompts of a workload: equal for equal workloads, different for different ones."""
+    """The prompts of a workload: equal for equal workloads, otherwise different."""
     seed = f"{workload.name} {workload.num_requests} {workload.prefix} {workload.own} {workload.concurrency}"
     generator = random.Random(seed)
 
@@ -159,7 +159,7 @@ def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
 
 
 def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplerParams, in_flight: int) -> list[_Timing]:
-    """Answer every prompt: as one answer ends, the next begins."""
+    """Answer every prompt, `in_flight` at once."""
     timings: dict[int, _Timing] = {}
     unsent = deque(prompts)
     while unsent or llm.num_unfinished:
@@ -188,7 +188,7 @@ def _report(
     prefill = merged([(timing.submitted, timing.tokens[0]) for timing in timings])
     prefill_s = sum(stop - start for start, stop in prefill)
     decode_s = max(timing.tokens[-1] for timing in timings) - prefill[0][0] - prefill_s
-    # A token counts where the middle of its gap lies: prefill ends at the very time of some tokens.
+    # A token counts at the middle of its gap, since prefill ends exactly at the time of some tokens.
     gaps = [pair for timing in timings for pair in itertools.pairwise(timing.tokens)]
     decoded = num_outside(prefill, [(before + after) / 2 for before, after in gaps])
     step_seconds = after.step_seconds - before.step_seconds
@@ -218,7 +218,7 @@ def _report(
 
 
 def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of half-open spans of time, as spans that ascend and do not touch."""
+    """The union of half-open spans of time, as ascending spans that do not touch."""
     union: list[tuple[float, float]] = []
     for start, stop in sorted(spans):
         if union and start <= union[-1][1]:
@@ -229,7 +229,7 @@ def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def num_outside(union: Sequence[tuple[float, float]], times: Sequence[float]) -> int:
-    """How many times lie in none of the spans, nor at their ends; `union` as `merged` gives it."""
+    """The number of times outside all spans and their ends; `union` as returned by `merged`."""
     starts = [start for start, _ in union]
     count = 0
     for at in times:

@@ -1,12 +1,12 @@
-"""What the scheduler makes of three times more demand than blocks, without a model: its throughput and gaps
-between tokens, compared with an admission that never preempts because it knows how long every answer will be.
+"""The scheduler under three times more demand than blocks, without a model: its throughput and inter-token
+gaps, compared with an admission that knows the length of every answer and never preempts.
 
-    trace -> virtual server (planner.py): the real scheduler, whose steps and transfers take what `Costs` says
+    trace -> virtual server (planner.py): the real scheduler; `Costs` has the times of steps and transfers
                |
-               +-- the next request comes as soon as what is wanted is below `DEMAND` times the pool
+               +-- the next request arrives when the demand of live ones is less than `DEMAND` times the pool
 
-The admission that knows (`Foreseeing`) lets a request in if, at every step from now on, the blocks of all
-that run fit: each grows by a position a step and leaves when its answer ends. What it foresees is off by the
+The reference (`KnownLengthLimits`) admits a request if the blocks of all running sequences fit at every step
+from now on: each sequence grows by a position a step and ends with its answer. Its prediction is off by the
 steps that prompts take, so it keeps a margin: the smallest of `MARGINS` with which it never preempts on that
 trace. All times are virtual, so the same seed gives the same figures on every machine.
 """
@@ -38,7 +38,7 @@ DEMAND = 3.0  # times the pool
 STEP_TOKENS = 512
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)  # of the pool
 TIER_SLOTS = 10  # times the pool
-STAGING_PART = 16  # of the pool, to stage in
+STAGING_PART = 16  # the staging arena is this part of the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ class Costs:
 
     name: str
     step_s: float
-    position_s: float  # for each position that is computed
+    position_s: float  # for each computed position
     read_s: float  # for a thousand positions that attention reads
     move_s: float  # for a block, to the tier or back
 
 
-# Of the order of what was measured: SmolLM2-135M in 4 bits on two cores (docs/performance.md), a block of
-# 360 KiB on a disk of 1 GB/s; and a model that every step reads whole, next to which positions cost little,
-# with 13 MB in a block.
+# Similar to measured costs: SmolLM2-135M in 4 bits on two cores (docs/performance.md), with blocks of 360 KiB
+# on a disk of 1 GB/s; and a memory-bound model, where a step costs much more than a position, with blocks of
+# 13 MB.
 COMPUTE_BOUND = Costs("compute-bound", 0.006, 0.0011, 1e-4, 0.0004)
 MEMORY_BOUND = Costs("memory-bound", 0.030, 0.00004, 1e-6, 0.013)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a trace is served with. `num_slots` 0: there is no offload tier."""
+    """The server of a trace. `num_slots` 0: it has no offload tier."""
 
     num_blocks: int
     block_size: int
@@ -70,7 +70,7 @@ class Setup:
     staging: int = 0
 
     def calibration(self, requests: Sequence[Request]) -> Calibration:
-        """Of a server for these requests."""
+        """The calibration of a server for these requests."""
         config = SchedulerConfig(
             max_rows=min(len(requests), STEP_TOKENS),
             step_tokens=STEP_TOKENS,
@@ -101,15 +101,15 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What came of a trace. Times are virtual."""
+class TraceResult:
+    """The result of serving a trace. Times are virtual."""
 
     seconds: float  # to the last token
     tokens: int
     gap_p99_s: float  # between two tokens of an answer
-    running: float  # requests at once, on average over steps
+    running: float  # running requests, the mean over steps
     preemptions: int
-    kept: int  # of these, after which blocks were in the tier
+    kept: int  # preemptions after which blocks were in the tier
     recomputed: int  # positions computed a second time
 
     @property
@@ -118,7 +118,7 @@ class Served:
         return self.tokens / self.seconds
 
 
-class Foreseeing(AdmissionLimits):
+class KnownLengthLimits(AdmissionLimits):
     """Limits that know the length of every answer, and keep `margin` blocks free."""
 
     def __init__(self, scheduler: Scheduler, margin: int) -> None:
@@ -129,18 +129,18 @@ class Foreseeing(AdmissionLimits):
         self._margin = margin
 
     def fits(self, sequence: LiveSequence, num_hits: int) -> bool:
-        """Whether all that run, and this one, can run to their ends."""
+        """Whether all running sequences, and this one, can run to their ends."""
         if self._live.num_free_rows < 1:
             return False
         if not self._live.running:
             return True
         together = [*self._live.running, sequence]
         known = np.array([s.known for s in together])
-        left = np.array([s.max_length - s.known for s in together])  # tokens to come
+        left = np.array([s.max_length - s.known for s in together])  # future tokens
         prompts = np.array([s.remaining if s.remaining > 1 else 0 for s in together])
         num_prompts = int((prompts > 0).sum())
         budget = self._prefill_budget.prompt_budget(len(together) - num_prompts, num_prompts)
-        last = left + (prompts > 0) * -(-int(prompts.sum()) // max(1, budget))  # steps until it ends, at most
+        last = left + (prompts > 0) * -(-int(prompts.sum()) // max(1, budget))  # most steps until it ends
         ends = np.unique(last)
         size = self._context.ledger.block_size
         blocks = -(-(known + np.minimum(ends[:, None], left)) // size)  # (ends, sequences)
@@ -148,15 +148,15 @@ class Foreseeing(AdmissionLimits):
         return peak + self._margin <= self._context.ledger.pool.num_blocks
 
 
-def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) -> Served | None:
-    """The requests in their order, while what live ones want is up to `DEMAND` times the pool. With a
-    `margin` lengths are known; then None where that preempts."""
+def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) -> TraceResult | None:
+    """Serve the requests in order, while the demand of live ones is at most `DEMAND` times the pool. With a
+    `margin` the admission knows all lengths; returns None if it preempts nevertheless."""
     calibration, results = setup.calibration(requests), Results()
     server = Server(calibration, calibration.setup, 0, results)
     scheduler, to_come = server.scheduler, deque(requests)
     if margin is not None:
-        scheduler.admission.limits = Foreseeing(scheduler, margin)
-    # The pace of an engine that has served before: what a step costs is known from the first one on.
+        scheduler.admission.limits = KnownLengthLimits(scheduler, margin)
+    # Step times are known from the start, as in an engine that has served before.
     one = setup.costs.step_s + setup.costs.position_s
     scheduler.context.times.observe(StepShape(1), one)
     scheduler.context.times.observe(StepShape(1, prompt=100), one + 100 * setup.costs.position_s)
@@ -171,7 +171,7 @@ def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) 
         server.turn(math.inf)
     answers = results.done
     gaps = sorted(b - a for answer in answers for a, b in itertools.pairwise(answer.chunks))
-    return Served(
+    return TraceResult(
         server.now,
         sum(answer.tokens for answer in answers),
         gaps[int(0.99 * (len(gaps) - 1))] if gaps else 0.0,
@@ -182,8 +182,8 @@ def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) 
     )
 
 
-def best_without_preempting(requests: Sequence[Request], setup: Setup) -> Served:
-    """The trace under the admission that knows every length, with the smallest margin that does."""
+def best_without_preempting(requests: Sequence[Request], setup: Setup) -> TraceResult:
+    """The trace under the admission that knows all lengths, with the smallest margin that never preempts."""
     for margin in MARGINS:
         served = serve(requests, setup, int(margin * setup.num_blocks))
         if served is not None:
@@ -199,22 +199,22 @@ class Oversubscribed:
     num_requests: int
     num_blocks: int
     demand: float  # times the pool
-    costs: str  # what a step's time is made of
+    costs: str  # the name of the `Costs`
     tier: bool
-    throughput_ratio: float  # tokens a second, over those of the admission that never preempts
-    gap_p99_ratio: float  # time between two tokens of an answer, likewise
+    throughput_ratio: float  # tokens a second over those of the reference
+    gap_p99_ratio: float  # likewise of the time between two tokens of an answer
     tokens_per_second: float
     gap_p99_s: float
-    running: float  # requests at once
-    running_best: float  # under the admission that never preempts
+    running: float  # running requests, the mean over steps
+    running_best: float  # those of the reference
     preemptions: int
-    kept: int  # of them, after which blocks were in the tier
+    kept: int  # preemptions after which blocks were in the tier
     tokens: int
     recomputed: int  # positions computed again
 
 
 def oversubscribed(trace: Trace, pool: Pool, seed: int) -> Iterator[Oversubscribed]:
-    """The trace on two machines, each without an offload tier and with one."""
+    """Serve the trace with both costs, each without an offload tier and with one."""
     requests = requests_of(trace.jobs, seed)
     for costs in (COMPUTE_BOUND, MEMORY_BOUND):
         setup = Setup(pool.num_blocks, pool.block_size, costs)

@@ -1,12 +1,12 @@
-"""What a server would do with requests that nobody has sent: the real scheduler on a virtual clock.
+"""Predicts how a server would handle hypothetical requests: the real scheduler on a virtual clock.
 
-    Traffic      requests by arrival, or users who think between two of theirs
-    Calibration  what a step takes, and what the scheduler is made of (calibration.py)
-    Server       the engine's loop: commands, plan, commit; a step takes what the calibration predicts
-    serve        servers on one clock, and a front that chooses one for each request (replicas.py)
+    Traffic      requests by arrival, or users with a think time between two requests
+    Calibration  step times, and the scheduler's setup (calibration.py)
+    Server       the engine's loop: commands, plan, commit; step times are those of the calibration
+    serve        servers on one clock, and a balancer that chooses one for each request (replicas.py)
     Forecast     figures of several draws of noise and drift, as ranges
 
-Tokens are made up; whatever depends on them (guesses that are right, stops) is not forecast. What the
+Tokens are synthetic, so nothing that depends on them is forecast (accepted guesses, stops). Traffic that the
 calibration does not cover is refused.
 """
 
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from octavo.bench.calibration import Calibration, kind_of, move_of
 from octavo.bench.endpoint import Answer
-from octavo.bench.forecast import Forecast, Highest, Range, spread_of_tenant
+from octavo.bench.forecast import Forecast, HighestLoad, Range, spread_of_tenant
 from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
 from octavo.bench.traces import RequestTrace, prompts_of
 from octavo.bench.workloads import WorkloadTargets
@@ -41,15 +41,15 @@ from octavo.step.step_times import StepShape, shape_of
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone, Update
 
 VOCAB_SIZE = 32_000
-COVERED = 1.25  # times what the calibration measured
+COVERED = 1.25  # times the measured sizes
 _TOKEN = (SampledToken(3),)
-JUDGES, GOOD = 3, 0.95  # draws, and the part of their answers that must keep the targets
+JUDGES, GOOD = 3, 0.95  # draws of a search, and the share of answers that must meet the targets
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What comes. With `users`, each sends the trace's next request once its last answer has ended and
-    `think_s` have passed."""
+    """The requests. With `users`, each user sends the trace's next request `think_s` after the end of the
+    last answer."""
 
     trace: RequestTrace
     users: int = 0
@@ -57,8 +57,8 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Served:
-    """What came of it, in one draw."""
+class DrawResult:
+    """The result of one draw."""
 
     report: LoadReport
     seconds: float
@@ -67,15 +67,15 @@ class Served:
     preemptions: int
     blocks_peak: int
     running_peak: int
-    waits: Counter[str]  # steps at which the first in the queue waited, by reason
+    waits: Counter[str]  # steps, by the reason why the first request in the queue waited
     steps: int
-    good: float  # part of the answers that kept the targets
-    of_tenants: dict[str, LoadReport]  # where the calibration names tenants
+    good: float  # share of the answers that met the targets
+    of_tenants: dict[str, LoadReport]  # by tenant of the calibration
 
 
 @dataclass(slots=True)
 class Results:
-    """What came of all servers' traffic, so far."""
+    """The results of all servers' traffic so far."""
 
     done: list[Answer] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
@@ -84,21 +84,21 @@ class Results:
 
 
 class Server:
-    """One virtual server, which serves its traffic once. Its clock goes on with `turn`."""
+    """One virtual server, for one run. `turn` advances its clock."""
 
     def __init__(self, calibration: Calibration, setup: SchedulerSetup, seed: int, results: Results) -> None:
-        """`setup`: the calibration's, or what it would be; `seed`: of noise and drift."""
+        """`setup`: the calibration's, or a hypothetical one; `seed`: for noise and drift."""
         self._calibration = calibration
         self._random = random.Random(seed)
         self._loop = VirtualLoop(_plain(setup), calibration.tier)
         if calibration.tenants:
             self._loop.answer(SetTenants(calibration.tenants), 0.0)
-        self.is_idle = True  # it waits for requests alone
+        self.is_idle = True  # it has no work until a request arrives
         self._now = 0.0
-        self._free_at = 0.0  # when the device has computed all that it was given
+        self._free_at = 0.0  # when the device has computed all submitted plans
         self._ends: deque[float] = deque()  # of plans in flight
         self._seconds: deque[tuple[float, StepShape]] = deque()
-        self._moving: list[tuple[float, int, float]] = []  # a heap: when a transfer ends, which, its seconds
+        self._moving: list[tuple[float, int, float]] = []  # a heap: end of a transfer, its id, its seconds
         self._moved_at = 0.0
         self._drift = self._drift_until = 0.0
         self._answers: dict[int, Answer] = {}
@@ -114,16 +114,16 @@ class Server:
 
     @property
     def senders(self) -> list[str]:
-        """The tenants that send requests."""
+        """The tenants with requests."""
         return [policy.name for policy in self._calibration.tenants if policy.name != SHARED]
 
     @property
     def scheduler(self) -> Scheduler:
-        """The real one."""
+        """The real scheduler."""
         return self._loop.scheduler
 
     def submit(self, request: Request, at: float) -> None:
-        """A request that came at that time."""
+        """Submit a request that arrived at that time."""
         self._now, self.is_idle = max(self._now, at), False
         answer = Answer(at, request.max_tokens)
         self._of_tenants[request.tenant].append(answer)
@@ -141,7 +141,8 @@ class Server:
         self.on_end(answer.ended)
 
     def turn(self, next_arrival: float) -> None:
-        """One turn of the engine's loop; where nothing can be done, the clock goes on to what comes next."""
+        """One iteration of the engine's loop. If there is nothing to do, the clock advances to the next
+        event."""
         loop = self._loop
         while self._moving and self._moving[0][0] <= self._now:
             at, transfer_id, seconds = heapq.heappop(self._moving)
@@ -159,7 +160,7 @@ class Server:
             soonest = self._moving[0][0] if self._moving else math.inf
             event = loop.scheduler.next_event()
             upcoming = min(next_arrival, soonest, math.inf if event is None else event)
-            assert upcoming < math.inf, "work is left, and nothing will happen"
+            assert upcoming < math.inf, "work is left, and there is no next event"
             self._now = max(self._now, upcoming)
 
     def _start(self, plan: StepPlan) -> None:
@@ -177,8 +178,8 @@ class Server:
                 heapq.heappush(self._moving, (self._moved_at, transfer.transfer_id, seconds))
         if plan.has_cold:
             raise ConfigError(
-                "the traffic comes to sequences that are larger than the pool, whose cold blocks attention "
-                "reads in a tier: no calibration has their time; allowed: shorter requests, or a larger pool"
+                "the traffic has sequences larger than the pool, with cold blocks in a tier: "
+                "no calibration has their time; allowed: shorter requests, or a larger pool"
             )
         shape = shape_of(plan.chunks)
         step_s = self._step_s(shape) if plan.chunks else 0.0
@@ -191,7 +192,7 @@ class Server:
         if (seconds := self._calibration.moves.get(kind)) is None:
             measured = ", ".join(sorted(self._calibration.moves)) or "none"
             raise ConfigError(
-                f"the traffic comes to a transfer of another kind than was measured ({kind}; measured: "
+                f"the traffic needs a transfer of a kind that was not measured ({kind}; measured: "
                 f"{measured}); allowed: octavo bench calibrate with the server's --host-cache or --disk-cache"
             )
         return seconds
@@ -214,8 +215,8 @@ class Server:
         ):
             if value > COVERED * most:
                 raise ConfigError(
-                    f"the traffic comes to {value:,} {what}; allowed: {COVERED:g} times the {most:,} that "
-                    "were measured (octavo bench calibrate, with the settings that are asked about)"
+                    f"the traffic needs {value:,} {what}; allowed: {COVERED:g} times the measured {most:,} "
+                    "(octavo bench calibrate, with the settings to plan)"
                 )
 
     def _commit(self) -> None:
@@ -224,56 +225,56 @@ class Server:
         self._now = max(self._now, self._ends.popleft())
         samples = {chunk.seq_id: _TOKEN for chunk in plan.chunks if chunk.num_samples}
         result = StepResult(plan.step_id, samples, seconds=seconds)
-        told_at = self._now + self._calibration.http_s
+        received_at = self._now + self._calibration.http_s
         for update in loop.commit(result, self._now):
-            self.on_update(update, told_at)
+            self.on_update(update, received_at)
             answer = self._answers[update.request_id]
             if update.tokens:
-                answer.chunks.append(told_at)
+                answer.chunks.append(received_at)
                 answer.tokens += len(update.tokens)
             if update.finish is not None:
                 usage = update.usage
                 self._served["cached"] += usage.num_cached
                 self._served["prompt"] += usage.num_prompt
                 self._served["preemptions"] += usage.preemptions
-                answer.ended = told_at
+                answer.ended = received_at
                 self._end(self._answers.pop(update.request_id))
         if plan.chunks:
             self._now += self._calibration.between(shape)
 
 
-class Front(Protocol):
-    """What chooses a server for each request."""
+class Balancer(Protocol):
+    """Chooses a server for each request."""
 
     def place(self, request: Request, now: float) -> int | None:
-        """The server's index; None: none takes it."""
+        """The server's index; None: all refuse it."""
 
     def follow(self, index: int) -> None:
-        """That server has had a turn."""
+        """That server has run an iteration."""
 
 
-class OneServer:
-    """The front of a single server."""
+class SingleServer:
+    """The balancer of a single server."""
 
     def place(self, request: Request, now: float) -> int | None:
-        """There is one."""
+        """The only one."""
         return 0
 
     def follow(self, index: int) -> None:
-        """It is the front of nothing else."""
+        """Nothing to do."""
 
 
 def serve(
     servers: Sequence[Server],
-    front: Front,
+    balancer: Balancer,
     results: Results,
     traffic: Traffic,
     targets: WorkloadTargets,
     seed: int,
     bad_max: float = math.inf,
-) -> Served:
-    """To the end of the last answer, or until more than `bad_max` answers have missed the targets. The server
-    that is the furthest behind turns next."""
+) -> DrawResult:
+    """Run until the last answer ends, or more than `bad_max` answers have missed the targets. The server with
+    the earliest clock runs next."""
     num_judged = num_bad = 0
     requests = _requests(traffic, seed, servers[0].senders)
     arrivals: list[tuple[float, int, Request]] = []
@@ -295,7 +296,7 @@ def serve(
         last = min(busy, key=lambda index: servers[index].now) if busy else None
         if arrivals and (last is None or arrivals[0][0] <= servers[last].now):
             at, _, request = heapq.heappop(arrivals)
-            place = front.place(request, at)
+            place = balancer.place(request, at)
             if place is None:
                 refused = Answer(at, request.max_tokens, ended=at)
                 refused.fail("QueueFull", "all replicas are full")
@@ -307,7 +308,7 @@ def serve(
                 heapq.heappush(arrivals, (one[0], one[1].request_id, one[1]))
         elif last is not None:
             servers[last].turn(arrivals[0][0] if arrivals else math.inf)
-            front.follow(last)
+            balancer.follow(last)
             ended = results.done[num_judged:]
             num_judged += len(ended)
             num_bad += sum(bool(answer.error) or not is_good(answer, targets) for answer in ended)
@@ -316,7 +317,9 @@ def serve(
     return _result(results, traffic, targets, servers[0].senders)
 
 
-def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, senders: Sequence[str]) -> Served:
+def _result(
+    results: Results, traffic: Traffic, targets: WorkloadTargets, senders: Sequence[str]
+) -> DrawResult:
     seconds = max((answer.ended for answer in results.done), default=0.0)
     seconds = max(seconds, 1e-9)
     arrival = (
@@ -329,7 +332,7 @@ def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, sender
 
     report = report_on(results.done)
     served = results.served
-    return Served(
+    return DrawResult(
         report,
         seconds,
         served["cached"],
@@ -345,12 +348,13 @@ def _result(results: Results, traffic: Traffic, targets: WorkloadTargets, sender
 
 
 def _plain(setup: SchedulerSetup) -> SchedulerSetup:
-    """Without guesses, which depend on tokens, and with all of its pool's memory from the start."""
+    """The setup without guesses, which depend on tokens, and with all of the pool's memory from the start."""
     return replace(setup, speculate=Speculation.OFF, pressure=None, num_ready=setup.capacity)
 
 
 def _requests(traffic: Traffic, seed: int, senders: Sequence[str]) -> Iterator[tuple[float, Request]]:
-    """By arrival, numbered from 1. Those that name no tenant are the senders' in turn."""
+    """The requests by arrival, numbered from 1. Those without a tenant are assigned to the senders in
+    turn."""
     senders = senders or [""]
     params = SamplerParams(ignore_eos=True)
     trace = traffic.trace
@@ -372,7 +376,7 @@ def _requests(traffic: Traffic, seed: int, senders: Sequence[str]) -> Iterator[t
 
 @dataclass(slots=True)
 class Planner:
-    """Asks virtual servers."""
+    """Runs traffic on virtual servers."""
 
     calibration: Calibration
     targets: WorkloadTargets
@@ -380,23 +384,23 @@ class Planner:
     draws: int = 5
     tell: Callable[[str], None] = field(default=lambda text: None)
     replicas: int = 1
-    front: Callable[[Sequence[Server]], Front] = lambda servers: OneServer()
+    balancer: Callable[[Sequence[Server]], Balancer] = lambda servers: SingleServer()
 
-    def served(self, traffic: Traffic, draw: int = 0, bad_max: float = math.inf) -> Served:
-        """One draw; `bad_max` as in `serve`."""
+    def run_draw(self, traffic: Traffic, draw: int = 0, bad_max: float = math.inf) -> DrawResult:
+        """Run one draw; `bad_max` as in `serve`."""
         results = Results()
         servers = [
             Server(self.calibration, self.setup, 1000 * index + draw, results)
             for index in range(self.replicas)
         ]
-        return serve(servers, self.front(servers), results, traffic, self.targets, draw, bad_max)
+        return serve(servers, self.balancer(servers), results, traffic, self.targets, draw, bad_max)
 
     def forecast(self, traffic: Traffic) -> Forecast:
-        """All draws."""
+        """The forecast of all draws."""
         served = []
         for draw in range(self.draws):
             self.tell(f"draw {draw + 1} of {self.draws}")
-            served.append(self.served(traffic, draw))
+            served.append(self.run_draw(traffic, draw))
         reports = [one.report for one in served]
 
         def spread(name: str) -> dict[str, Range]:
@@ -425,10 +429,10 @@ class Planner:
             {name: spread_of_tenant([one.of_tenants[name] for one in served]) for name in last.of_tenants},
         )
 
-    def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> Highest:
-        """The largest number between these, within 2 %, with which in most of three draws 95 % of the answers
-        keep the targets. What is above it may keep them by chance: times are drawn."""
-        beyond = False  # what the calibration covers
+    def highest(self, scaled: Callable[[float], Traffic], low: float, high: float) -> HighestLoad:
+        """The largest number between `low` and `high`, within 2 %, at which 95 % of the answers meet the
+        targets in most of three draws. A larger one may meet them by chance, since times are random."""
+        beyond = False  # the last try was not covered by the calibration
 
         def keeps(number: float) -> bool:
             nonlocal beyond
@@ -436,16 +440,16 @@ class Planner:
             try:
                 traffic = scaled(number)
                 bad_max = (1 - GOOD) * len(traffic.trace.requests)
-                goods = sorted(self.served(traffic, draw, bad_max).good for draw in range(JUDGES))
+                goods = sorted(self.run_draw(traffic, draw, bad_max).good for draw in range(JUDGES))
             except ConfigError:
                 beyond = True
                 return False
             return goods[JUDGES // 2] >= GOOD
 
         if not keeps(low):
-            return Highest(0.0, "calibration" if beyond else "targets")
+            return HighestLoad(0.0, "calibration" if beyond else "targets")
         if keeps(high):
-            return Highest(high, "search")
+            return HighestLoad(high, "search")
         is_beyond = beyond
         while high / low > 1.02:
             middle, beyond = math.sqrt(low * high), False
@@ -453,4 +457,4 @@ class Planner:
                 low = middle
             else:
                 high, is_beyond = middle, beyond
-        return Highest(low, "calibration" if is_beyond else "targets")
+        return HighestLoad(low, "calibration" if is_beyond else "targets")

@@ -1,13 +1,13 @@
-"""What a way to hold weights and KV costs in quality: perplexity, and how far the model's next-token
-distribution moves from that of float32.
+"""The loss of quality from storing weights and KV in fewer bits: perplexity, and the divergence of the
+next-token distribution from that of float32.
 
     tokens   |  chunk 0: 512  |  chunk 1: 512  |  ...         each chunk is a sequence of its own
              |....++++++++++++|                               +: scored; . : context only
 
-The windows are those of llama.cpp's `llama-perplexity`, so that figures can be set side by side: chunks of
-512 tokens, a begin token in place of each chunk's first where the model wants one, and of every chunk the
-tokens after the middle scored, 255 of them. Each chunk runs through all choices in turn, so that the
-machine's drift hits their speeds alike. Logits are compared in double.
+The windows are those of llama.cpp's `llama-perplexity`, so the figures are comparable: chunks of 512 tokens,
+the first replaced by a begin token if the model has one, and the 255 tokens after the middle scored. Each
+chunk runs through all choices before the next one, so the machine's drift affects their speeds alike. Logits
+are compared in float64.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CHUNK = 512
 SCORED_FROM = CHUNK // 2
 NUM_SCORED = CHUNK - 1 - SCORED_FROM
 _BLOCK_SIZE = 16
-_SLICE_ROWS = 64  # rows of logits that are doubles at a time
+_SLICE_ROWS = 64  # rows of logits that are float64 at once
 
 Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
-    """One way to hold weights and KV, by the settings' own words."""
+    """The kinds of weights and KV, as values of the settings."""
 
     weights: str
     kv: str = "f32"
@@ -72,20 +72,20 @@ class Quality:
 
 @dataclass(slots=True)
 class Subject:
-    """A model loaded as one choice wants it, its layers made ready, and what was measured so far."""
+    """A model loaded for one choice, its prepared layers, and its measurements so far."""
 
     choice: StorageChoice
     ops: Ops
     model: Model
     step: Callable[[HostBatch], Floats]
     divergences: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)  # minus the log-probability of the token that came
+    losses: list[float] = field(default_factory=list)  # minus the log-probability of the actual token
     agreed: int = 0
     seconds: float = 0.0
     tokens: int = 0
 
     def logits(self, tokens: Ints) -> Floats:
-        """(S, V) of the chunk's scored positions; the time of its layers is added up."""
+        """(S, V) of the chunk's scored positions; adds the time of its layers to `seconds`."""
         begun = time.perf_counter()
         hidden = self.step(_batch(tokens))
         self.seconds += time.perf_counter() - begun
@@ -93,7 +93,7 @@ class Subject:
         return project(self.ops, self.model, hidden)
 
     def add(self, base: Floats, own: Floats, following: Ints) -> None:
-        """Score a chunk's logits (S, V) beside BASE's; `following` (S,) are the tokens that came."""
+        """Score a chunk's logits (S, V) against BASE's; `following` (S,) are the actual tokens."""
         for start in range(0, following.size, _SLICE_ROWS):
             part = slice(start, start + _SLICE_ROWS)
             expected, given = log_softmax(base[part]), log_softmax(own[part])
@@ -128,11 +128,11 @@ def measure(
     threads: int | None,
     tell: Callable[[str], None],
 ) -> list[Quality]:
-    """Every choice's figures over the first `num_chunks` chunks of the text, 0 for all.
+    """Every choice's figures over the first `num_chunks` chunks of the text; 0: all.
 
-    They are set against `base_model` as BASE holds it, or against `model` itself if that is None. All are in
-    memory at once. Raises ConfigError when the text is shorter than a chunk or the context
-    than 512 tokens, and what loading raises.
+    The reference is `base_model` in BASE's kinds, or `model` if that is None. All models are in memory at
+    once. Raises ConfigError if the text is shorter than a chunk or the context than 512 tokens, and the
+    errors of loading.
     """
     _native.set_num_threads(threads or available_cores())
     loaded: dict[tuple[str | None, str], tuple[Ops, LoadedModel]] = {}
@@ -165,7 +165,7 @@ def score(base: Subject, others: Sequence[Subject], tokens: Ints) -> None:
 
 
 def subject_of(choice: StorageChoice, ops: Ops, loaded: LoadedModel) -> Subject:
-    """A subject over weights that are loaded already. Raises ConfigError when a chunk exceeds the context."""
+    """A subject over loaded weights. Raises ConfigError if a chunk exceeds the context."""
     model = loaded.model
     if model.spec.context_length < CHUNK:
         raise ConfigError(f"the model's context is {model.spec.context_length}; quality needs {CHUNK}")
@@ -175,12 +175,12 @@ def subject_of(choice: StorageChoice, ops: Ops, loaded: LoadedModel) -> Subject:
 
 
 def chunks_of(loaded: LoadedModel, text: str, num_chunks: int) -> Iterator[Ints]:
-    """(512,) token ids each: the text's whole chunks, at most `num_chunks` unless that is 0.
+    """The text's whole chunks, (512,) token ids each, at most `num_chunks`; 0: all.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError if there is none.
     """
     tokens = np.array(loaded.tokenizer.encode(text), np.int32)
-    begin = loaded.tokenizer.encode("")  # the begin token, where the model wants one
+    begin = loaded.tokenizer.encode("")  # the begin token, if the model has one
     available = tokens.size // CHUNK
     if not available:
         raise ConfigError(f"the text has {tokens.size} tokens; allowed: {CHUNK} or more")
@@ -191,7 +191,7 @@ def chunks_of(loaded: LoadedModel, text: str, num_chunks: int) -> Iterator[Ints]
 
 
 def log_softmax(logits: Floats) -> Doubles:
-    """(S, V) in double."""
+    """(S, V) in float64."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
@@ -199,7 +199,7 @@ def log_softmax(logits: Floats) -> Doubles:
 
 
 def divergence(expected: Doubles, given: Doubles) -> Doubles:
-    """(S,): Kullback and Leibler's, of `given` from `expected`, both log-probabilities (S, V); in nats."""
+    """(S,): the Kullback-Leibler divergence of `given` from `expected`, log-probabilities (S, V); in nats."""
     return np.asarray((np.exp(expected) * (expected - given)).sum(axis=1))
 
 

@@ -1,10 +1,10 @@
-"""Fronts of several virtual servers: what chooses a replica for each request, as a relay would.
+"""Balancers over several virtual servers: they choose a replica for each request, like a cluster's relay.
 
-    PREFIX        the router that serves, fed with what replicas report, encoded and late
-    ROUND_ROBIN   one after the other
-    TWO_CHOICES   of two drawn at random the one with fewer unfinished requests (Mitzenmacher 2001)
+    PREFIX        the production router, with the replicas' reports, encoded and delayed
+    ROUND_ROBIN   each replica in turn
+    TWO_CHOICES   of two random replicas the one with fewer unfinished requests (Mitzenmacher 2001)
 
-Reports are as late as `delay_s` says; what a front itself sees, as first tokens and ends, is not.
+Reports are delayed by `delay_s`. First tokens and ends of requests, which pass through the balancer, are not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from octavo.bench.planner import Front, Server
+from octavo.bench.planner import Balancer, Server
 from octavo.config import StartOptions
 from octavo.engine.load_report import LoadReporter
 from octavo.engine.scheduler_setup import SchedulerSetup
@@ -40,24 +40,24 @@ LOAD_EVERY_S, IDLE_EVERY_S = 0.1, 1.0
 
 
 class Routing(enum.StrEnum):
-    """How requests are spread."""
+    """The policy of a balancer."""
 
     PREFIX = "prefix"
     ROUND_ROBIN = "round-robin"
     TWO_CHOICES = "two-choices"
 
 
-def front_of(
+def balancer_of(
     routing: Routing, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float, seed: int
-) -> Front:
-    """A front of its own state. `delay_s`: of replicas' reports."""
+) -> Balancer:
+    """A new balancer. `delay_s`: delay of the replicas' reports."""
     if routing is Routing.PREFIX:
-        return PrefixFront(servers, setup, delay_s)
+        return PrefixBalancer(servers, setup, delay_s)
     return RoundRobin(servers) if routing is Routing.ROUND_ROBIN else TwoChoices(servers, seed)
 
 
 class RoundRobin:
-    """One after the other."""
+    """Each server in turn."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._num_servers, self._next = len(servers), 0
@@ -68,11 +68,11 @@ class RoundRobin:
         return place
 
     def follow(self, index: int) -> None:
-        """Nothing is known of servers."""
+        """Nothing to do: it has no state of servers."""
 
 
 class _Clock:
-    """What is to happen at a time, in order."""
+    """Calls scheduled at virtual times, in order."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -81,7 +81,7 @@ class _Clock:
     def at(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (when, next(self._numbers), act))
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             heapq.heappop(self._due)[2]()
 
@@ -96,15 +96,15 @@ class TwoChoices:
             server.on_update = self._follower(index)
 
     def place(self, request: Request, now: float) -> int | None:
-        """The better one of two."""
-        self._clock.go_on(now)
+        """The less loaded of two random servers."""
+        self._clock.advance(now)
         drawn = self._random.sample(range(len(self._open)), min(2, len(self._open)))
         place = min(drawn, key=self._open.__getitem__)
         self._open[place] += 1
         return place
 
     def follow(self, index: int) -> None:
-        """Its updates are seen already."""
+        """Nothing to do: `on_update` sees its updates."""
 
     def _follower(self, index: int) -> Callable[[Update, float], None]:
         def end() -> None:
@@ -117,7 +117,7 @@ class TwoChoices:
         return follow
 
 
-class PrefixFront:
+class PrefixBalancer:
     """The router, and the feeds of all servers."""
 
     def __init__(self, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float) -> None:
@@ -132,11 +132,11 @@ class PrefixFront:
         self._has_first: set[int] = set()
 
     def place(self, request: Request, now: float) -> int | None:
-        """As the router says, by what has been reported until now."""
+        """The router's choice, by the reports received until now."""
         for index, server in enumerate(self._servers):
             if server.is_idle and now - self._feeds[index].loaded_at >= IDLE_EVERY_S:
                 self._send(index, now)
-        self._clock.go_on(now)
+        self._clock.advance(now)
         chain = NameChain(self._setup.root_of_tenant(request.tenant), self._setup.block_size)
         chain.extend(array("I", request.prompt))
         names = {self._fingerprint: unpacked(packed(chain.names))}
@@ -149,7 +149,7 @@ class PrefixFront:
         return int(choice.replica_id)
 
     def follow(self, index: int) -> None:
-        """Send what its feed has to say."""
+        """Send the new frames of its feed."""
         self._send(index, self._servers[index].now)
 
     def _send(self, index: int, now: float) -> None:
@@ -165,7 +165,7 @@ class PrefixFront:
                 self.router.on_changes(str(index), report)
 
     def _see(self, update: Update, now: float) -> None:
-        """The relay sees what passes through it."""
+        """Report first tokens and ends to the router, as the relay does."""
         key = str(update.request_id)
         if update.tokens and update.request_id not in self._has_first:
             self._has_first.add(update.request_id)
@@ -176,7 +176,7 @@ class PrefixFront:
 
 
 class _Feed:
-    """What one server reports: its names as they come and go, and its load from time to time."""
+    """One server's reports: changes of its block names, and its load at intervals."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -185,7 +185,7 @@ class _Feed:
         self.loaded_at = -LOAD_EVERY_S
 
     def take(self, now: float) -> bytes:
-        """The frames that are new."""
+        """The new frames."""
         data = frames_of(self._places.take())
         if now - self.loaded_at >= LOAD_EVERY_S or self._server.is_idle:
             self.loaded_at = now

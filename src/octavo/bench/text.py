@@ -1,7 +1,7 @@
-"""A text to measure quality on: the language reference that ships with every Python, as its help prints it.
+"""The sample text for measurements: the language reference that ships with Python, as its help prints it.
 
-It is prose with examples, about 460,000 characters, under the PSF licence. It differs a little between
-versions of Python: compare figures only where the digest of the text is the same.
+It is prose with examples, about 460,000 characters, under the PSF licence. It differs a little between Python
+versions: figures are comparable only if the digests of the texts are equal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from octavo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text, where it comes from, and the first 12 hexadecimal digits of its SHA-256 in UTF-8."""
+    """A text and its source."""
 
     text: str
     source: str
 
     @property
     def digest(self) -> str:
-        """What tells two texts apart."""
+        """The first 12 hexadecimal digits of its SHA-256 in UTF-8."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
 

@@ -1,19 +1,19 @@
-"""Traces of requests: when each came, how long its prompt and its output were, and which blocks it shared.
+"""Traces of requests: arrival, lengths of prompt and output, and shared blocks of each.
 
-`read_trace` tells three forms apart by the first line of a file:
+`read_trace` distinguishes three forms by the first line of a file:
 
     Mooncake        {"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}
     Azure           TIMESTAMP,ContextTokens,GeneratedTokens
                     2023-11-16 18:17:03.9799600,374,44
     bench memory    {"prompt": 161, "output": 338, "arrival": 0.5}
 
-Timestamps of Mooncake are in milliseconds, and each of its ids names 512 tokens of a prompt: equal ids are
-equal blocks behind equal prefixes, and the last one may be partial. `octavo serve --trace-file` writes that
-form. The other two share nothing. None has text, so `prompts_of` makes tokens up: those of a block
-are a function of a seed and its id.
+Mooncake's timestamps are in milliseconds, and each id names 512 tokens of a prompt: equal ids mean equal
+blocks after equal prefixes, and the last block may be partial. `octavo serve --trace-file` writes this form.
+The other two have no shared blocks. None has text, so `prompts_of` generates tokens: those of a block are a
+function of a seed and its id.
 
-It knows no endpoint and no engine. Sources: Qin et al. 2025 (Mooncake, FAST), section 4; Patel et al. 2024
-(Splitwise, ISCA), section 3.
+This module knows no endpoint and no engine. Sources: Qin et al. 2025 (Mooncake, FAST), section 4; Patel et
+al. 2024 (Splitwise, ISCA), section 3.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `blocks` are ids of the prompt's blocks from its first on, each of `block_tokens` tokens;
-    an equal id is an equal block behind an equal prefix, the last may be partial. Tokens behind them, or all
-    where there are none, are the request's own."""
+    """One request. `blocks` are the ids of the prompt's first blocks, each of `block_tokens` tokens; equal
+    ids mean equal blocks after equal prefixes, and the last may be partial. The tokens after them are not
+    shared."""
 
     arrival_s: float  # from the trace's first request
     prompt: int  # tokens
@@ -62,7 +62,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """A name for people, and requests by their arrival, the first at 0."""
+    """A display name, and requests by arrival, the first at 0."""
 
     name: str
     requests: tuple[TraceRequest, ...]
@@ -89,7 +89,7 @@ class _LengthFields(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a line becomes a request, whose arrival is on the file's own clock. `parse` raises ValueError."""
+    """Parses a line to a request, whose arrival is on the file's clock. `parse` raises ValueError."""
 
     allowed: str
     parse: Callable[[bytes], TraceRequest]
@@ -97,17 +97,17 @@ class _Form:
 
 
 def read_trace(path: Path, *, most: int | None = None, longest: int | None = None) -> RequestTrace:
-    """The requests of a file, by their arrival.
+    """The requests of a file, by arrival.
 
-    `most`: so many from the file's beginning, and the rest is not read; else a file of more than
-    `REQUESTS_MAX` is refused. `longest`: tokens that prompt and output may have together. Raises ConfigError
-    with the line that is wrong, what it says and what is allowed.
+    `most`: read only so many from the file's beginning; without it a file of more than `REQUESTS_MAX` is
+    refused. `longest`: the most tokens of prompt and output together. Raises ConfigError with the wrong line
+    and the allowed values.
     """
     limit = REQUESTS_MAX if most is None else min(most, REQUESTS_MAX)
     requests: list[TraceRequest] = []
     try:
         with path.open("rb") as file:
-            # One more than there may be shows that there are too many.
+            # One more than the limit shows that there are too many.
             requests += islice(_requests(file, path, longest), limit + (most is None))
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be read: {error.strerror or error}") from None
@@ -135,12 +135,11 @@ def scaled(
     seconds: float | None = None,
     longest: int | None = None,
 ) -> RequestTrace:
-    """The same requests, changed in this order.
+    """The same requests with these changes, in this order.
 
-    `seconds`: only those that came within so many seconds of the first; there is always that one. `rate`:
-    they come so many times as fast. `longest`: prompt and output have at most so many tokens together, 2 at
-    least; outputs stay where a token is left for the prompt, prompts lose their end, and the blocks that
-    lay there.
+    `seconds`: only those within so many seconds of the first, which always stays. `rate`: they arrive so many
+    times as fast. `longest`: prompt and output have at most so many tokens together, 2 at least: prompts are
+    cut at the end, down to one token, before outputs are.
     """
     requests = trace.requests
     if seconds is not None:
@@ -153,10 +152,10 @@ def scaled(
 
 
 def prompts_of(trace: RequestTrace, seed: int, vocab_size: int) -> Iterator[tuple[int, ...]]:
-    """The token ids of each request's prompt, made when they are asked for. O(tokens).
+    """The token ids of each request's prompt, generated lazily. O(tokens).
 
-    A block's tokens are a function of the seed and its id alone, so requests share exactly what their ids
-    share. Those behind the last id are a function of the seed and the request's place in the trace.
+    A block's tokens are a function of the seed and its id, so requests share exactly the blocks with equal
+    ids. Tokens after the last id are a function of the seed and the request's index in the trace.
     """
     for index, request in enumerate(trace.requests):
         tokens: list[int] = []
@@ -168,7 +167,7 @@ def prompts_of(trace: RequestTrace, seed: int, vocab_size: int) -> Iterator[tupl
 
 
 def _tokens(source: str, count: int, vocab_size: int) -> list[int]:
-    """`count` token ids of a stream that the source's name begins: fewer of them are its first ones."""
+    """The first `count` token ids of a stream that is a function of `source`."""
     low = min(FIRST_TOKEN, vocab_size - 1)
     numbers = array("I", hashlib.shake_128(source.encode()).digest(4 * count))
     return [low + number % (vocab_size - low) for number in numbers]
@@ -222,7 +221,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
             raise ConfigError(
                 f"{path}, line {number}: {_shown(line)} is too long; allowed: up to {LINE_BYTES_MAX:,} bytes"
             )
-        if num_bytes > FILE_BYTES_MAX:  # of a pipe the size is not known before
+        if num_bytes > FILE_BYTES_MAX:  # the size of a pipe is not known in advance
             raise ConfigError(too_large)
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if stripped := line.strip():
@@ -237,8 +236,8 @@ def _form_of(line: bytes, place: str) -> _Form:
     if set(columns) >= set(_COLUMNS):
         return _azure(columns)
     raise ConfigError(
-        f"{place}: {_shown(line)} begins no trace; allowed: {_MOONCAKE.allowed}, {_LENGTHS.allowed}, or a "
-        f"table with the columns {','.join(_COLUMNS)}"
+        f"{place}: {_shown(line)} is not the first line of a trace; allowed: {_MOONCAKE.allowed}, "
+        f"{_LENGTHS.allowed}, or a table with the columns {','.join(_COLUMNS)}"
     )
 
 
@@ -256,13 +255,13 @@ def _parse_lengths(line: bytes) -> TraceRequest:
 
 
 def _azure(columns: list[str]) -> _Form:
-    """The form of a table whose header has these columns, in any order."""
+    """The form of a CSV table whose header has these columns, in any order."""
     when, prompt, output = map(columns.index, _COLUMNS)
 
     def parse(line: bytes) -> TraceRequest:
         cells = [cell.strip() for cell in line.decode("ascii").split(",")]
         if len(cells) != len(columns):
-            raise ValueError(f"{len(cells)} columns, where the header has {len(columns)}")
+            raise ValueError(f"{len(cells)} columns; the header has {len(columns)}")
         at = datetime.fromisoformat(cells[when])
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return TraceRequest(at.timestamp(), _count(cells[prompt]), _count(cells[output]))
@@ -282,7 +281,7 @@ def _count(text: str) -> int:
 
 
 def _shown(line: bytes) -> str:
-    """The beginning of a line, without characters that a terminal obeys."""
+    """The beginning of a line, without control characters."""
     text = line[:_SHOWN].decode(errors="replace").strip()
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 

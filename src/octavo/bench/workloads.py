@@ -1,13 +1,13 @@
-"""What `octavo bench` sends, each workload described once: from here are flags, help, defaults and bounds.
+"""The workloads of `octavo bench`: each class gives flags, help, defaults and bounds.
 
-    Offline     `bench offline`: prompts for an engine in this process
-    Latency     `bench latency`: answers that run, and a long prompt that comes
-    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; TraceOptions: those of a
-                trace instead; WorkloadTargets: what is good
-    Memory      `bench memory`: a pool, and the requests that there may be
-    Embeddings  `bench embeddings`: texts
+    OfflineOptions  `bench offline`: prompts for an engine in this process
+    Latency         `bench latency`: running answers, and a long prompt that arrives
+    Load            `bench serve`: requests for an endpoint; LoadOptions: their number and times;
+                    TraceOptions: those of a trace instead; WorkloadTargets: the limits of a good answer
+    Memory          `bench memory`: a pool, and bounds of the requests
+    Embeddings      `bench embeddings`: texts
 
-Lengths are in tokens. Whatever is out of its bounds is a ConfigError that names it.
+Lengths are in tokens. A value out of its bounds raises a ConfigError that names it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from octavo.errors import ConfigError
 from octavo.setting import check, setting
 
 INDEPENDENT, SHARED, LONG = "independent", "shared-prefix", "long"
-# The short names that workloads have in figures, and the words for them.
+# Short names of workloads in figures, and their full names.
 WORDS: Mapping[str, str] = MappingProxyType({"W1": INDEPENDENT, "W2": SHARED, "W3": LONG})
 LOADS = ("random", "shared-prefix", "mixed", "multi-turn")
 POOLED = ("last", "mean")
-# The first tokens of a stream come while others' prompts are computed: they belong to neither side.
+# A stream's first tokens arrive while the other prompts are computed: they count for neither side.
 SETTLE = 8
 # The first ids of most vocabularies are control tokens.
 FIRST_TOKEN = 100
@@ -35,19 +35,19 @@ _PROMPTS, _SIZES = "Prompts", "Sizes"
 
 
 def _word_for(given: str, flag: str) -> str:
-    """A workload by its short name, too; whether there is one, the check of choices tells."""
+    """A workload's full name. The check of choices refuses unknown ones."""
     return WORDS.get(given.upper(), given.lower())
 
 
 @dataclass(frozen=True, slots=True)
-class Offline:
-    """Which prompts an engine in this process gets."""
+class OfflineOptions:
+    """The prompts for an engine in this process."""
 
     workload: tuple[str, ...] = setting(
         (INDEPENDENT, SHARED),
-        "What is sent; repeatable, by default the first two. independent: prompts that share nothing, the "
-        "next when an answer ends. shared-prefix: prompts that begin alike, all at once. long: long prompts, "
-        "all at once.",
+        "The workload; repeatable, by default the first two. independent: prompts that share nothing, the "
+        "next when an answer ends. shared-prefix: prompts with a common prefix, all at once. long: long "
+        "prompts, all at once.",
         choices=tuple(WORDS.values()),
         metavar="NAME",
         read=_word_for,
@@ -55,18 +55,18 @@ class Offline:
     )
     conc: tuple[int, ...] = setting(
         (),
-        "Requests at once; repeatable, a run for each. Default: 1, 8 and 32; 1 and 4 of long prompts.",
+        "Requests at once; repeatable, a run for each. Default: 1, 8 and 32; for long prompts 1 and 4.",
         bounds=(1, 4096),
     )
     n: tuple[int, ...] = setting(
         (),
-        "Requests of each run; repeatable with independent prompts alone, once for each --conc. Default: "
-        "twice --conc, 4 at least; 32 behind a shared prefix.",
+        "Requests of each run; with independent prompts repeatable, once for each --conc. Default: twice "
+        "--conc, at least 4; 32 with a shared prefix.",
         bounds=(1, _REQUESTS),
     )
     inp: int = setting(128, "Tokens of an independent prompt.", bounds=(1, _TOKENS), group=_SIZES)
     out: int = setting(128, "Tokens of its answer.", bounds=(1, _TOKENS))
-    prefix: int = setting(512, "Tokens of the shared prefix; 0: leave it out.", bounds=(0, _TOKENS))
+    prefix: int = setting(512, "Tokens of the shared prefix; 0: no such workload.", bounds=(0, _TOKENS))
     prompt: int = setting(7168, "Tokens of a long prompt.", bounds=(1, _TOKENS))
     long_out: int = setting(64, "Tokens of its answer.", bounds=(1, _TOKENS))
 
@@ -75,22 +75,22 @@ class Offline:
         runs = self.conc or (1, 8, 32)
         if len(self.n) > 1 and (set(self.workload) != {INDEPENDENT} or len(self.n) != len(runs)):
             raise ConfigError(
-                f"--n is given {len(self.n)} times; allowed: once, or with independent prompts alone once "
+                f"--n is given {len(self.n)} times; allowed: once, or with only independent prompts once "
                 f"for each of the {len(runs)} --conc"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Answers that run, and a long prompt that comes."""
+    """Running answers, and a long prompt that arrives."""
 
     streams: int = setting(
-        8, "Answers that run when the long prompt comes.", bounds=(1, 4096), group=_PROMPTS
+        8, "Running answers when the long prompt arrives.", bounds=(1, 4096), group=_PROMPTS
     )
     own: int = 32  # tokens of each one's prompt
-    before: int = setting(48, "Tokens of each answer before it comes.", bounds=(2 * SETTLE, _TOKENS))
+    before: int = setting(48, "Tokens of each answer before that.", bounds=(2 * SETTLE, _TOKENS))
     prompt: int = setting(2000, "Tokens of the long prompt.", bounds=(2, _TOKENS))
-    rounds: int = setting(3, "Runs of each way to compute it, in turns.", bounds=(1, 1000))
+    rounds: int = setting(3, "Rounds; each runs every configuration once.", bounds=(1, 1000))
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,11 +98,11 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class LongSequence:
-    """A sequence larger than the pool, and chats beside it."""
+    """A sequence larger than the pool, and short chats at the same time."""
 
     tokens: int = setting(7500, "Tokens of the long prompt.", bounds=(256, _TOKENS), group=_PROMPTS)
     answer: int = setting(8, "Tokens of its answer that are timed.", bounds=(2, 1000))
-    chats: int = setting(8, "Short chats beside it; 0: none.", bounds=(0, 4096))
+    chats: int = setting(8, "Short chats at the same time; 0: none.", bounds=(0, 4096))
 
     def __post_init__(self) -> None:
         check(self)
@@ -110,11 +110,11 @@ class LongSequence:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the requests for an endpoint look like. Lengths of chats' questions are in words."""
+    """The requests for an endpoint. Lengths of chats' questions are in words."""
 
     kind: str = setting(
         "random",
-        "random: prompts of random tokens. shared-prefix: the same behind a prefix that all share. mixed: "
+        "random: prompts of random tokens. shared-prefix: the same after a prefix that all share. mixed: "
         "lengths from a quarter to four times the given ones. multi-turn: chats.",
         choices=LOADS,
         name="workload",
@@ -126,31 +126,33 @@ class Load:
     prefix: int = setting(512, "Tokens of the shared prefix.", bounds=(1, _TOKENS))
     turns: int = setting(4, "Questions of a chat.", bounds=(1, 1000))
     vocab_size: int = setting(
-        30_000, "Random tokens are from 100 up to this id.", bounds=(101, _TOKENS), name="vocab"
+        30_000, "Random tokens are from 100 to less than this id.", bounds=(101, _TOKENS), name="vocab"
     )
-    seed: int = setting(0, "The same seed, the same prompts and arrivals.", bounds=(-(2**63), 2**63 - 1))
+    seed: int = setting(0, "Seed of prompts and arrivals.", bounds=(-(2**63), 2**63 - 1))
 
     def __post_init__(self) -> None:
         check(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """How an endpoint is asked: for which model, how many requests at a time, and for how long."""
+class LoadOptions:
+    """The model, number, concurrency and times of requests to an endpoint."""
 
     model: str | None = setting(
-        None, "The model's name.", unset="the first that the endpoint lists", metavar="NAME", group="Asking"
+        None, "The model's name.", unset="the first that the endpoint lists", metavar="NAME", group="Requests"
     )
-    concurrency: str = setting("1,8,32", "Requests at once, a run for each number.", metavar="N,N")
+    concurrency: str = setting("1,8,32", "Requests at once; a run for each number.", metavar="N,N")
     rate: float | None = setting(
-        None, "Requests a second that come at random times, in place of --concurrency.", bounds=(0.001, 1e6)
+        None, "Requests a second at random times, instead of --concurrency.", bounds=(0.001, 1e6)
     )
     n: int | None = setting(
-        None, "Requests of each run.", bounds=(1, _REQUESTS), unset="twice those at once, 4 to 64"
+        None, "Requests of each run.", bounds=(1, _REQUESTS), unset="twice the concurrency, 4 to 64"
     )
-    processes: int = setting(1, "Processes that send them: one reads some 10,000 events/s.", bounds=(1, 64))
-    timeout_s: float = setting(600.0, "After so long without a byte a request failed.", bounds=(0.1, 1e6))
-    ignore_eos: bool = setting(True, "Ask for answers of full length, by a field that some endpoints refuse.")
+    processes: int = setting(
+        1, "Processes that send requests: each reads about 10,000 events/s.", bounds=(1, 64)
+    )
+    timeout_s: float = setting(600.0, "A request fails after so long without a byte.", bounds=(0.1, 1e6))
+    ignore_eos: bool = setting(True, "Request answers of full length, by a field that some endpoints refuse.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -158,22 +160,22 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """Requests that were made once, in place of a workload."""
+    """Requests of a trace, in place of a workload."""
 
     trace: Path | None = setting(
         None,
-        "Send the requests of this file when they came, their prompts made of random tokens: Mooncake's JSON "
+        "Send the requests of this file at their times, with prompts of random tokens: Mooncake's JSON "
         "lines, as `octavo serve --trace-file` writes them, Azure's table, or lines of `bench memory`.",
         metavar="FILE",
         group="A trace",
     )
-    speed: float = setting(1.0, "They come so many times as fast.", bounds=(0.001, 1000))
+    speed: float = setting(1.0, "Send them so many times as fast.", bounds=(0.001, 1000))
     seconds: float | None = setting(
-        None, "Only those of its first seconds, as the file counts them.", bounds=(0.001, 1e9), unset="all"
+        None, "Only requests of its first seconds, in the file's time.", bounds=(0.001, 1e9), unset="all"
     )
     plan: Path | None = setting(
         None,
-        "Say beside it what was to be expected, by a calibration that `octavo bench calibrate` stored.",
+        "Also show the predicted figures, by a calibration that `octavo bench calibrate` stored.",
         metavar="FILE",
     )
 
@@ -181,48 +183,48 @@ class TraceOptions:
         check(self)
         if self.trace is None and (self.speed != 1.0 or self.seconds is not None or self.plan is not None):
             raise ConfigError(
-                "--speed, --seconds or --plan is given, and no trace; allowed: with --trace FILE"
+                "--speed, --seconds or --plan is given without a trace; allowed: with --trace FILE"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """What `octavo plan` is asked about: a trace, users who think, or equal requests at a rate."""
+class PlanOptions:
+    """The traffic of `octavo plan`: a trace, users with a think time, or equal requests at a rate."""
 
     trace: Path | None = setting(
         None, "Requests of a file: Mooncake's, Azure's, or lengths.", metavar="FILE", group="Traffic"
     )
     speed: float = setting(1.0, "Play the trace so many times as fast.", bounds=(0.001, 1000))
-    users: int = setting(0, "Users who send one request after another; 0: a rate.", bounds=(0, 4096))
+    users: int = setting(0, "Users, each with one request after another; 0: a rate.", bounds=(0, 4096))
     think_s: float = setting(
-        5.0, "Seconds between a user's answer and the next request.", bounds=(0, 1e6), name="think"
+        5.0, "Seconds between an answer and the user's next request.", bounds=(0, 1e6), name="think"
     )
     rate: float = setting(1.0, "Requests a second, at random times.", bounds=(0.001, 1e4))
     inp: int = setting(128, "Tokens of a prompt.", bounds=(1, _TOKENS))
     out: int = setting(128, "Tokens of an answer.", bounds=(1, _TOKENS))
     seconds: float = setting(120.0, "Seconds of traffic.", bounds=(1, 86_400))
-    seed: int = setting(0, "The same seed, the same arrivals.", bounds=(-(2**63), 2**63 - 1))
+    seed: int = setting(0, "Seed of the arrivals.", bounds=(-(2**63), 2**63 - 1))
     replicas: int = setting(
-        1, "Servers that share the traffic, each as it is.", bounds=(1, 64), group="Several replicas"
+        1, "Identical servers that share the traffic.", bounds=(1, 64), group="Several replicas"
     )
     router: str = setting(
         "prefix",
-        "How requests go: as the router of a cluster sends them, in turn, or to the less busy one of two.",
+        "How requests are distributed: by a cluster's router, in turn, or to the less loaded of two.",
         choices=("prefix", "round-robin", "two-choices"),
     )
     report_delay_s: float = setting(
-        0.1, "Seconds by which replicas' reports reach the router late.", bounds=(0, 60), name="report-delay"
+        0.1, "Delay of the replicas' reports to the router, in seconds.", bounds=(0, 60), name="report-delay"
     )
     what_if: tuple[str, ...] = setting(
         (),
-        "A change, for a column of its own: kv_memory=2x, max_seqs=32, step_tokens=256, host_cache=4GiB, "
-        "disk_size=off or tenants=FILE; repeatable.",
+        "A change, shown in a column of its own: kv_memory=2x, max_seqs=32, step_tokens=256, "
+        "host_cache=4GiB, disk_size=off or tenants=FILE; repeatable.",
         metavar="NAME=VALUE",
         group="Planning",
     )
-    draws: int = setting(5, "Draws of noise and drift, which give the ranges.", bounds=(1, 100))
+    draws: int = setting(5, "Random draws of noise and drift, for the ranges.", bounds=(1, 100))
     calibrate_s: float = setting(
-        120.0, "Seconds of a calibration, where none is stored.", bounds=(10, 3600), name="calibrate"
+        120.0, "Seconds of a calibration, if none is stored.", bounds=(10, 3600), name="calibrate"
     )
 
     def __post_init__(self) -> None:
@@ -237,17 +239,17 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadTargets:
-    """What an answer must keep to count as good."""
+    """The limits of a good answer."""
 
     ttft_ms: float = setting(
         1000.0,
-        "Milliseconds to the first token at most.",
+        "Most milliseconds to the first token.",
         bounds=(0, 1e9),
         metavar="MS",
-        group="What counts as good",
+        group="Targets of a good answer",
     )
     itl_ms: float = setting(
-        100.0, "Milliseconds between tokens at most, in the mean.", bounds=(0, 1e9), metavar="MS"
+        100.0, "Most milliseconds between tokens, the mean of an answer.", bounds=(0, 1e9), metavar="MS"
     )
 
     def __post_init__(self) -> None:
@@ -256,20 +258,20 @@ class WorkloadTargets:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that all policies have, and the requests that there may be."""
+    """The memory of all policies, and bounds of the requests."""
 
     pool_tokens: int = setting(
         15_744,
-        "Tokens that the memory holds; by default as on the paper's A100.",
+        "Tokens in the memory; by default as on the paper's A100.",
         bounds=(1, 2**40),
         group=_SIZES,
     )
     block_size: int = setting(16, "Tokens in a block.", bounds=(1, 1024))
-    max_length: int = setting(2048, "Tokens of a request at most, prompt and answer.", bounds=(2, _TOKENS))
+    max_length: int = setting(2048, "Most tokens of a request, prompt and answer.", bounds=(2, _TOKENS))
     step_ms: float = setting(
         30.0, "Milliseconds of a step, on a virtual clock.", bounds=(0.001, 1e6), metavar="MS"
     )
-    seed: int = setting(0, "The same seed, the same figures.", bounds=(0, 2**63 - 1))
+    seed: int = setting(0, "Seed of the figures.", bounds=(0, 2**63 - 1))
 
     def __post_init__(self) -> None:
         check(self)
@@ -277,14 +279,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Texts, and what is measured of them."""
+    """Texts, poolings and rounds."""
 
     texts: int = setting(256, "Texts of a round.", bounds=(1, 100_000), group=_PROMPTS)
-    words: int = setting(300, "Words of a text at most.", bounds=(4, 100_000))
+    words: int = setting(300, "Most words of a text.", bounds=(4, 100_000))
     pooling: tuple[str, ...] = setting(
-        POOLED, "How rows become one: the last, or their mean; repeatable. Default: both.", choices=POOLED
+        POOLED, "The pooling: the last row, or the mean of all; repeatable. Default: both.", choices=POOLED
     )
-    rounds: int = setting(5, "Rounds that are measured, all in each.", bounds=(1, 10_000))
+    rounds: int = setting(5, "Measured rounds, each with all texts.", bounds=(1, 10_000))
 
     def __post_init__(self) -> None:
         check(self)

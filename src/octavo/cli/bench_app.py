@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from octavo.bench.workloads import (
-    Asking,
     Embeddings,
     Latency,
     Load,
+    LoadOptions,
     LongSequence,
     Memory,
-    Offline,
+    OfflineOptions,
     TraceOptions,
     WorkloadTargets,
 )
@@ -43,7 +43,7 @@ def offline(
     file: opt.File = None,
     as_json: opt.AsJson = False,
     *,
-    prompts: Offline,
+    prompts: OfflineOptions,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes", "pace")] = OFFLINE,
     resolved: ResolvedFlags,
 ) -> None:
@@ -98,7 +98,7 @@ def serve(
     api_key: ApiKey = "",
     as_json: opt.AsJson = False,
     *,
-    asking: Asking,
+    options: LoadOptions,
     load: Load,
     played: TraceOptions,
     targets: WorkloadTargets,
@@ -111,14 +111,14 @@ def serve(
 
     # The variable names a server, with /v1 or without; what is typed is any endpoint, taken as it stands.
     url = url if is_typed(given, "url") else address_of(url, "/v1")
-    endpoint = Endpoint(url, asking.model or "", api_key, asking.timeout_s, asking.ignore_eos)
+    endpoint = Endpoint(url, options.model or "", api_key, options.timeout_s, options.ignore_eos)
     if played.trace is not None:
-        check_trace(resolved.origins, asking)
+        check_trace(resolved.origins, options)
         trace = scaled(read_trace(played.trace), rate=played.speed, seconds=played.seconds)
         run_trace(endpoint, trace, load, targets, played.plan, as_json=as_json)
         return
-    at_once = opt.numbers(asking.concurrency, "--concurrency")
-    run(endpoint, load, at_once, asking, targets, as_json=as_json)
+    at_once = opt.numbers(options.concurrency, "--concurrency")
+    run(endpoint, load, at_once, options, targets, as_json=as_json)
 
 
 @bench_app.command()

@@ -69,7 +69,7 @@ def run_paging(seconds: float, threads: int | None, *, as_json: bool) -> None:
         print_all(table("octavo bench kernels --paging: medians of pairs in turns", _PAGING_COLUMNS, rows))
 
 
-def cells_of(measured: kernels.Measured) -> tuple[str, ...]:
+def cells_of(measured: kernels.KernelResult) -> tuple[str, ...]:
     """A row of the table; operations where there are any to count."""
     operations = f"{measured.gigaoperations_per_s:.1f}" if measured.gigaoperations_per_s else ""
     return (

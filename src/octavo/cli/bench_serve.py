@@ -15,7 +15,7 @@ from octavo.bench.load import Arrival, LoadReport, Spread, apply, play
 from octavo.bench.load_processes import apply_from_processes
 from octavo.bench.planner import Planner, Traffic
 from octavo.bench.traces import RequestTrace
-from octavo.bench.workloads import Asking, Load, WorkloadTargets
+from octavo.bench.workloads import Load, LoadOptions, WorkloadTargets
 from octavo.cli.given import SettingOrigin
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
@@ -40,18 +40,18 @@ def run(
     endpoint: Endpoint,
     load: Load,
     concurrencies: Sequence[int],
-    asking: Asking,
+    options: LoadOptions,
     targets: WorkloadTargets,
     *,
     as_json: bool,
 ) -> None:
     """One run for each concurrency, or one at a rate. Raises RequestFailed when no answer was complete."""
-    if asking.rate is None:
+    if options.rate is None:
         arrivals = [Arrival(count) for count in concurrencies]
     else:
-        arrivals = [Arrival(rate_per_s=asking.rate)]
+        arrivals = [Arrival(rate_per_s=options.rate)]
     with phases() as tell:
-        reports = asyncio.run(_run_all(endpoint, load, arrivals, asking, targets, tell, as_json))
+        reports = asyncio.run(_run_all(endpoint, load, arrivals, options, targets, tell, as_json))
     _show(reports, as_json=as_json)
 
 
@@ -87,13 +87,13 @@ def predicted(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> Load
             f"--plan {path} is no calibration of this version; allowed: what `octavo bench calibrate` wrote"
         )
     planner = Planner(calibration, targets, calibration.setup)
-    return dataclasses.replace(planner.served(Traffic(trace)).report, arrival="predicted")
+    return dataclasses.replace(planner.run_draw(Traffic(trace)).report, arrival="predicted")
 
 
-def check_trace(origins: Sequence[SettingOrigin], asking: Asking) -> None:
+def check_trace(origins: Sequence[SettingOrigin], options: LoadOptions) -> None:
     """Raise ConfigError where something is given that a trace decides."""
     wrong = [origin.source for origin in origins if origin.setting.field in _NOT_WITH_TRACE]
-    wrong += ["--processes"] * (asking.processes > 1)
+    wrong += ["--processes"] * (options.processes > 1)
     if wrong:
         raise ConfigError(
             f"--trace and {wrong[0]} are both given; allowed: one of them (a trace says what is sent and "
@@ -114,7 +114,7 @@ async def _run_all(
     endpoint: Endpoint,
     load: Load,
     arrivals: Sequence[Arrival],
-    asking: Asking,
+    options: LoadOptions,
     targets: WorkloadTargets,
     tell: Callable[[str], None],
     as_json: bool,
@@ -122,19 +122,19 @@ async def _run_all(
     reports: list[LoadReport] = []
     async with Client(endpoint) as client:
         for arrival in arrivals:
-            num_requests = asking.n or requests_for(arrival)
+            num_requests = options.n or requests_for(arrival)
 
             def tell_of_run(text: str, name: str = f"{load.kind}, {arrival.in_words()}") -> None:
                 tell(f"{name}: {text}")
 
             # A seed for each run: a prompt of an earlier run would be found in the endpoint's cache.
             own = dataclasses.replace(load, seed=load.seed + len(reports))
-            if asking.processes == 1:
+            if options.processes == 1:
                 report = await apply(client, own, num_requests, arrival, targets, tell_of_run)
             else:
                 named = dataclasses.replace(endpoint, model=client.model)
                 report = await apply_from_processes(
-                    named, own, num_requests, arrival, targets, asking.processes, tell_of_run
+                    named, own, num_requests, arrival, targets, options.processes, tell_of_run
                 )
             reports.append(report)
             if as_json:

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from octavo import __version__
-from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli import options as opt
 from octavo.cli.bench_app import CALIBRATED, CALIBRATING, bench_app
 from octavo.cli.cluster_app import cluster_app
@@ -267,7 +267,7 @@ def plan(
     api_key: ApiKey = "",
     as_json: opt.AsJson = False,
     *,
-    asked: Planned,
+    asked: PlanOptions,
     targets: WorkloadTargets,
     engine: Annotated[StartOptions, Only(*CALIBRATED, "target_itl_s")] = CALIBRATING,
     resolved: ResolvedFlags,

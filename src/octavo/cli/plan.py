@@ -14,11 +14,11 @@ from rich.table import Table
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
-from octavo.bench.forecast import Forecast, Highest, Range
-from octavo.bench.planner import Front, Planner, Server, Traffic
-from octavo.bench.replicas import Routing, front_of
+from octavo.bench.forecast import Forecast, HighestLoad, Range
+from octavo.bench.planner import Balancer, Planner, Server, Traffic
+from octavo.bench.replicas import Routing, balancer_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
-from octavo.bench.workloads import Planned, WorkloadTargets
+from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli.remote import ask, require_operator
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases, running_engine
@@ -37,7 +37,7 @@ from octavo.serving.measured import calibration_key
 FOLDER = "calibrations"
 RATE_MIN = 0.05
 
-Column = tuple[str, Forecast, Highest]
+Column = tuple[str, Forecast, HighestLoad]
 
 
 def run_calibrate(
@@ -153,7 +153,9 @@ def of_server(url: str, api_key: str) -> Calibration:
     return replace(calibration, setup=setup, tenants=tenants)
 
 
-def run_plan(calibration: Calibration, asked: Planned, targets: WorkloadTargets, *, as_json: bool) -> None:
+def run_plan(
+    calibration: Calibration, asked: PlanOptions, targets: WorkloadTargets, *, as_json: bool
+) -> None:
     """Forecast, as it is and for each what-if, side by side. Raises ConfigError for what the calibration does
     not cover."""
     columns = [("as it is", calibration)]
@@ -164,7 +166,7 @@ def run_plan(calibration: Calibration, asked: Planned, targets: WorkloadTargets,
         for name, own in columns:
             planner = Planner(own, targets, own.setup, draws=asked.draws, tell=_telling(tell, name))
             if asked.replicas > 1:
-                planner.replicas, planner.front = asked.replicas, _front_of(asked, own.setup)
+                planner.replicas, planner.balancer = asked.replicas, _balancer_of(asked, own.setup)
             forecast = planner.forecast(traffic)
             forecasts.append((name, forecast, _highest(planner, asked, traffic)))
     first = forecasts[0][1]
@@ -183,12 +185,12 @@ def _telling(tell: Callable[[str], None], name: str) -> Callable[[str], None]:
     return lambda text: tell(f"planning, {name}: {text}")
 
 
-def _front_of(asked: Planned, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Front]:
+def _balancer_of(asked: PlanOptions, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Balancer]:
     routing, delay_s, seed = Routing(asked.router), asked.report_delay_s, asked.seed
-    return lambda servers: front_of(routing, servers, setup, delay_s, seed)
+    return lambda servers: balancer_of(routing, servers, setup, delay_s, seed)
 
 
-def traffic_of(asked: Planned, setup: SchedulerSetup) -> Traffic:
+def traffic_of(asked: PlanOptions, setup: SchedulerSetup) -> Traffic:
     """What was asked about."""
     if asked.trace is not None:
         trace = read_trace(asked.trace)
@@ -201,7 +203,7 @@ def traffic_of(asked: Planned, setup: SchedulerSetup) -> Traffic:
     return Traffic(_alike(asked, _arrivals(asked, asked.rate)))
 
 
-def _arrivals(asked: Planned, rate: float) -> list[float]:
+def _arrivals(asked: PlanOptions, rate: float) -> list[float]:
     """Random times of that mean rate."""
     r, times, now = random.Random(f"arrivals {asked.seed}"), list[float](), 0.0
     while (now := now + r.expovariate(rate)) < asked.seconds:
@@ -209,17 +211,17 @@ def _arrivals(asked: Planned, rate: float) -> list[float]:
     return times or [0.0]
 
 
-def _alike(asked: Planned, arrivals: Sequence[float]) -> RequestTrace:
+def _alike(asked: PlanOptions, arrivals: Sequence[float]) -> RequestTrace:
     requests = tuple(TraceRequest(at, asked.inp, asked.out) for at in arrivals)
     return RequestTrace(f"{asked.inp} tokens in, {asked.out} out", requests)
 
 
-def unit_of(asked: Planned) -> str:
+def unit_of(asked: PlanOptions) -> str:
     """What `highest` counts."""
     return "times the trace's speed" if asked.trace else "users" if asked.users else "requests/s"
 
 
-def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
+def _highest(planner: Planner, asked: PlanOptions, traffic: Traffic) -> HighestLoad:
     """The highest rate, number of users or speed that keeps the targets."""
     if asked.trace is not None:
 
@@ -227,7 +229,7 @@ def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
             return Traffic(scaled(traffic.trace, rate=speed))
 
         found = planner.highest(faster, 0.125, 8.0)
-        return Highest(found.number * asked.speed, found.bound)
+        return HighestLoad(found.number * asked.speed, found.bound)
     if asked.users:
 
         def more(users: float) -> Traffic:
@@ -235,7 +237,7 @@ def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
             return traffic_of(own, planner.setup)
 
         found = planner.highest(more, 1.0, 256.0)
-        return Highest(float(round(found.number)), found.bound)
+        return HighestLoad(float(round(found.number)), found.bound)
 
     def oftener(rate: float) -> Traffic:
         return Traffic(_alike(asked, _arrivals(asked, rate)))
@@ -243,7 +245,7 @@ def _highest(planner: Planner, asked: Planned, traffic: Traffic) -> Highest:
     return planner.highest(oftener, RATE_MIN, 64.0)
 
 
-def _table(forecasts: Sequence[Column], asked: Planned, targets: WorkloadTargets) -> Table:
+def _table(forecasts: Sequence[Column], asked: PlanOptions, targets: WorkloadTargets) -> Table:
     def row(name: str, value: Callable[[Forecast], str]) -> tuple[str, ...]:
         return (name, *(value(forecast) for _, forecast, _ in forecasts))
 
