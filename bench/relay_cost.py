@@ -34,7 +34,7 @@ from octavo.routing.reports import Hello, Load, encode_frame
 from octavo.routing.router import Router
 from octavo.server.run import bind
 from octavo.server.settings import ServerSettings
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 
 _CHUNK = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"' + b"x" * 120 + b'"}}]}\n\n'
 _FRAMED = b"%x\r\n%s\r\n" % (len(_CHUNK), _CHUNK)

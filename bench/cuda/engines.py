@@ -34,7 +34,7 @@ from octavo.model.rope import RopeSpec
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, rope_tables_of
 from octavo.params import SamplerParams
 from octavo.serving.client import EngineClient
-from octavo.serving.start import Started, engine_over
+from octavo.serving.start import StartedEngine, engine_over
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import ChatMessage, Request
@@ -121,7 +121,7 @@ def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> TorchBackend:
     return compiled_backend(probe.device, dtype or probe.dtypes[0], available_memory)
 
 
-def start(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> Started:
+def start(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> StartedEngine:
     """An engine that no thread rope_tables yet."""
     return engine_over(loaded, backend, options)
 

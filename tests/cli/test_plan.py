@@ -25,7 +25,7 @@ from octavo.cli.what_if import changed
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import TierSetup
 from octavo.errors import ConfigError, RequestFailed
-from octavo.serving.measured import calibrate_command, calibration_key
+from octavo.serving.calibration_key import calibrate_command, calibration_key
 
 OPTIONS = StartOptions(pace=True, speculate="off")
 KEY = calibration_key("some/model", OPTIONS)

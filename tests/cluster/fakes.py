@@ -23,7 +23,7 @@ from octavo.routing.reports import Hello, Load, encode_frame
 from octavo.routing.router import Router
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 
 T = TypeVar("T")
 KEY = "5" * 64

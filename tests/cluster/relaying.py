@@ -17,7 +17,7 @@ from octavo.config import StartOptions
 from octavo.routing.router import Router
 from octavo.server.run import base_url, bind
 from octavo.server.settings import ServerSettings
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 
 
 @dataclass(slots=True)

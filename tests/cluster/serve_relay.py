@@ -27,7 +27,7 @@ from octavo.routing.router import Router
 from octavo.server.logs import configure_logging
 from octavo.server.run import bind, ignore_signals
 from octavo.server.settings import ServerSettings
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 from octavo.setting import settings_of
 
 NUM_REPLICAS = 2

@@ -16,7 +16,7 @@ from octavo.config import StartOptions
 from octavo.errors import ConfigError
 from octavo.server.settings import ServerSettings
 from octavo.serving.model_parts import prepared_tokenizer
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 
 
 def test_flags_become_a_table_that_gives_the_same_settings_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.config import StartOptions
 from octavo.dynamo.model_folder import model_folder
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 from octavo.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.real_model

@@ -41,11 +41,11 @@ from octavo.serving.client import EngineClient
 from octavo.serving.start import (
     Budget,
     build_engine,
+    check_template,
     client_of,
     engine_over,
     ready_blocks,
     start_engine,
-    try_template,
 )
 from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage
@@ -207,14 +207,14 @@ def test_a_broken_template_is_told_at_start_and_the_server_starts(
     finally:
         llm.close()
     monkeypatch.undo()
-    try_template(loaded.tokenizer)
+    check_template(loaded.tokenizer)
     assert "the model's chat template refuses these messages: I never chat" in caplog.text
     assert "will be refused" in caplog.text
 
 
 def test_a_sound_template_and_none_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    try_template(SilentTokenizer())  # type: ignore[arg-type]
-    try_template(PairTokenizer())  # type: ignore[arg-type]
+    check_template(SilentTokenizer())  # type: ignore[arg-type]
+    check_template(PairTokenizer())  # type: ignore[arg-type]
     assert caplog.text == ""
 
 

@@ -34,7 +34,7 @@ from octavo.engine.port import ViewStats
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
-from octavo.serving.start import Started, build_engine, client_of, engine_over
+from octavo.serving.start import StartedEngine, build_engine, client_of, engine_over
 from octavo.units import blocks_for
 
 pytestmark = [pytest.mark.full, pytest.mark.real_model]
@@ -75,7 +75,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def weights(gguf_path: Path) -> Started:
+def weights(gguf_path: Path) -> StartedEngine:
     return build_engine(
         str(gguf_path),
         StartOptions(weights="f32", kv="f32", context_length=2048, kv_memory_bytes=2**21),
@@ -84,7 +84,7 @@ def weights(gguf_path: Path) -> Started:
 
 
 @contextmanager
-def serving(weights: Started, num_blocks: int, **options: object) -> Iterator[Served]:
+def serving(weights: StartedEngine, num_blocks: int, **options: object) -> Iterator[Served]:
     """A server on any free port, with a pool of its own."""
     num_bytes = num_blocks * weights.budget.bytes_per_block
     chosen = StartOptions(weights="f32", kv="f32", kv_memory_bytes=num_bytes, **options)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_32_requests_in_a_pool_for_a_third_of_them_are_all_right(weights: Started) -> None:
+def test_32_requests_in_a_pool_for_a_third_of_them_are_all_right(weights: StartedEngine) -> None:
     bodies = mixed_requests()
     with serving(weights, num_blocks=64, prefix_caching=False) as roomy:
         alone = [roomy.ask(body) for body in bodies]
@@ -186,7 +186,7 @@ def test_32_requests_in_a_pool_for_a_third_of_them_are_all_right(weights: Starte
     assert resident[1] < 1.02 * resident[0]
 
 
-def test_24_long_seeded_prompts_in_steps_of_256_tokens_all_complete(weights: Started) -> None:
+def test_24_long_seeded_prompts_in_steps_of_256_tokens_all_complete(weights: StartedEngine) -> None:
     """18 of the prompts share 1,200 of their 1,500 tokens, which keeps the test short; all are distinct."""
     shared = tokens("shared", 1200)
     prompts = [shared + tokens(f"own {i}", 300) for i in range(18)]
@@ -209,7 +209,7 @@ def test_24_long_seeded_prompts_in_steps_of_256_tokens_all_complete(weights: Sta
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_blocks_within_two_steps(weights: Started, stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_blocks_within_two_steps(weights: StartedEngine, stream: bool) -> None:
     """Counted from the step in which it closes its connection, while another answer keeps steps coming."""
     long = {"ignore_eos": True, "temperature": 0, "stream": stream}
     steps = []

@@ -32,7 +32,7 @@ from octavo.model.loader import LoadedModel
 from octavo.model.spec import Model, ModelSpec, ModelWeights, Norm
 from octavo.sampling.grammars import Grammars
 from octavo.serving.client import EngineClient
-from octavo.serving.start import PoliciesOf, Started, client_of, engine_over
+from octavo.serving.start import PoliciesOf, StartedEngine, client_of, engine_over
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import StepPlan, StepResult
 
@@ -308,7 +308,7 @@ def build_scripted(
     *,
     script: Script | None = None,
     context: int = CONTEXT,
-) -> tuple[Started, StartOptions]:
+) -> tuple[StartedEngine, StartOptions]:
     """The same, not yet turned by any thread."""
     vocab = tokenizer.vocab_size
     spec = ModelSpec("qwen3", 1, HIDDEN, 1, 1, HIDDEN, HIDDEN, vocab, context, 1.0)

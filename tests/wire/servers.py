@@ -33,7 +33,7 @@ from octavo.server.tenant_registry import TenantRegistry
 from octavo.serving.client import EngineClient
 from octavo.serving.front_end_link import FrontEnds
 from octavo.serving.remote_host import RemoteHost, client_over
-from octavo.serving.start import Started, client_of
+from octavo.serving.start import StartedEngine, client_of
 from octavo.types import StepPlan
 
 WAIT_S: Final = 60.0  # for what comes at once, unless something is broken
@@ -225,7 +225,7 @@ class ServerThread:
             server.should_exit = True
 
     def _at_the_other_end(
-        self, started: Started, options: StartOptions, gate: Gate
+        self, started: StartedEngine, options: StartOptions, gate: Gate
     ) -> tuple[EngineClient, Callable[[], None]]:
         """A client over a channel, and what ends the engine."""
         front_ends = FrontEnds(started, options, 1, lambda reason: None)

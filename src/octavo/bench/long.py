@@ -28,7 +28,7 @@ from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
-from octavo.serving.start import Started, build_engine, engine_over
+from octavo.serving.start import StartedEngine, build_engine, engine_over
 from octavo.types import FinishReason, Request
 from octavo.units import blocks_for
 
@@ -122,7 +122,7 @@ def measure(
             started.engine.close()
 
 
-def _run(name: str, started: Started, sequence: LongSequence, tell: Callable[[str], None]) -> LongRun:
+def _run(name: str, started: StartedEngine, sequence: LongSequence, tell: Callable[[str], None]) -> LongRun:
     stepped, speed = _computed(name, started, sequence, tell)
     tokens_per_s = _decoded(stepped, sequence, lambda: None)
     cold = _cold_blocks(stepped)
@@ -131,7 +131,7 @@ def _run(name: str, started: Started, sequence: LongSequence, tell: Callable[[st
 
 
 def _run_cold(
-    started: Started, sequence: LongSequence, folder: Path, tell: Callable[[str], None]
+    started: StartedEngine, sequence: LongSequence, folder: Path, tell: Callable[[str], None]
 ) -> Iterator[LongRun]:
     stepped, speed = _computed("cold", started, sequence, tell)
     cold = _cold_blocks(stepped)
@@ -160,7 +160,7 @@ def _run_cold(
 
 
 def _computed(
-    name: str, started: Started, sequence: LongSequence, tell: Callable[[str], None]
+    name: str, started: StartedEngine, sequence: LongSequence, tell: Callable[[str], None]
 ) -> tuple[_SteppedEngine, float]:
     """Compute the prompt. Returns the engine and prompt tokens a second."""
     tell(f"{name}: a prompt of {sequence.tokens:,} tokens")
@@ -171,7 +171,7 @@ def _computed(
     return stepped, sequence.tokens / (time.perf_counter() - begun)
 
 
-def _room(started: Started, sequence: LongSequence) -> int:
+def _room(started: StartedEngine, sequence: LongSequence) -> int:
     """Tokens of the answer: enough for all measurements, within the context."""
     return min(started.facts.context_length - sequence.tokens, 4 * sequence.answer + 64)
 
@@ -222,7 +222,7 @@ def _cold_blocks(stepped: _SteppedEngine) -> int:
     return sum(len(s.table.cold) for s in stepped.engine.scheduler.live.running if s.table is not None)
 
 
-def _prompt(started: Started, count: int, name: str) -> list[int]:
+def _prompt(started: StartedEngine, count: int, name: str) -> list[int]:
     return _tokens(random.Random(name), count)
 
 

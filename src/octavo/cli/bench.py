@@ -17,7 +17,7 @@ from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.serving.client import EngineClient
-from octavo.serving.start import Started, build_engine, client_of, engine_over
+from octavo.serving.start import StartedEngine, build_engine, client_of, engine_over
 from octavo.units import format_bytes
 
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
@@ -65,7 +65,7 @@ def run(model: str | None, options: StartOptions, workloads: Sequence[Workload],
         print_all(table_of(reports))
 
 
-def resolved_settings(started: Started, options: StartOptions) -> dict[str, str | int]:
+def resolved_settings(started: StartedEngine, options: StartOptions) -> dict[str, str | int]:
     """What the engine came to: what figures must be told with. Memory is in bytes."""
     return {
         "model": started.facts.name,

@@ -105,7 +105,7 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
             elif word in (b"", END):  # b"": the supervisor is gone
                 break
         if not word:
-            front_ends.wait_left(job.settings.drain_timeout_s + _FLUSH_S)
+            front_ends.wait_until_gone(job.settings.drain_timeout_s + _FLUSH_S)
     finally:
         gc.unfreeze()
         front_ends.close()
@@ -123,12 +123,12 @@ def run_front_end(job: FrontEndJob, control: socket.socket) -> None:
 def serve_front_end(job: FrontEndJob, control: socket.socket) -> None:
     """The same. Raises EngineStopped, or ConfigError."""
     from octavo.serving.remote_host import connect
-    from octavo.serving.start import try_template
+    from octavo.serving.start import check_template
 
     raise_descriptor_limit()
     client, host = connect(socket.socket(fileno=job.channel), job.options)
     if job.index == 0:
-        threading.Thread(target=try_template, args=(client.tokenizer,), daemon=True).start()
+        threading.Thread(target=check_template, args=(client.tokenizer,), daemon=True).start()
     front_end = FrontEnd(job.index, host, host.welcome.run_id, int(time.time()), job.engine_pid, job.metrics)
     scrapes = None if job.scrapes is None else socket.socket(fileno=job.scrapes)
     server = build_server(

@@ -28,7 +28,7 @@ from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
 from octavo.model.spec import ModelSpec
-from octavo.serving.start import Budget, Started, build_engine, packed_folder
+from octavo.serving.start import Budget, StartedEngine, build_engine, packed_folder
 from octavo.units import blocks_for, format_bytes
 
 
@@ -79,7 +79,7 @@ def _run_loaded(
         print_lines(lines, told)
 
 
-def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:
+def model_lines(started: StartedEngine, options: StartOptions) -> list[tuple[str, str]]:
     """The model and the backend."""
     spec, facts, backend = started.loaded.model.spec, started.facts, started.backend
     shape = kv_shape(started.loaded.model, started.budget.block_size, options.kv)
@@ -148,7 +148,7 @@ def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
     return lines
 
 
-def packed_lines_of(started: Started, options: StartOptions) -> list[tuple[str, str]]:
+def packed_lines_of(started: StartedEngine, options: StartOptions) -> list[tuple[str, str]]:
     """What is kept of packed weights; nothing for a backend that keeps none."""
     packed = packed_folder(replace(options, packed_cache=started.backend.name == "native"), started.backend)
     if packed is None:
@@ -157,7 +157,7 @@ def packed_lines_of(started: Started, options: StartOptions) -> list[tuple[str, 
     return packed_lines(packed.folder, own, options.packed_cache)
 
 
-def advice(started: Started, options: StartOptions, machine: Machine) -> list[str]:
+def advice(started: StartedEngine, options: StartOptions, machine: Machine) -> list[str]:
     """What to change, and why; nothing where nothing is wrong."""
     lines = []
     budget, context = started.budget, started.facts.context_length

@@ -32,7 +32,7 @@ from octavo.server.logs import configure_logging
 from octavo.server.run import listening
 from octavo.server.run import serve as run_server
 from octavo.server.settings import ServerSettings
-from octavo.serving.measured import calibration_key
+from octavo.serving.calibration_key import calibration_key
 
 FOLDER = "calibrations"
 RATE_MIN = 0.05

@@ -13,7 +13,7 @@ from octavo.server.settings import ServerSettings
 
 def run(model: str | None, options: StartOptions, settings: ServerSettings) -> None:
     """Render until a signal. The port is taken and the tenants are read before anything is loaded."""
-    from octavo.serving.renderer import start_renderer
+    from octavo.serving.start import start_renderer
 
     configure_logging(settings.log_level, settings.log_format)
     ignore_signals()

@@ -26,7 +26,7 @@ from octavo.cluster.spec import ClusterSpec, read_spec
 from octavo.routing.router import Router
 from octavo.server.logs import configure_logging
 from octavo.server.run import bind
-from octavo.serving.renderer import start_renderer
+from octavo.serving.start import start_renderer
 
 _SLOTS_S = 1.0  # between two looks at who starts and drains, for pages and refusals
 _READY_S = 20.0  # to read the first report of a replica

@@ -43,8 +43,7 @@ from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, OctavoError, QueueFull
 from octavo.model.hub.paths import cache_folder
 from octavo.serving.client import EngineClient
-from octavo.serving.renderer import start_renderer
-from octavo.serving.start import start_engine
+from octavo.serving.start import start_engine, start_renderer
 
 log = logging.getLogger("octavo.dynamo")
 LOAD_S = 0.25  # between two looks at the engine's load

@@ -27,7 +27,7 @@ from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ModelBody, ModelBounds, TermsBody
 from octavo.server.sse import encode_json
 from octavo.server.tenant import engine_request
-from octavo.serving.embedding import Embedded, EmbeddingOptions, embed_all
+from octavo.serving.embedding import Embedding, EmbeddingOptions, embed_all
 from octavo.types import Request as EngineRequest
 
 _FORMATS = ("float", "base64")
@@ -84,7 +84,7 @@ class EmbeddingsBody(ModelBody, TermsBody, json_schema_extra={"required": ["inpu
 class EmbeddingsMade:
     """The inputs' vectors, in their order, with what each cost."""
 
-    embedded: Sequence[Embedded]
+    embedded: Sequence[Embedding]
 
     @property
     def num_prompt(self) -> int:

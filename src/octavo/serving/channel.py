@@ -1,12 +1,13 @@
-"""What a front end and the engine's process say to each other, over a pair of sockets.
+"""The messages between a front end and the engine's process, and the channel that carries them over a socket
+pair.
 
     front end    Call, Post, Withdraw, CallStore, Compile, ...   -->   engine's process
-                 <--   Welcome, Reply, Updates, Lost, GaveUp, ...
+                 <--   Welcome, Reply, Updates, LostRequests, GaveUp, ...
 
     [ length, 4 bytes | msgpack ]
 
-Both ends are processes of one server, so what cannot be read is a bug: it closes the channel, which costs the
-front end its requests. Commands and their replies are encoded as everywhere else (`engine.codec`).
+Both ends are processes of one server, so a message that does not decode is a bug: the channel is closed, and
+the front end loses its requests. Commands and their replies use the encoding of `engine.codec`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _BUFFER_BYTES = 1 << 18
 MESSAGE_BYTES_MAX = 2 << 30
 
 
-def raw(value: object) -> msgspec.Raw:
-    """What is read by itself, so that one that cannot be read costs its own call alone. Raises InvalidRequest
-    for what no message can carry."""
+def encode_raw(value: object) -> msgspec.Raw:
+    """A value that the receiver decodes separately, so that a failure ends only its own call. Raises
+    InvalidRequest for a value that no message can carry."""
     try:
         return msgspec.Raw(msgspec.msgpack.encode(value))
     except (UnicodeEncodeError, OverflowError) as error:
@@ -46,46 +47,46 @@ def raw(value: object) -> msgspec.Raw:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Anything that is said. A `number` names a call; its reply has the same one."""
+    """The base class. A `number` identifies a call, and its reply has the same one."""
 
 
-# -- of a front end
+# -- from a front end
 
 
 class Call(Message, frozen=True, tag=True):
-    """Carry out a command, and reply."""
+    """Execute a command, and reply."""
 
     number: int
     command: msgspec.Raw  # an `AnyCommand`
 
 
 class Post(Message, frozen=True, tag=True):
-    """Carry out a command."""
+    """Execute a command."""
 
     command: msgspec.Raw
 
 
 class Withdraw(Message, frozen=True, tag=True):
-    """The caller has gone: what was not begun is not done."""
+    """The caller has left: a call that was not begun is dropped."""
 
     number: int
 
 
 class WithdrawRequest(Message, frozen=True, tag=True):
-    """The request's submitter has gone."""
+    """The request's submitter has left."""
 
     request_id: int
 
 
 class CallStats(Message, frozen=True, tag=True):
-    """Counters and gauges; `last`: those that were told last, at once."""
+    """Reply with counters and gauges; `last`: immediately, with those of the last reply."""
 
     number: int
     last: bool
 
 
 class CallStore(Message, frozen=True, tag=True):
-    """Call a method of the store of conversations."""
+    """Call a method of the conversation store."""
 
     number: int
     method: str
@@ -93,71 +94,71 @@ class CallStore(Message, frozen=True, tag=True):
 
 
 class CompileGrammar(Message, frozen=True, tag=True):
-    """Try a grammar and, unless it is only to be checked, compile it. Replies nothing."""
+    """Check a grammar and, unless `only_check`, compile it. The reply is None."""
 
     number: int
     grammar: msgspec.Raw  # a `Grammar`
     only_check: bool
 
 
-class AnswerBegan(Message, frozen=True, tag=True):
-    """This front end makes an answer that another one may be asked to stop."""
+class AnswerStarted(Message, frozen=True, tag=True):
+    """This front end has begun an answer that clients of other front ends may stop."""
 
     tenant: str
     answer_id: str
 
 
 class AnswerEnded(Message, frozen=True, tag=True):
-    """It does not run any more."""
+    """The answer has ended."""
 
     tenant: str
     answer_id: str
 
 
-class IsAnswering(Message, frozen=True, tag=True):
-    """Whether some front end makes this answer."""
+class FindAnswer(Message, frozen=True, tag=True):
+    """Reply whether any front end is making this answer."""
 
     number: int
     answer: msgspec.Raw  # tenant and id
 
 
-class AskToStop(Message, frozen=True, tag=True):
-    """Stop an answer, wherever it is made. Replies whether it ran."""
+class StopElsewhere(Message, frozen=True, tag=True):
+    """Stop an answer of any front end. Replies whether it was running."""
 
     number: int
     answer: msgspec.Raw  # tenant and id
 
 
 class AnswerStopped(Message, frozen=True, tag=True):
-    """The reply of the front end that was asked to stop one."""
+    """The front end's reply to `StopAnswer`."""
 
     number: int
     was_running: bool
 
 
 class ReadFeed(Message, frozen=True, tag=True):
-    """Reply with what waits of a replica's feed, as soon as there is something, to its reader of this number,
-    which is opened with its first one. Replies None when it was cut off."""
+    """Reply with the frames that wait for this reader of the replica's feed, as soon as there are any. The
+    first message opens the reader. Replies None if it was cut off."""
 
     number: int
     reader: int
 
 
 class CloseFeed(Message, frozen=True, tag=True):
-    """That reader has gone."""
+    """The reader has left."""
 
     reader: int
 
 
-# -- of the engine's process
+# -- from the engine's process
 
 
 class Welcome(Message, frozen=True, tag=True):
-    """The first message: what a front end must know of engine and model."""
+    """The first message: facts about the engine and the model."""
 
-    first_id: int  # of its requests, which are this one and every `num_ids`-th after it
+    first_id: int  # the front end's request ids are this one and every `num_ids`-th after it
     num_ids: int
-    run_id: str  # of this start of the engine
+    run_id: str  # identifies this start of the engine
     model_name: str
     model_path: str
     model_kind: str
@@ -169,15 +170,15 @@ class Welcome(Message, frozen=True, tag=True):
     max_open: int
     session_ttl_s: float
     has_disk: bool
-    identity_key: bytes | None  # of KV events, where there are tenants
+    identity_key: bytes | None  # of KV events, if there are tenants
     event_source: EventSource | None
     store_time: float  # the store's clock at `monotonic`
     monotonic: float
-    hello: Hello | None  # of a replica of a cluster
+    hello: Hello | None  # if it is a replica of a cluster
 
 
 class StopAnswer(Message, frozen=True, tag=True):
-    """Stop an answer that this front end makes."""
+    """Stop an answer of this front end."""
 
     number: int
     tenant: str
@@ -185,19 +186,19 @@ class StopAnswer(Message, frozen=True, tag=True):
 
 
 class Reply(Message, frozen=True, tag=True):
-    """To a call; `data` as `codec.encode_reply` has it."""
+    """The reply to a call; `data` is encoded by `codec.encode_reply`."""
 
     number: int
     data: bytes
 
 
 class Updates(Message, frozen=True, tag=True):
-    """Of one step, of this front end's requests."""
+    """One step's updates of this front end's requests."""
 
     updates: list[Update]
 
 
-class Lost(Message, frozen=True, tag=True):
+class LostRequests(Message, frozen=True, tag=True):
     """No update of these requests will come."""
 
     request_ids: list[int]
@@ -218,24 +219,24 @@ FromFrontEnd = (
     | CallStats
     | CallStore
     | CompileGrammar
-    | AnswerBegan
+    | AnswerStarted
     | AnswerEnded
-    | IsAnswering
-    | AskToStop
+    | FindAnswer
+    | StopElsewhere
     | AnswerStopped
     | ReadFeed
     | CloseFeed
 )
-FromEngine = Welcome | Reply | Updates | Lost | GaveUp | StopAnswer
+FromEngine = Welcome | Reply | Updates | LostRequests | GaveUp | StopAnswer
 
 MessageT = TypeVar("MessageT")
 
 
 class Channel(Generic[MessageT]):
-    """One end. A thread of its own reads; any thread may send.
+    """One end. Its own thread reads; any thread may send.
 
-    `take` gets each message on the reading thread; `ended` is called on it once, after the last one, when the
-    other end has closed, or its process has ended.
+    The reading thread calls `take` with each message, and `ended` once after the last one, when the other end
+    has closed or its process has ended.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class Channel(Generic[MessageT]):
         self._lock = threading.Lock()  # held while a frame is written
 
     def start(self, name: str) -> None:
-        """Read, on a thread of this name."""
+        """Start the reading thread, with this name."""
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def receive(self) -> MessageT | None:
@@ -266,8 +267,8 @@ class Channel(Generic[MessageT]):
         return self._decoder.decode(data)  # type: ignore[no-any-return]  # what `messages` says
 
     def send(self, message: Message) -> None:
-        """Write it. Raises InvalidRequest for one that is too long, EngineStopped when the other end has
-        gone."""
+        """Write a message. Raises InvalidRequest if it is too long, EngineStopped if the other end has
+        closed."""
         data = msgspec.msgpack.encode(message)
         if len(data) > MESSAGE_BYTES_MAX:
             raise InvalidRequest(f"a message of {len(data):,} bytes; allowed: {MESSAGE_BYTES_MAX:,}")
@@ -278,8 +279,8 @@ class Channel(Generic[MessageT]):
             raise EngineStopped(f"the engine's process is gone: {error}") from None
 
     def close(self) -> None:
-        """Both ends learn of it. Idempotent."""
-        with contextlib.suppress(OSError):  # the other end was faster
+        """Shut the connection down; both ends notice. Idempotent."""
+        with contextlib.suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -287,7 +288,7 @@ class Channel(Generic[MessageT]):
             while (message := self.receive()) is not None:
                 self._take(message)
         except OSError:
-            pass  # it was reset
+            pass  # the connection was reset
         except Exception:
             log.exception("a message between a front end and the engine could not be handled")
         finally:

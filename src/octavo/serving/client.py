@@ -1,4 +1,4 @@
-"""The asynchronous client of a served model: what the HTTP edge, and asyncio programs, use.
+"""The asynchronous client of a served model, for the HTTP edge and asyncio programs.
 
 encoder     texts and chats to tokens              submitter   requests to the engine, deltas back
 control     the pool, views and pins               sessions    conversations whose blocks are kept
@@ -27,7 +27,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class EngineClient:
-    """A served model; `start_engine` makes one over an engine of this process."""
+    """A served model; `start_engine` makes one for an engine in this process."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class EngineClient:
         max_open: int,
         sessions: SessionSupport | None = None,
     ) -> None:
-        """`max_open`: requests at once, and texts and grammars of a tenant that wait."""
+        """`max_open`: bound of open requests, and of each tenant's waiting texts and grammars."""
         self.facts, self.card = facts, facts.card
-        self.feed: Feed | None = None  # what routers learn of it, where it is a replica of a cluster
+        self.feed: Feed | None = None  # reports to routers, if it is a replica of a cluster
         self.tokenizer = tokenizer
         vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
         self.compilers = Compilers(facts, max_open)
@@ -49,7 +49,7 @@ class EngineClient:
         self.answers = Answers(tokenizer, facts.grammars, self.compilers.run)
         self._session_support = sessions or SessionSupport()
         self.sessions = Sessions(submitter, encoder, self.control, self._session_support)
-        # The parts' own methods, under one roof.
+        # The parts' methods, as methods of the client.
         self.encode, self.encode_all = encoder.encode, encoder.encode_all
         self.encode_chat = encoder.encode_chat
         self.bad_word_ids, self.tokenizer_info = encoder.bad_word_ids, encoder.tokenizer_info
@@ -67,7 +67,7 @@ class EngineClient:
         sessions: SessionSupport | None = None,
         traffic: TrafficWriter | None = None,
     ) -> Self:
-        """Start a thread that turns this engine. `traffic`: as `EngineHost`'s."""
+        """Start a thread that drives this engine. `traffic`: as for `EngineHost`."""
         max_open = max_queue + engine.config.max_rows
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
         host = EngineHost(engine, max_open, grammars, traffic=traffic)
@@ -80,22 +80,22 @@ class EngineClient:
 
     @property
     def generates(self) -> bool:
-        """Whether there is an engine; without one it renders prompts alone."""
+        """Whether there is an engine; a renderer has none."""
         return not isinstance(self.submitter.host, NoEngine)
 
     @property
     def identity(self) -> Identity:
-        """How routers read names and tenants."""
+        """How routers read the names and tenants of KV events."""
         return self.facts.identity
 
     @property
     def event_source(self) -> EventSource | None:
-        """Where they read KV events."""
+        """Where routers read KV events."""
         return self.facts.event_source
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """The most tokens of prompt and output together."""
         return self.facts.context_length
 
     @property
@@ -115,7 +115,7 @@ class EngineClient:
 
     @property
     def engine(self) -> Engine:
-        """For benchmarks and tests: the engine that the thread turns."""
+        """The engine that the thread drives, for benchmarks and tests."""
         host = self.submitter.host
         assert isinstance(host, EngineHost), "the engine is in another process"
         return host.engine
@@ -136,7 +136,7 @@ class EngineClient:
         return self.submitter.gave_up
 
     def close(self) -> None:
-        """Stop the engine's thread after the step that runs. Streams still open end with an error."""
+        """Stop the engine's thread after the current step. Open streams end with an error."""
         self.submitter.end()
         self._session_support.store.close()  # its file is under the disk cache's lock
         self.submitter.close()

@@ -1,8 +1,8 @@
 """Embeddings for clients of an engine: prompts in, vectors out.
 
-Each prompt is an ordinary request that wants no token, batched with all others. Many are under way at a time,
-and no more than `IN_FLIGHT_MAX` of one call, so that a long list neither fills the queue nor lets the engine
-wait. A queue that others fill holds a list up; only where none of its own is under way the list is refused.
+Each prompt is an ordinary request without output tokens, batched with all others. At most `IN_FLIGHT_MAX`
+requests of one call are open at a time: enough to keep the engine busy, without filling the queue. If the
+queue is full, the call waits for one of its own requests to end; it is refused only if none is open.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ _PLAIN = Request()
 class EmbeddingOptions:
     """How prompts become vectors."""
 
-    pooling: Pooling | None = None  # None: as the model is served
-    dimensions: int | None = None  # None: all that the model has
+    pooling: Pooling | None = None  # None: the served model's default
+    dimensions: int | None = None  # None: all dimensions of the model
     normalize: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
-    """One prompt's vector (`dimensions`,), and what it cost."""
+class Embedding:
+    """One prompt's vector (`dimensions`,), and its usage."""
 
     vector: Floats
     usage: Usage
 
 
 def pooling_params(pooling: Pooling) -> SamplerParams:
-    """Of a request that wants its prompt's embedding."""
+    """The parameters of a request for its prompt's embedding."""
     return SamplerParams(max_tokens=1, temperature=0.0, pooling=pooling)
 
 
 def vector_of(embedding: bytes, dimensions: int | None = None, *, normalize: bool = True) -> Floats:
-    """(`dimensions`,): of an embedding as the engine tells it, the first numbers, made as long as one where
-    wanted."""
+    """(`dimensions`,): the first numbers of the engine's embedding, normalised on request."""
     vector = np.frombuffer(embedding, np.float32)[:dimensions]
     return normalised(vector) if normalize else vector
 
 
 def normalised(vector: Floats) -> Floats:
-    """(E,) of length one, computed in float64; zeros stay zeros."""
+    """(E,) with length one, computed in float64; a zero vector stays zero."""
     wide = vector.astype(np.float64)
     length = np.sqrt(np.sum(wide * wide))
     return (wide / length).astype(np.float32) if length > 0.0 else vector
@@ -67,12 +66,13 @@ async def embed_all(
     options: EmbeddingOptions,
     wanted: Request = _PLAIN,
     seen: Callable[[int, Delta], None] = lambda index, delta: None,
-) -> list[Embedded]:
+) -> list[Embedding]:
     """The prompts' vectors, in their order; `seen` gets every delta with its prompt's index. `wanted`: the
     tenant, priority, timeouts and salt of each prompt's request.
 
-    One that fails takes all with it. Raises what `submit` raises, InvalidRequest for `dimensions`, TimedOut,
-    RequestFailed and EngineStopped; then, and when it is cancelled, nothing of it runs any more.
+    If one prompt fails, the call fails. Raises the errors of `submit`, InvalidRequest for `dimensions`,
+    TimedOut, RequestFailed and EngineStopped; its open requests are cancelled then, and when the call is
+    cancelled.
     """
     if options.dimensions is not None:
         most = model.card.hidden_size
@@ -92,14 +92,14 @@ class _Batch:
         seen: Callable[[int, Delta], None],
     ) -> None:
         self._model, self._options, self._wanted, self._seen = model, options, wanted, seen
-        self._num_open = 0  # requests that the engine has taken, or is asked to take, and has not ended
+        self._num_open = 0  # requests that were submitted and have not ended
         self._num_ended = 0
-        self._ended = asyncio.Event()  # one has ended
+        self._ended = asyncio.Event()  # set when a request ends
 
-    async def run(self, prompts: Sequence[Sequence[int]]) -> list[Embedded]:
-        """All of them."""
-        found: dict[int, Embedded] = {}
-        rest = iter(enumerate(prompts))  # shared by the workers: each takes the next that none has taken
+    async def run(self, prompts: Sequence[Sequence[int]]) -> list[Embedding]:
+        """The embeddings of all prompts."""
+        found: dict[int, Embedding] = {}
+        rest = iter(enumerate(prompts))  # shared by the workers
 
         async def work() -> None:
             for index, prompt in rest:
@@ -114,15 +114,15 @@ class _Batch:
             await asyncio.gather(*workers, return_exceptions=True)  # each cancels its request
         return [found[index] for index in range(len(prompts))]
 
-    async def _one(self, index: int, prompt: Sequence[int]) -> Embedded:
-        """The vector of one prompt, as soon as the queue has room for it."""
+    async def _one(self, index: int, prompt: Sequence[int]) -> Embedding:
+        """The vector of one prompt; waits while the queue is full."""
         while True:
             before = self._num_ended
             self._num_open += 1
             try:
                 return await self._follow(index, await self._submit(prompt))
             except QueueFull:
-                # What filled the queue when it was asked may have ended before the answer is read here.
+                # Requests of this call that filled the queue may have ended since it was refused.
                 if self._num_open == 1 and self._num_ended == before:
                     raise
             finally:
@@ -131,12 +131,12 @@ class _Batch:
                 self._ended.clear()
                 await self._ended.wait()
 
-    async def _follow(self, index: int, stream: DeltaStream) -> Embedded:
+    async def _follow(self, index: int, stream: DeltaStream) -> Embedding:
         try:
             async for delta in stream:
                 self._seen(index, delta)
                 if delta.finish is not None:
-                    return self._embedded(delta)
+                    return self._embedding_of(delta)
             raise RequestFailed("the request ended without an end")
         finally:
             stream.cancel()
@@ -146,7 +146,7 @@ class _Batch:
     async def _submit(self, prompt: Sequence[int]) -> DeltaStream:
         return await self._model.submit(replace(self._wanted, prompt=tuple(prompt)))
 
-    def _embedded(self, delta: Delta) -> Embedded:
+    def _embedding_of(self, delta: Delta) -> Embedding:
         if delta.finish is FinishReason.TIMEOUT:
             raise TimedOut(delta.error)
         if delta.finish is FinishReason.CANCELLED:
@@ -155,4 +155,4 @@ class _Batch:
             raise RequestFailed(delta.error or "the request failed")
         options = self._options
         vector = vector_of(delta.embedding, options.dimensions, normalize=options.normalize)
-        return Embedded(vector, delta.usage)
+        return Embedding(vector, delta.usage)

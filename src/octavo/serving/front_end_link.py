@@ -1,10 +1,11 @@
 """The engine's side of its front ends: each is a client of the host, at the other end of a channel.
 
     channel's thread    Call, CallStore, CompileGrammar ...  -->  host, store, compilers
-    writing thread      <-- Reply, Updates, Lost ... <-- outbox <-- engine's thread, compilers, disk
+    writing thread      <-- Reply, Updates, LostRequests ... <-- outbox <-- engine's thread, compilers, disk
 
-No thread but the writing one waits for a front end. One that does not read is cut off when its outbox is
-full. When a front end has gone, its requests are cancelled, its turns withdrawn, its answers forgotten.
+Only the writing thread waits for a front end. A front end that does not read is disconnected when its outbox
+is full. When a front end disconnects, its requests are cancelled, its turns withdrawn, and its answers
+dropped.
 """
 
 from __future__ import annotations
@@ -38,37 +39,37 @@ from octavo.errors import EngineStopped, OctavoError, RequestFailed
 from octavo.grammar import Grammar
 from octavo.sampling.grammars import CompiledGrammar, Grammars
 from octavo.serving.channel import (
-    AnswerBegan,
     AnswerEnded,
+    AnswerStarted,
     AnswerStopped,
-    AskToStop,
     Call,
     CallStats,
     CallStore,
     Channel,
     CloseFeed,
     CompileGrammar,
+    FindAnswer,
     FromFrontEnd,
     GaveUp,
-    IsAnswering,
-    Lost,
+    LostRequests,
     Message,
     Post,
     ReadFeed,
     Reply,
     StopAnswer,
+    StopElsewhere,
     Updates,
     Welcome,
     Withdraw,
     WithdrawRequest,
 )
 from octavo.serving.replica_feed import FeedReader, ReplicaFeed
-from octavo.serving.start import Started
+from octavo.serving.start import StartedEngine
 from octavo.types import Update
 
 OnGiveUp = Callable[[str], None]
 _POLL_S = 0.05
-OUTBOX_MAX = 2048  # messages; a front end reads some thousand in a second
+OUTBOX_MAX = 2048  # messages; a front end reads some thousands a second
 FirstT = TypeVar("FirstT")
 ReplyT = TypeVar("ReplyT")
 
@@ -76,8 +77,8 @@ log = logging.getLogger("octavo.front_ends")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What all front ends of an engine share."""
+class SharedParts:
+    """The parts that all front ends of an engine share."""
 
     host: EngineHost
     grammars: Grammars | None
@@ -88,17 +89,17 @@ class Served:
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `links`, and their `answers`
 
     def link_of(self, tenant: str, answer_id: str) -> FrontEndLink | None:
-        """The front end that makes this answer."""
+        """The front end that is making this answer."""
         with self.lock:
             return next((link for link in self.links if (tenant, answer_id) in link.answers), None)
 
 
 class FrontEnds:
-    """Those of one engine, at most `count` at a time. `traffic`: as `EngineHost`'s."""
+    """The front ends of one engine, at most `count` at a time. `traffic`: as for `EngineHost`."""
 
     def __init__(
         self,
-        started: Started,
+        started: StartedEngine,
         options: StartOptions,
         count: int,
         on_give_up: OnGiveUp,
@@ -110,11 +111,11 @@ class FrontEnds:
         grammars = facts.grammars if isinstance(facts.grammars, Grammars) else None
         self.host = EngineHost(engine, self._max_open, grammars, on_give_up, traffic)
         self._compilers = Compilers(facts, self._max_open)
-        self._served = Served(self.host, grammars, started.sessions, self._compilers, started.feed)
+        self._shared = SharedParts(self.host, grammars, started.sessions, self._compilers, started.feed)
         self._run_id = secrets.token_hex(8)
 
     def add(self, end: socket.socket, index: int) -> FrontEndLink:
-        """One more, at the other end of this socket: number `index` of them, or another one in its place."""
+        """Connect the front end at the other end of this socket: number `index`, or its replacement."""
         started, facts, path = self._started, self._started.facts, self._started.path
         store = started.sessions.store
         welcome = Welcome(
@@ -138,50 +139,50 @@ class FrontEnds:
             monotonic=time.monotonic(),
             hello=None if started.feed is None else started.feed.hello,
         )
-        return FrontEndLink(self._served, end, welcome)
+        return FrontEndLink(self._shared, end, welcome)
 
     def _next_id(self, index: int) -> int:
-        """Beyond all ids so far, and no other front end's."""
+        """The first id of this front end beyond all ids used so far."""
         rounds = -(-(self.host.last_id - index) // self._count)
         return index + 1 + max(0, rounds) * self._count
 
-    def wait_left(self, timeout_s: float) -> None:
-        """Until all have gone, or the time has passed."""
+    def wait_until_gone(self, timeout_s: float) -> None:
+        """Wait until all have disconnected, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while self._served.links and time.monotonic() < deadline:
+        while self._shared.links and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End the engine; channels are closed when what was said is written."""
+        """End the engine. Each channel closes after its last message is written."""
         self._started.sessions.store.close()  # its file is under the disk cache's lock
         self.host.close()
         self._compilers.close()
-        with self._served.lock:
-            links = list(self._served.links)
+        with self._shared.lock:
+            links = list(self._shared.links)
         for link in links:
             link.close()
 
 
 class FrontEndLink:
-    """One front end. Its channel begins with the welcome."""
+    """One front end. The welcome is the first message of its channel."""
 
-    def __init__(self, served: Served, end: socket.socket, welcome: Welcome) -> None:
-        self.answers: set[tuple[str, str]] = set()  # that it makes, by tenant and id
-        self._served, self._host = served, served.host
-        sessions = served.sessions
+    def __init__(self, shared: SharedParts, end: socket.socket, welcome: Welcome) -> None:
+        self.answers: set[tuple[str, str]] = set()  # its answers, by tenant and id
+        self._shared, self._host = shared, shared.host
+        sessions = shared.sessions
         self._store = StoreCalls(sessions.store, sessions.sync, lambda: self._host.num_recoveries)
-        self._lock = threading.Lock()  # guards all below
-        self._withdraws: dict[int, Callable[[], object]] = {}  # by call that has no reply yet
+        self._lock = threading.Lock()  # guards the next three
+        self._withdraws: dict[int, Callable[[], object]] = {}  # by number of a call without a reply
         self._compiling: dict[int, bool] = {}  # by request that waits for its grammar: whether it is wanted
-        self._stops: dict[int, Future[bool]] = {}  # by number: answers that it was asked to stop
-        self._readers: dict[int, FeedReader] = {}  # of the feed, by number; the channel's thread
+        self._stops: dict[int, Future[bool]] = {}  # `StopAnswer` without a reply, by number
+        self._readers: dict[int, FeedReader] = {}  # of the feed, by number; used by the channel's thread
         self._has_gone = False
         self._numbers = itertools.count()
         self._outbox: queue.Queue[Message | None] = queue.Queue(OUTBOX_MAX)
         self._channel = Channel[FromFrontEnd](end, FromFrontEnd, self._take, self._leave)
         self._host.join(self)
-        with served.lock:
-            served.links.append(self)
+        with shared.lock:
+            shared.links.append(self)
         self._put(welcome)
         name = f"octavo-front-end-{welcome.first_id}"
         self._channel.start(name)
@@ -190,23 +191,24 @@ class FrontEndLink:
     # -- a receiver of the host: any thread
 
     def deliver(self, updates: list[Update]) -> None:
-        """Of one step."""
+        """Send one step's updates."""
         self._put(Updates(updates))
 
     def end_requests(self, request_ids: Collection[int], reason: str) -> None:
-        """They are lost."""
-        self._put(Lost(list(request_ids), reason))
+        """Report that these requests are lost."""
+        self._put(LostRequests(list(request_ids), reason))
 
     def give_up(self, reason: str) -> None:
-        """The engine has ended by itself."""
+        """Report that the engine has ended by itself."""
         self._put(GaveUp(reason))
 
     def close(self) -> None:
-        """Close the channel when what has been said so far is written."""
+        """Close the channel after the messages in the outbox are written."""
         self._put(None)
 
     def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
-        """Whether the front end has stopped it; False too where the front end has gone."""
+        """Stop an answer of this front end; the future is whether it was running. False if the front end has
+        disconnected."""
         reply: Future[bool] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -221,7 +223,7 @@ class FrontEndLink:
     def _take(self, message: FromFrontEnd) -> None:
         match message:
             case Call(number, data):
-                self._reply(number, partial(self._carry_out, number, data))
+                self._reply(number, partial(self._execute, number, data))
             case Post(data):
                 self._host.post(_command_of(data))
             case Withdraw(number):
@@ -239,15 +241,15 @@ class FrontEndLink:
                 self._reply(number, lambda: self._store.answer(method, arguments))
             case CompileGrammar(number, data, only_check):
                 self._reply(number, partial(self._compile, number, data, only_check))
-            case AnswerBegan(tenant, answer_id):
-                with self._served.lock:
+            case AnswerStarted(tenant, answer_id):
+                with self._shared.lock:
                     self.answers.add((tenant, answer_id))
             case AnswerEnded(tenant, answer_id):
-                with self._served.lock:
+                with self._shared.lock:
                     self.answers.discard((tenant, answer_id))
-            case IsAnswering(number, answer):
-                self._reply(number, lambda: self._maker_of(answer)[0] is not None)
-            case AskToStop(number, answer):
+            case FindAnswer(number, answer):
+                self._reply(number, lambda: self._find_maker(answer)[0] is not None)
+            case StopElsewhere(number, answer):
                 self._reply(number, partial(self._stop_elsewhere, answer))
             case AnswerStopped(number, was_running):
                 self._answer_stopped(number, was_running)
@@ -257,16 +259,15 @@ class FrontEndLink:
                 if (found := self._readers.pop(reader, None)) is not None:
                     found.close()
 
-    def _carry_out(self, number: int, data: msgspec.Raw) -> Future[object]:
+    def _execute(self, number: int, data: msgspec.Raw) -> Future[object]:
         command = _command_of(data)
         if isinstance(command, Submit):
             return cast("Future[object]", self._submit(number, command))
         return self._host.send(command)
 
     def _submit(self, number: int, command: Submit) -> Future[int]:
-        """Queue the request. Its grammar is compiled again if it was dropped since the front end had it
-        compiled."""
-        grammar, grammars = command.request.params.grammar, self._served.grammars
+        """Queue the request. A grammar that was dropped since its compilation is compiled again."""
+        grammar, grammars = command.request.params.grammar, self._shared.grammars
         if grammar is None or grammars is None:
             return self._host.submit(self, command)
         known = grammars.known(grammar)
@@ -295,15 +296,15 @@ class FrontEndLink:
         return queued
 
     def _compiled_soon(self, number: int, grammar: Grammar) -> Future[CompiledGrammar]:
-        """On a compiler's thread. Raises QueueFull."""
-        grammars, stop = self._served.grammars, Event()
+        """Compile on a compiler's thread. Raises QueueFull."""
+        grammars, stop = self._shared.grammars, Event()
         assert grammars is not None
         with self._lock:
             self._withdraws[number] = stop.set
-        return self._served.compilers.start(grammar.tenant, lambda: grammars.compile(grammar, stop), stop)
+        return self._shared.compilers.start(grammar.tenant, lambda: grammars.compile(grammar, stop), stop)
 
     def _compile(self, number: int, data: msgspec.Raw, only_check: bool) -> object:
-        grammars, stop = self._served.grammars, Event()
+        grammars, stop = self._shared.grammars, Event()
         grammar = msgspec.msgpack.decode(data, type=Grammar)
         assert grammars is not None
         if not only_check:
@@ -312,24 +313,24 @@ class FrontEndLink:
             return _then(self._compiled_soon(number, grammar), lambda compiled: _done(None))
         with self._lock:
             self._withdraws[number] = stop.set
-        checked = self._served.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
+        checked = self._shared.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
         return _then(checked, lambda verdict: _done(None))
 
     def _read_feed(self, reader: int) -> Future[bytes | None]:
-        feed = self._served.feed
+        feed = self._shared.feed
         assert feed is not None
         if reader not in self._readers:
             self._readers[reader] = feed.open()
         return self._readers[reader].read()
 
-    def _maker_of(self, answer: msgspec.Raw) -> tuple[FrontEndLink | None, tuple[str, str]]:
-        """The front end that makes it, and its tenant and id."""
-        named = msgspec.msgpack.decode(answer, type=tuple[str, str])
-        return self._served.link_of(*named), named
+    def _find_maker(self, answer: msgspec.Raw) -> tuple[FrontEndLink | None, tuple[str, str]]:
+        """The front end that is making the answer, and the answer's tenant and id."""
+        key = msgspec.msgpack.decode(answer, type=tuple[str, str])
+        return self._shared.link_of(*key), key
 
     def _stop_elsewhere(self, answer: msgspec.Raw) -> object:
-        maker, named = self._maker_of(answer)
-        return False if maker is None else maker.stop_answer(*named)
+        maker, key = self._find_maker(answer)
+        return False if maker is None else maker.stop_answer(*key)
 
     def _answer_stopped(self, number: int, was_running: bool) -> None:
         with self._lock:
@@ -338,13 +339,13 @@ class FrontEndLink:
             reply.set_result(was_running)
 
     def _leave(self) -> None:
-        """The front end has gone, or was cut off."""
+        """The front end has disconnected, or was disconnected."""
         self._has_gone = True
-        with self._served.lock:
-            self._served.links.remove(self)
+        with self._shared.lock:
+            self._shared.links.remove(self)
         with self._lock:
             withdraws, stops = list(self._withdraws.values()), list(self._stops)
-        self._host.leave(self)  # first: a request whose grammar is compiled now is refused
+        self._host.leave(self)  # first: it refuses requests whose grammar is being compiled
         for withdraw in withdraws:
             withdraw()
         for number in stops:
@@ -357,7 +358,7 @@ class FrontEndLink:
     # -- replies
 
     def _reply(self, number: int, work: Callable[[], object]) -> None:
-        """With what `work` returns or raises; of a future, with what that comes to."""
+        """Reply with the result or the error of `work`; if it returns a future, with the future's."""
         try:
             found = work()
         except Exception as error:
@@ -365,10 +366,12 @@ class FrontEndLink:
                 self._withdraws.pop(number, None)
             if not isinstance(error, OctavoError):
                 log.exception("a call of a front end failed")
-            self._say(number, error if isinstance(error, OctavoError) else RequestFailed(describe(error)))
+            self._send_reply(
+                number, error if isinstance(error, OctavoError) else RequestFailed(describe(error))
+            )
             return
         if not isinstance(found, Future):
-            self._say(number, found)
+            self._send_reply(number, found)
             return
         with self._lock:
             self._withdraws.setdefault(number, found.cancel)
@@ -378,17 +381,19 @@ class FrontEndLink:
         with self._lock:
             self._withdraws.pop(number, None)
         if done.cancelled():
-            return  # the caller has gone
+            return  # the caller has left
         error = done.exception()
         if error is None:
-            self._say(number, done.result())
+            self._send_reply(number, done.result())
         else:
-            self._say(number, error if isinstance(error, OctavoError) else RequestFailed(describe(error)))
+            self._send_reply(
+                number, error if isinstance(error, OctavoError) else RequestFailed(describe(error))
+            )
 
-    def _say(self, number: int, reply: object) -> None:
+    def _send_reply(self, number: int, reply: object) -> None:
         try:
             data = encode_reply(reply)
-        except OctavoError as error:  # it is too long
+        except OctavoError as error:  # the reply is too long
             data = encode_reply(error)
         self._put(Reply(number, data))
 
@@ -399,7 +404,7 @@ class FrontEndLink:
             self._outbox.put_nowait(message)
         except queue.Full:
             if not self._has_gone:
-                log.error("a front end has read nothing for %d messages, and is cut off", OUTBOX_MAX)
+                log.error("a front end left %d messages unread, and is disconnected", OUTBOX_MAX)
             self._channel.close()
 
     def _write(self) -> None:
@@ -407,9 +412,9 @@ class FrontEndLink:
             while (message := self._outbox.get()) is not None:
                 self._channel.send(message)
         except EngineStopped:
-            pass  # the front end has gone, as the channel's thread learns
+            pass  # the front end has disconnected; the channel's thread handles it
         except Exception:
-            log.exception("a front end is cut off: what the engine says cannot be written")
+            log.exception("a front end is disconnected: a message of the engine could not be written")
         self._channel.close()
 
 
@@ -418,7 +423,7 @@ def _command_of(data: msgspec.Raw) -> Command[object]:
 
 
 def _then(first: Future[FirstT], follow: Callable[[FirstT], Future[ReplyT]]) -> Future[ReplyT]:
-    """What the future comes to that follows the first one."""
+    """The result of the future that `follow` makes of the first one's result."""
     whole: Future[ReplyT] = Future()
 
     def fail(error: BaseException) -> None:
@@ -435,7 +440,7 @@ def _then(first: Future[FirstT], follow: Callable[[FirstT], Future[ReplyT]]) -> 
     def go_on(done: Future[FirstT]) -> None:
         try:
             follow(done.result()).add_done_callback(finish)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's, CancelledError too
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, CancelledError too
             fail(error)
 
     first.add_done_callback(go_on)

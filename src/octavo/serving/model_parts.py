@@ -1,5 +1,5 @@
-"""A model's parts as a server has them: its tokenizer as options want it, its vocabulary for grammars, its
-figures. Front ends and renderers have them without an engine."""
+"""A model's parts outside the engine: its tokenizer with the formats of the options, its vocabulary for
+grammars, its figures. Front ends and renderers use them without an engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from octavo.tools.thinking import THINKING_NAMES
 
 
 def prepared_tokenizer(tokenizer: Tokenizer, options: StartOptions) -> Tokenizer:
-    """With the chat template, and the formats of calls and thinking, that the options name. Raises
-    ConfigError."""
+    """The tokenizer with the options' chat template and formats of calls and thinking. Raises ConfigError."""
     if options.chat_template is not None:
         tokenizer = tokenizer.with_template(load_template(options.chat_template))
     if tokenizer.chat_template is not None:
@@ -28,7 +27,7 @@ def prepared_tokenizer(tokenizer: Tokenizer, options: StartOptions) -> Tokenizer
 
 
 def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
-    """The vocabulary as grammars know it: rows of the output layer that no token has are empty."""
+    """The vocabulary for grammars; rows of the output layer without a token are empty."""
     count = tokenizer.vocab_size
     return Words(
         [tokenizer.token_bytes(token) if token < count else b"" for token in range(vocab_size)],
@@ -39,7 +38,7 @@ def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
 
 
 def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCard:
-    """The model in figures; `is_host`: its weights lie in the host's memory."""
+    """The model in figures; `is_host`: its weights are in host memory."""
     spec, weights, template = loaded.model.spec, loaded.model.weights, loaded.tokenizer.chat_template
     whole = loaded.whole or WholeModel(weights.num_parameters, weights.num_bytes)
     return ModelCard(

@@ -1,8 +1,8 @@
 """A front end's side of the engine, which is in another process: a host for the submitter, grammars, and the
-store of conversations, all over one channel.
+conversation store, all over one channel.
 
-The channel's thread does here what the engine's thread does in one process: it hands the updates of a step to
-the event loop in one call.
+The channel's thread replaces the engine's thread of a single process: it passes the updates of a step to the
+event loop in one call.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ from octavo.routing.reports import Hello
 from octavo.sampling.grammar_trials import TrialStopped
 from octavo.sampling.grammars import Words
 from octavo.serving.channel import (
-    AnswerBegan,
     AnswerEnded,
+    AnswerStarted,
     AnswerStopped,
-    AskToStop,
     Call,
     CallStats,
     CallStore,
     Channel,
     CloseFeed,
     CompileGrammar,
+    FindAnswer,
     FromEngine,
     GaveUp,
-    IsAnswering,
-    Lost,
+    LostRequests,
     Message,
     Post,
     ReadFeed,
     Reply,
     StopAnswer,
+    StopElsewhere,
     Updates,
     Welcome,
     Withdraw,
     WithdrawRequest,
-    raw,
+    encode_raw,
 )
 from octavo.serving.client import EngineClient
 from octavo.serving.model_parts import prepared_tokenizer, words_of
 from octavo.text.tokenizer import Tokenizer
 
-MessageOf = Callable[[int], Message]  # by the number of a call
+MessageOf = Callable[[int], Message]  # from the number of a call
 StopLocal = Callable[[str, str], Future[bool]]
 PROCESS_ENDED = "the engine's process has ended"
 _STOP_POLL_S = 0.05
 
 
 class RemoteHost:
-    """The host of an engine at the other end of a socket. Reads the welcome, which may take until a model is
-    loaded. Raises EngineStopped where none comes."""
+    """The host of an engine at the other end of a socket. Reads the welcome, which may not come before the
+    model is loaded. Raises EngineStopped if none comes."""
 
     def __init__(self, end: socket.socket) -> None:
         self._channel = Channel[FromEngine](end, FromEngine, self._take, self._ended)
@@ -87,112 +87,112 @@ class RemoteHost:
         self.stop_ids, self.block_size = welcome.stop_ids, welcome.block_size
         ahead_s = welcome.store_time - welcome.monotonic
         self.store = RemoteStore(self._call_store, REPLY_TIMEOUT_S, ahead_s)
-        # Set by who makes answers here: stops one, if it runs.
-        self.stop_answer_here: StopLocal | None = None
-        self._lock = threading.Lock()  # guards all below
-        self._calls: dict[int, tuple[Future[object], object]] = {}  # without a reply, by number; its type
+        self.stop_answer_here: StopLocal | None = None  # stops an answer of this process, if it is running
+        self._lock = threading.Lock()  # guards _calls and _gave_up
+        self._calls: dict[int, tuple[Future[object], object]] = {}  # without a reply; and the reply's type
         self._numbers = itertools.count()
         self._ids = itertools.count(welcome.first_id, welcome.num_ids)
         self._receiver: Receiver | None = None
         self._gave_up: str | None = None
 
     def join(self, receiver: Receiver) -> None:
-        """There is one; the channel is read from here on."""
+        """Set the only receiver, and start to read the channel."""
         assert self._receiver is None
         self._receiver = receiver
         self._channel.start("octavo-engine-channel")
 
     @property
     def num_recoveries(self) -> int:
-        """Asks for it."""
+        """As `Host.num_recoveries`; a call to the engine's process."""
         return self.store.num_recoveries()
 
     def clock(self) -> float:
-        """The same on all processes of a machine."""
+        """The engine's time: the clock is the same in all processes of a machine."""
         return time.perf_counter()
 
     def new_id(self) -> int:
-        """Of those that are this front end's."""
+        """The next of this front end's ids."""
         return next(self._ids)
 
     def send(self, command: Command[ReplyT]) -> Future[ReplyT]:
-        """Fails with EngineStopped where the engine's process has ended."""
-        call = self._call(lambda number: Call(number, raw(command)), reply_type(type(command)))
+        """As `Host.send`; fails with EngineStopped if the engine's process has ended."""
+        call = self._call(lambda number: Call(number, encode_raw(command)), reply_type(type(command)))
         return cast("Future[ReplyT]", call)
 
     def post(self, command: Command[ReplyT]) -> None:
-        """Does nothing where the engine's process has ended."""
-        self._say(Post(raw(command)))
+        """As `Host.post`; does nothing if the engine's process has ended."""
+        self._send(Post(encode_raw(command)))
 
     def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
-        """As `send`; the engine's process holds what is compiled."""
+        """As `send`; the engine's process keeps the compiled grammar alive."""
         return self.send(command)
 
     def withdraw(self, request_id: int) -> None:
-        """Behind its command."""
-        self._say(WithdrawRequest(request_id))
+        """As `Host.withdraw`; sent after the request's command."""
+        self._send(WithdrawRequest(request_id))
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
-        """Ignored where it has ended."""
+        """As `Host.cancel`; ignored if the request has ended."""
         self.post(Cancel(request_id, choice))
 
     def stats(self) -> Future[EngineStats]:
-        """Asks for them."""
+        """As `Host.stats`."""
         call = self._call(lambda number: CallStats(number, last=False), EngineStats)
         return cast("Future[EngineStats]", call)
 
     def last_stats(self) -> Future[EngineStats]:
-        """Of the engine's process, so that no two front ends tell counters that go back."""
+        """As `Host.last_stats`, from the engine's process: counters of different front ends must not go
+        back."""
         call = self._call(lambda number: CallStats(number, last=True), EngineStats)
         return cast("Future[EngineStats]", call)
 
     def end(self) -> None:
-        """Others use the engine: nothing."""
+        """Does nothing: other front ends use the engine."""
 
     def close(self) -> None:
-        """Its requests are cancelled."""
+        """Close the channel; the engine cancels this front end's requests."""
         self._channel.close()
 
     # -- grammars and answers
 
     def compile(self, grammar: Grammar, *, only_check: bool) -> Future[object]:
-        """When it is compiled, or was found to be one that can be followed."""
-        return self._call(lambda number: CompileGrammar(number, raw(grammar), only_check), None)
+        """Compile or check a grammar in the engine's process; the result is None."""
+        return self._call(lambda number: CompileGrammar(number, encode_raw(grammar), only_check), None)
 
     def answer_began(self, tenant: str, answer_id: str) -> None:
-        """Another front end may be asked to stop it."""
-        self._say(AnswerBegan(tenant, answer_id))
+        """Report an answer that another front end may stop."""
+        self._send(AnswerStarted(tenant, answer_id))
 
     def answer_ended(self, tenant: str, answer_id: str) -> None:
-        """No more."""
-        self._say(AnswerEnded(tenant, answer_id))
+        """Report its end."""
+        self._send(AnswerEnded(tenant, answer_id))
 
     def is_answering(self, tenant: str, answer_id: str) -> bool:
-        """Whether some front end makes it."""
-        call = self._call(lambda number: IsAnswering(number, raw([tenant, answer_id])), bool)
+        """Whether any front end is making it."""
+        call = self._call(lambda number: FindAnswer(number, encode_raw([tenant, answer_id])), bool)
         try:
             return cast(bool, call.result(REPLY_TIMEOUT_S))
         except TimeoutError:
             raise EngineStopped("the engine's process does not answer") from None
 
     def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
-        """Whether some front end made it, and has stopped."""
-        call = self._call(lambda number: AskToStop(number, raw([tenant, answer_id])), bool)
+        """Stop it in the front end that is making it; the future is whether it was running."""
+        call = self._call(lambda number: StopElsewhere(number, encode_raw([tenant, answer_id])), bool)
         return cast("Future[bool]", call)
 
     def read_feed(self, reader: int) -> Future[bytes | None]:
-        """As `Reader.read`."""
+        """As `Reader.read`, of the reader of this number."""
         call = self._call(lambda number: ReadFeed(number, reader), bytes | None)
         return cast("Future[bytes | None]", call)
 
     def close_feed(self, reader: int) -> None:
-        """It reads no more."""
-        self._say(CloseFeed(reader))
+        """As `Reader.close`."""
+        self._send(CloseFeed(reader))
 
     # -- calls
 
     def _call_store(self, name: str, arguments: Sequence[object], reply: object) -> Future[object]:
-        return self._call(lambda number: CallStore(number, name, raw(arguments)), reply)
+        return self._call(lambda number: CallStore(number, name, encode_raw(arguments)), reply)
 
     def _call(self, message_of: MessageOf, reply: object) -> Future[object]:
         call: Future[object] = Future()
@@ -216,11 +216,11 @@ class RemoteHost:
         if call.cancelled():
             with self._lock:
                 self._calls.pop(number, None)
-            self._say(Withdraw(number))
+            self._send(Withdraw(number))
 
-    def _say(self, message: Message) -> None:
-        """Raises InvalidRequest for what cannot be written."""
-        with contextlib.suppress(EngineStopped):  # as the channel's thread learns
+    def _send(self, message: Message) -> None:
+        """Raises InvalidRequest for a message that is too long."""
+        with contextlib.suppress(EngineStopped):  # the channel's thread handles it
             self._channel.send(message)
 
     # -- the channel's thread
@@ -233,7 +233,7 @@ class RemoteHost:
                 receiver.deliver(updates)
             case Reply(number, data):
                 self._reply(number, data)
-            case Lost(request_ids, reason):
+            case LostRequests(request_ids, reason):
                 receiver.end_requests(request_ids, reason)
             case GaveUp(reason):
                 self._give_up(reason)
@@ -255,14 +255,14 @@ class RemoteHost:
     def _stop_answer(self, number: int, tenant: str, answer_id: str) -> None:
         stop = self.stop_answer_here
         if stop is None:
-            self._say(AnswerStopped(number, False))
+            self._send(AnswerStopped(number, False))
             return
 
-        def tell(stopped: Future[bool]) -> None:
-            is_stopped = not stopped.cancelled() and stopped.exception() is None and stopped.result()
-            self._say(AnswerStopped(number, is_stopped))
+        def send_result(stopped: Future[bool]) -> None:
+            was_running = not stopped.cancelled() and stopped.exception() is None and stopped.result()
+            self._send(AnswerStopped(number, was_running))
 
-        stop(tenant, answer_id).add_done_callback(tell)
+        stop(tenant, answer_id).add_done_callback(send_result)
 
     def _ended(self) -> None:
         self._give_up(self._gave_up or PROCESS_ENDED)
@@ -286,11 +286,11 @@ class RemoteReader:
     number: int
 
     def read(self) -> Future[bytes | None]:
-        """As `Reader`'s."""
+        """As `Reader.read`."""
         return self.host.read_feed(self.number)
 
     def close(self) -> None:
-        """As `Reader`'s."""
+        """As `Reader.close`."""
         self.host.close_feed(self.number)
 
 
@@ -302,12 +302,12 @@ class RemoteFeed:
         self._host, self._numbers = host, itertools.count()
 
     def open(self) -> RemoteReader:
-        """As `Feed`'s."""
+        """As `Feed.open`."""
         return RemoteReader(self._host, next(self._numbers))
 
 
 class RemoteGrammars:
-    """What a front end has in place of `Grammars`: they are tried and compiled in the engine's process."""
+    """A front end's `Grammars`: the engine's process checks and compiles them."""
 
     def __init__(self, host: RemoteHost, words: Callable[[], Words]) -> None:
         self._host = host
@@ -315,14 +315,14 @@ class RemoteGrammars:
         self._words: Words | None = None
 
     def known(self, grammar: Grammar) -> None:
-        """Not here."""
+        """None: compiled grammars are in the engine's process."""
 
     def check(self, grammar: Grammar, stop: Event | None = None) -> None:
         """As `Grammars.check`."""
         self._wait(self._host.compile(grammar, only_check=True), stop)
 
     def compile(self, grammar: Grammar, stop: Event | None = None) -> None:
-        """As `Grammars.compile`; the engine's process holds what is compiled."""
+        """As `Grammars.compile`; the result stays in the engine's process."""
         self._wait(self._host.compile(grammar, only_check=False), stop)
 
     def token_bytes(self, token: int) -> bytes:
@@ -331,7 +331,7 @@ class RemoteGrammars:
         return self._words.token_bytes[token]
 
     def close(self) -> None:
-        """They are the engine's."""
+        """Does nothing: the grammars belong to the engine."""
 
     def _wait(self, call: Future[object], stop: Event | None) -> None:
         while True:
@@ -346,8 +346,8 @@ class RemoteGrammars:
 
 
 def connect(end: socket.socket, options: StartOptions) -> tuple[EngineClient, RemoteHost]:
-    """A client of the engine at the other end, with a tokenizer of its own. Raises EngineStopped, or
-    ModelError where the model's files cannot be read any more."""
+    """A client of the engine at the other end, with its own tokenizer. Raises EngineStopped, or ModelError if
+    the model's files can no longer be read."""
     host = RemoteHost(end)
     welcome = host.welcome
     path = ModelPath(welcome.model_name, Path(welcome.model_path), welcome.model_kind)
@@ -357,13 +357,13 @@ def connect(end: socket.socket, options: StartOptions) -> tuple[EngineClient, Re
 
 
 def client_over(host: RemoteHost, tokenizer: Tokenizer) -> EngineClient:
-    """The same over a tokenizer that is there."""
+    """A client over this host and tokenizer."""
     welcome = host.welcome
     grammars = RemoteGrammars(host, lambda: words_of(tokenizer, welcome.vocab_size))
     known = (welcome.model_name, welcome.context_length, welcome.vocab_size, grammars, welcome.card)
     facts = ModelFacts(*known, Identity(welcome.identity_key), welcome.event_source)
     store, sync = host.store, host.store.sync_blocks if welcome.has_disk else None
-    # It has all that conversations use of a store.
+    # It has all methods of the store that conversations use.
     sessions = SessionSupport(cast(ConversationStore, store), welcome.session_ttl_s, sync)
     client = EngineClient(host, tokenizer, facts, welcome.max_open, sessions)
     client.feed = None if welcome.hello is None else RemoteFeed(host, welcome.hello)

@@ -1,10 +1,10 @@
-"""What a replica of a cluster reports to routers: who it is, which blocks it has, how busy it is.
+"""A replica's reports to the routers of its cluster: its identity, its blocks and its load.
 
     engine's thread --hand_over, after a step--> a queue for each reader --> its event loop --> router
 
-A reader begins with a report that clears, and gets all names in parts, one after each step, as fast as it
-reads; changes come between them. The engine's thread never waits: a reader that leaves more than
-`UNREAD_BYTES_MAX` unread is cut off. Nothing is kept of what was sent. It knows no HTTP.
+A reader first gets a report that clears its state, then all names in parts, one after each step, as fast as
+it reads; changes come in between. The engine's thread never waits: a reader that leaves more than
+`UNREAD_BYTES_MAX` unread is cut off. Sent frames are not kept. No HTTP here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from octavo.routing.slots import ReplicaStart
 
 UNREAD_BYTES_MAX = 8 << 20  # a million names
 _PART_NAMES = 1024  # about a millisecond
-_AHEAD_BYTES = 1 << 18  # unread: no further part of all names is made
+_AHEAD_BYTES = 1 << 18  # a reader with more unread bytes gets no further part of the names
 
 log = logging.getLogger("octavo.replica")
 
 
 def hello_of(replica: ReplicaStart, model: str, setup: SchedulerSetup, options: StartOptions) -> Hello:
-    """Of a replica that serves the model under that name."""
+    """The first report of a replica that serves the model under that name."""
     config, size = setup.config, setup.block_size
     return Hello(
         version=VERSION,
@@ -52,35 +52,36 @@ class Reader(Protocol):
     """A feed's frames, for one router."""
 
     def read(self) -> Future[bytes | None]:
-        """All frames that wait, as soon as there are any; None: it was cut off, or closed. One at a time."""
+        """All frames that wait, as soon as there are any; None: it was cut off, or closed. One read at a
+        time."""
 
     def close(self) -> None:
-        """Keep nothing, and take nothing more. Again does nothing."""
+        """Drop all frames, and accept no more. Idempotent."""
 
 
 class Feed(Protocol):
-    """What routers learn of an engine in this process, or in another one."""
+    """The reports of an engine in this process, or in another one."""
 
     hello: Hello
 
     def open(self) -> Reader:
-        """One more reader, until it is closed."""
+        """A new reader; the caller closes it."""
 
 
 class FeedReader:
     """One router's queue of frames."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self.is_closed = False  # it has gone, or was cut off
+        self.is_closed = False  # by its router, or because it was cut off
         self._wake = wake
         self._lock = threading.Lock()
         self._frames: list[bytes] = []  # guarded by _lock
         self._num_bytes = 0  # guarded by _lock
         self._reading: Future[bytes | None] | None = None  # guarded by _lock: waits for frames
-        self._rest: list[bytes] | None = None  # names that it was not given yet; None: it was given nothing
+        self._rest: list[bytes] | None = None  # names that were not sent yet; None: nothing was sent
 
     def read(self) -> Future[bytes | None]:
-        """As `Reader`'s. Any thread."""
+        """As `Reader.read`. Any thread."""
         reading: Future[bytes | None] = Future()
         with self._lock:
             self._reading = reading
@@ -90,14 +91,14 @@ class FeedReader:
         return reading
 
     def close(self) -> None:
-        """As `Reader`'s. Any thread."""
+        """As `Reader.close`. Any thread."""
         with self._lock:
             self.is_closed = True
             self._frames, self._num_bytes = [], 0
         self._answer()
 
     def _answer(self) -> None:
-        """Give the one that reads what waits."""
+        """Complete the open read, if there are frames for it."""
         with self._lock:
             reading = self._reading
             if reading is None or not (self._frames or self.is_closed):
@@ -110,16 +111,16 @@ class FeedReader:
     # -- the engine's thread
 
     def begin(self) -> None:
-        """All that it was given is forgotten."""
+        """Start again: what was sent is no longer valid."""
         self._rest = None
 
     def put(self, data: bytes) -> None:
-        """Frames of a step. One that was given nothing yet is given nothing of it."""
+        """Queue a step's frames, unless the reader has not got its first part: that will include them."""
         if self._rest is not None:
             self._put(data)
 
     def put_part(self, places: PlaceChanges) -> None:
-        """The next part of all names, where any is left and it has read the last ones. O(`_PART_NAMES`), the
+        """Queue the next part of the names, if any is left and the reader keeps up. O(`_PART_NAMES`), the
         first time O(names)."""
         if self._rest is None:
             self._put(encode_frame(Changes(Place.POOL, cleared=True)))
@@ -148,7 +149,7 @@ class FeedReader:
 
 
 class ReplicaFeed:
-    """Of one engine, for all its readers. `wake` ends an idle engine's sleep."""
+    """One engine's feed, for all its readers. `wake` ends an idle engine's sleep."""
 
     def __init__(self, hello: Hello, wake: Callable[[], None]) -> None:
         self.hello = hello
@@ -158,7 +159,7 @@ class ReplicaFeed:
         self._places: PlaceChanges | None = None
 
     def open(self) -> FeedReader:
-        """As `Feed`'s. Any thread."""
+        """As `Feed.open`. Any thread."""
         reader = FeedReader(self._wake)
         with self._lock:
             self._readers = [*self._readers, reader]
@@ -168,13 +169,14 @@ class ReplicaFeed:
     # -- the engine's thread
 
     def begin(self, places: PlaceChanges) -> None:
-        """A ledger is new: what was sent before is gone."""
+        """Start again with a new ledger: what was sent is no longer valid."""
         self._places = places
         for reader in self._readers:
             reader.begin()
 
     def hand_over(self) -> None:
-        """After a step: what changed, and the next part of all for those that have not got it. O(changes)."""
+        """After a step: queue the changes, and the next part of the names for readers that lack it.
+        O(changes)."""
         assert self._places is not None
         changes = self._places.take()
         if not self._readers:
@@ -189,13 +191,13 @@ class ReplicaFeed:
                 self._readers = [reader for reader in self._readers if not reader.is_closed]
 
     def close(self) -> None:
-        """The engine has ended."""
+        """Close all readers: the engine has ended."""
         for reader in self._readers:
             reader.close()
 
 
 def frames_of(changes: ByPlace) -> bytes:
-    """As reports, place by place."""
+    """The changes as encoded reports, place by place."""
     return b"".join(
         encode_frame(report) for place, names in changes.items() for report in _reports(place, names)
     )

@@ -1,15 +1,17 @@
-"""From a model's name to a running engine: resolve, load, size the pool, connect the rooms. Used by every
-front door."""
+"""From a model's name to a running engine, or to a renderer without one: resolve, load, size the pool,
+connect the rooms. Every entry point starts here."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
@@ -21,6 +23,7 @@ from octavo.engine.backends import choose_backend
 from octavo.engine.core import Engine
 from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
+from octavo.engine.no_engine import NoEngine
 from octavo.engine.offload import OffloadStores, open_stores
 from octavo.engine.port import SetTenants
 from octavo.engine.recording import Recorder
@@ -36,8 +39,9 @@ from octavo.kernels.probe import measure_read
 from octavo.kv_events.publishing import identity_of, publishing_of
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
+from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
-from octavo.model.loader import LoadedModel, open_files
+from octavo.model.loader import LoadedModel, open_files, read_tokenizer, spec_within
 from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
@@ -46,8 +50,8 @@ from octavo.routing.slots import ReplicaStart
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
+from octavo.serving.calibration_key import calibrate_command, calibration_key
 from octavo.serving.client import EngineClient
-from octavo.serving.measured import calibrate_command, calibration_key
 from octavo.serving.model_parts import card_of, prepared_tokenizer, words_of
 from octavo.serving.replica_feed import ReplicaFeed, hello_of
 from octavo.speculation.speculator import Speculation
@@ -60,30 +64,29 @@ from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
-PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
+PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, by bytes per block
 log = logging.getLogger("octavo.start")
-DEVICE_SPARE_BYTES = 256 << 20  # beyond what steps were measured to need, and an eighth of that
-DEVICE_GUESS_BYTES = 2 << 30  # or a tenth: what they need where it was not measured
-USER_TOKENS = 3000  # what a user's conversation is taken to hold
-# That a start waits for the pool's first blocks: what is not there then comes in idle time.
-READY_WAIT_S = 1.0
-STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
+DEVICE_SPARE_BYTES = 256 << 20  # spare memory in addition to 9/8 of a step's measured need
+DEVICE_GUESS_BYTES = 2 << 30  # a step's need if it was not measured: this, or a tenth of the memory
+USER_TOKENS = 3000  # assumed length of a user's conversation
+READY_WAIT_S = 1.0  # for the pool's first blocks; the others are faulted in during idle time
+STAGING_MAX = 64  # blocks; they are written one at a time, so more would only wait
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many blocks the engine has, and why."""
+    """The pool's size, and the reason for it."""
 
     num_blocks: int
     block_size: int
     bytes_per_block: int
     reason: str
     capacity: int  # blocks that the pool can grow to: address space, not memory
-    staging: int = 0  # blocks behind it, for what preempted sequences keep below
+    staging: int = 0  # blocks after the pool, through which preempted sequences are offloaded
 
     @property
     def num_bytes(self) -> int:
-        """The pool at its fullest."""
+        """Bytes of the pool and its staging blocks."""
         return (self.num_blocks + self.staging) * self.bytes_per_block
 
     def in_words(self) -> str:
@@ -91,28 +94,28 @@ class Budget:
         tokens = self.num_blocks * self.block_size
         users = self.num_blocks // blocks_for(USER_TOKENS, self.block_size)
         staging = self.staging * self.bytes_per_block
-        behind = f", and {self.staging:,} to stage in ({format_bytes(staging)})" if staging else ""
+        staged = f", and {self.staging:,} to stage in ({format_bytes(staging)})" if staging else ""
         return (
             f"{self.num_blocks:,} blocks of {self.block_size} tokens = {tokens:,} tokens = "
-            f"{format_bytes(self.num_bytes - staging)}; {users:,} sequences of {USER_TOKENS:,} tokens{behind}"
+            f"{format_bytes(self.num_bytes - staging)}; {users:,} sequences of {USER_TOKENS:,} tokens{staged}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A loaded model with its engine, not yet turned by any thread."""
+class StartedEngine:
+    """A loaded model with its engine, which no thread drives yet."""
 
     engine: Engine
     loaded: LoadedModel
     facts: ModelFacts
     budget: Budget
     backend: Backend
-    backend_reason: str  # why it is this one
-    fingerprint: bytes  # what its blocks below are bound to
+    backend_reason: str  # why this backend was chosen
+    fingerprint: bytes  # offloaded blocks are valid for this one only
     sessions: SessionSupport
-    runner: Runner  # what the engine's executor runs
-    feed: ReplicaFeed | None = None  # what routers learn of it, where it is a replica of a cluster
-    path: ModelPath | None = None  # None: it did not come from files
+    runner: Runner  # the executor's
+    feed: ReplicaFeed | None = None  # reports to routers, if it is a replica of a cluster
+    path: ModelPath | None = None  # None: the model was not read from files
 
 
 def start_engine(
@@ -123,14 +126,19 @@ def start_engine(
     traffic: TrafficWriter | None = None,
     replica: ReplicaStart | None = None,
 ) -> EngineClient:
-    """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
-    guarantees do not fit; `progress` is told each phase. `traffic`: as `EngineHost`'s. `replica`: of a
-    cluster, where it is one."""
+    """Load a model and start its engine; `progress` gets the name of each phase.
+
+    `traffic`: as for `EngineHost`. `replica`: given if the engine is a replica of a cluster. Raises
+    ModelError or ConfigError, or TenantsRefused if the tenants' guarantees do not fit.
+    """
     with started_engine(model, options, progress, policies_of, replica) as started:
         tokenizer = started.loaded.tokenizer
         tokenizer.start_threads()
-        # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
-        threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
+        # In parallel: the template's process takes a tenth of a second to start, and is ready for the first
+        # chat.
+        threading.Thread(
+            target=check_template, args=(tokenizer,), name="octavo-template", daemon=True
+        ).start()
         warm(started, options, progress)
         return client_of(started, options, traffic)
 
@@ -142,8 +150,8 @@ def started_engine(
     progress: Progress,
     policies_of: PoliciesOf | None = None,
     replica: ReplicaStart | None = None,
-) -> Iterator[Started]:
-    """A model with its engine, both closed where the block raises. Raises as `start_engine`."""
+) -> Iterator[StartedEngine]:
+    """A model with its engine; both are closed if the block raises. Raises as `start_engine`."""
     started = build_engine(model, options, progress, policies_of, replica)
     with contextlib.ExitStack() as undo:
         undo.callback(started.engine.close)
@@ -153,14 +161,14 @@ def started_engine(
         undo.pop_all()
 
 
-def warm(started: Started, options: StartOptions, progress: Progress) -> None:
-    """What the first steps need is there when this returns."""
+def warm(started: StartedEngine, options: StartOptions, progress: Progress) -> None:
+    """Prepare what the first steps need: the pool's first blocks and the step programs."""
     started.runner.wait_ready(READY_WAIT_S)
     started.runner.warm(options.step_tokens, progress)
 
 
-def try_template(tokenizer: Tokenizer) -> None:
-    """Render one chat, so that a broken template is told at start, and not to the first client alone."""
+def check_template(tokenizer: Tokenizer) -> None:
+    """Render one chat, so that a broken template is logged at start, before the first client meets it."""
     if tokenizer.chat_template is None:
         return
     try:
@@ -175,7 +183,29 @@ def try_template(tokenizer: Tokenizer) -> None:
         log.warning("%s", FITS_NO_FORMAT)
 
 
-def client_of(started: Started, options: StartOptions, traffic: TrafficWriter | None = None) -> EngineClient:
+def start_renderer(model: str | None, options: StartOptions, progress: Progress) -> EngineClient:
+    """A client that renders what an engine would get, with tokenizer, chat template and grammars, and
+    generates nothing. Only the headers of a repository that is not on this machine are fetched. Raises
+    ModelError or ConfigError. O(header and tokenizer bytes)."""
+    if options.chat_template is not None:
+        load_template(options.chat_template)  # check it before anything is fetched
+    with tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
+        path = resolve(model, progress, partial(fetch_headers, Path(folder)))
+        opened = open_files(path)
+        spec = spec_within(opened.description, options.context_length, opened.label)
+        tokenizer = prepared_tokenizer(read_tokenizer(opened), options)
+    tokenizer.start_threads()
+    threading.Thread(target=check_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
+    grammars = Grammars(lambda: words_of(tokenizer, spec.vocab_size))
+    name = options.served_name or path.name
+    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars)
+    host = NoEngine(frozenset(tokenizer.stop_ids))
+    return EngineClient(host, tokenizer, facts, options.max_queue + options.max_seqs)
+
+
+def client_of(
+    started: StartedEngine, options: StartOptions, traffic: TrafficWriter | None = None
+) -> EngineClient:
     """Start the engine's thread."""
     engine, tokenizer = started.engine, started.loaded.tokenizer
     client = EngineClient.over(engine, tokenizer, started.facts, options.max_queue, started.sessions, traffic)
@@ -189,16 +219,17 @@ def build_engine(
     progress: Progress,
     policies_of: PoliciesOf | None = None,
     replica: ReplicaStart | None = None,
-) -> Started:
-    """The same without a thread: the caller of `engine.step()` turns it."""
+) -> StartedEngine:
+    """`start_engine` without a thread: the caller drives the engine with `engine.step()`."""
     if options.record is not None and policies_of is not None and not options.record_tenants:
         raise ConfigError(
             f"record is {options.record}, and there are tenants, whose prompts and answers a recording has "
             "as token ids; allowed: with record_tenants too (--record-tenants)"
         )
-    publishing_of(options, has_tenants=policies_of is not None)  # what is wrong is known before a model loads
+    # Both raise ConfigError: before the model is loaded.
+    publishing_of(options, has_tenants=policies_of is not None)
     if options.chat_template is not None:
-        load_template(options.chat_template)  # what is wrong with it is known before a model is loaded
+        load_template(options.chat_template)
     _native.set_num_threads(options.threads or available_cores())
     chosen = choose_backend(options)
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
@@ -214,14 +245,14 @@ def build_engine(
         loaded = replace(loaded, tokenizer=prepared_tokenizer(loaded.tokenizer, options))
         started = engine_over(loaded, chosen.backend, options, policies_of, progress, replica)
         undo.pop_all()
-    measured = calibration_key(model, options), calibrate_command(model, options)
-    card = replace(started.facts.card, calibration=measured[0], calibrate_command=measured[1])
+    key, command = calibration_key(model, options), calibrate_command(model, options)
+    card = replace(started.facts.card, calibration=key, calibrate_command=command)
     facts = replace(started.facts, card=card)
     return replace(started, backend_reason=chosen.reason, path=path, facts=facts)
 
 
 def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | None:
-    """Where packed weights are kept, if they are to be. Raises ConfigError for a backend that has none."""
+    """The folder of packed weights, if they are cached. Raises ConfigError for a backend without them."""
     if not options.packed_cache:
         return None
     if backend.name != "native":
@@ -239,13 +270,13 @@ def engine_over(
     policies_of: PoliciesOf | None = None,
     progress: Progress = lambda text: None,
     replica: ReplicaStart | None = None,
-) -> Started:
-    """An engine, with a pool of its own, over weights that `backend` has loaded; several may share them.
-    Tenants' bounds hold before their sessions are found again.
+) -> StartedEngine:
+    """An engine, with a pool of its own, over weights that `backend` has loaded; several engines may share
+    them. Tenants' bounds are set before their sessions are restored.
 
-    Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise; then
-    threads, files and locks of what was begun are gone. Native threads are the process's, so
-    `options.threads` does nothing here.
+    Raises ConfigError if the pool would be too small, and the errors of `policies_of` and of the bounds;
+    threads, files and locks are released then. Native threads belong to the process, so `options.threads` has
+    no effect.
     """
     with contextlib.ExitStack() as undo:
         started = _engine_over(loaded, backend, options, policies_of, progress, replica, undo)
@@ -261,11 +292,11 @@ def _engine_over(
     progress: Progress,
     replica: ReplicaStart | None,
     undo: contextlib.ExitStack,
-) -> Started:
-    """What must be closed when a later part fails goes to `undo`."""
+) -> StartedEngine:
+    """`undo` collects the parts that must be closed if a later one fails."""
     spec = loaded.model.spec
     of_runner = _runner_config(loaded, options)
-    budget = size_pool(loaded, backend, options, _measured(loaded, backend, options, of_runner, progress))
+    budget = size_pool(loaded, backend, options, _step_bytes(loaded, backend, options, of_runner, progress))
     waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
     if waste is not None:
         log.info("windows: %s", waste_in_words(spec, waste))
@@ -280,10 +311,10 @@ def _engine_over(
     fingerprint = root_name(b"disk", *identity, layout.encode())
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
     inbox, piece_bytes = Inbox(), backend.bytes_per_layer(shape)
-    below = open_stores(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
-    worker = None if below is None else _worker_over(below, inbox, undo)
-    beside = partial(_available_beside, loaded.mapped_bytes)
-    ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
+    stores = open_stores(options, budget.bytes_per_block, fingerprint, needed_s, piece_bytes)
+    worker = None if stores is None else _transfer_worker(stores, inbox, undo)
+    available = partial(_available_without, loaded.mapped_bytes)
+    ready = ready_blocks(budget, options, available()) if backend.is_host else 0
     size = PoolSize(shape, budget.capacity + budget.staging, ready)
     runner = backend.new_runner(loaded.model, of_runner, size, worker, grammars)
     undo.callback(runner.close)
@@ -296,20 +327,20 @@ def _engine_over(
     publisher = None if publishing is None else undo.enter_context(contextlib.closing(publishing.open(name)))
 
     def new_scheduler() -> Scheduler:
-        tier = None if below is None else below.setup(runner.cold_reach.num_slots)
+        tier = None if stores is None else stores.setup(runner.cold_reach.num_slots)
         if recorder is not None:
             recorder.begin(setup, tier)
         changes = None if publishing is None else publishing.new_record()
-        if changes is not None and below is not None:
-            below.describe(changes)
+        if changes is not None and stores is not None:
+            stores.describe(changes)
         return setup.new_scheduler(tier, speculator, changes)
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
     undo.callback(executor.close)
-    store = undo.enter_context(contextlib.closing(_open_sessions(below, replica)))
+    store = undo.enter_context(contextlib.closing(_open_sessions(stores, replica)))
     recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
-    watch = None if pressure is None else MemoryWatch(pressure, beside)
+    watch = None if pressure is None else MemoryWatch(pressure, available)
     clock = time.perf_counter
     feed = None if replica is None else ReplicaFeed(hello_of(replica, name, setup, options), inbox.wake)
     of_engine = (clock, inbox, watch, recorder, runner, publisher, feed)
@@ -319,27 +350,27 @@ def _engine_over(
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
     attach(engine, store)
-    return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner, feed)
+    return StartedEngine(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner, feed)
 
 
-def _open_sessions(below: OffloadStores | None, replica: ReplicaStart | None) -> ConversationStore:
-    """Of what a disk cache has of them, if there is one."""
+def _open_sessions(stores: OffloadStores | None, replica: ReplicaStart | None) -> ConversationStore:
+    """The sessions; those of a disk cache, if there is one."""
     slot = None if replica is None else replica.slot
-    return (
-        open_sessions(None, slot=slot) if below is None else open_sessions(below.namespace, below.clock, slot)
-    )
+    if stores is None:
+        return open_sessions(None, slot=slot)
+    return open_sessions(stores.namespace, stores.clock, slot)
 
 
-def _worker_over(below: OffloadStores, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
-    """Moves blocks between the pool and what is below."""
-    undo.callback(below.store.close)
-    worker = TransferWorker(below.store, inbox.finish_transfer)
+def _transfer_worker(stores: OffloadStores, inbox: Inbox, undo: contextlib.ExitStack) -> TransferWorker:
+    """A worker that moves blocks between the pool and the offload tier."""
+    undo.callback(stores.store.close)
+    worker = TransferWorker(stores.store, inbox.finish_transfer)
     undo.callback(worker.close)
     return worker
 
 
 def _runner_config(loaded: LoadedModel, options: StartOptions) -> RunnerConfig:
-    """What a runner over the model must know."""
+    """The runner's part of the options and of the model."""
     spec, stop_ids = loaded.model.spec, frozenset(loaded.tokenizer.stop_ids)
     return RunnerConfig(options.block_size, options.max_seqs, spec.context_length, stop_ids, spec.vocab_size)
 
@@ -353,7 +384,7 @@ def _scheduler_config(
     return SchedulerConfig(
         max_rows=options.max_seqs,
         step_tokens=options.step_tokens,
-        max_waiting=options.max_queue + options.max_seqs,  # those that had rows and were preempted included
+        max_waiting=options.max_queue + options.max_seqs,  # includes preempted sequences, which had rows
         context_length=runner.context_length,
         stop_ids=runner.stop_ids,
         prefix_caching=options.prefix_caching,
@@ -371,7 +402,7 @@ def _scheduler_config(
 
 
 def _recorder(options: StartOptions, store: ConversationStore) -> Recorder:
-    """Raises ConfigError where it would hold what tenants said before."""
+    """Open the recording. Raises ConfigError if it would contain restored sessions of tenants."""
     assert options.record is not None
     if not options.record_tenants and any(record.tenant for record in store.records()):
         raise ConfigError(
@@ -382,24 +413,24 @@ def _recorder(options: StartOptions, store: ConversationStore) -> Recorder:
 
 
 def _pressure_of(options: StartOptions, budget: Budget) -> PressureConfig:
-    """When the pool's memory goes back: it is unused, or the machine is short of it."""
+    """When the pool returns memory: after idle time, or when the machine is short of it."""
     return PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
 
 
-def _available_beside(mapped_bytes: int) -> int:
-    """Bytes to be had while so many of mapped weights stay in memory: the system counts them as available."""
+def _available_without(mapped_bytes: int) -> int:
+    """Available bytes without those of mapped weights, which the system counts as available."""
     return max(0, available_memory() - mapped_bytes)
 
 
 def _reserve(options: StartOptions) -> int:
-    """Bytes that are to stay available to others."""
+    """Bytes that stay available to other processes."""
     return default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
 
 
-def _measured(
+def _step_bytes(
     loaded: LoadedModel, backend: Backend, options: StartOptions, config: RunnerConfig, progress: Progress
 ) -> int | None:
-    """What steps need, where the pool takes all the rest."""
+    """The memory that steps need, measured if the pool takes the rest; None if the pool's size is given."""
     if options.kv_memory_bytes is not None:
         return None
     shape = kv_shape(loaded.model, options.block_size, options.kv)
@@ -409,20 +440,20 @@ def _measured(
 def size_pool(
     loaded: LoadedModel, backend: Backend, options: StartOptions, step_bytes: int | None = None
 ) -> Budget:
-    """Blocks for the asked bytes, or a quarter of what is available now, or of a device all but what steps
-    need; never more than all rows could use.
+    """The requested bytes as blocks; by default a quarter of the host's available memory, or a device's
+    memory without the bytes that steps need. Never more than all rows could use.
 
-    Raises ConfigError when fewer than 2 blocks fit.
+    Raises ConfigError if fewer than 2 blocks fit.
     """
-    return size_pool_beside(loaded.model.spec, loaded.mapped_bytes, backend, options, step_bytes)
+    return size_pool_for(loaded.model.spec, loaded.mapped_bytes, backend, options, step_bytes)
 
 
-def size_pool_beside(
-    spec: ModelSpec, beside: int, backend: Backend, options: StartOptions, step_bytes: int | None = None
+def size_pool_for(
+    spec: ModelSpec, reserved: int, backend: Backend, options: StartOptions, step_bytes: int | None = None
 ) -> Budget:
-    """The same beside so many bytes that count as available now, and will be taken."""
+    """`size_pool` with `reserved` bytes that count as available now, and will be used."""
     per_block = backend.bytes_per_block(kv_shape_of(spec, options.block_size, options.kv))
-    available = max(0, backend.memory_available() - beside)
+    available = max(0, backend.memory_available() - reserved)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:
@@ -436,16 +467,16 @@ def size_pool_beside(
             f"kv_memory of {format_bytes(num_bytes)} holds {num_blocks} blocks of {format_bytes(per_block)}; "
             f"allowed: at least 2 blocks; give --kv-memory {format_bytes(2 * per_block)} or more"
         )
-    # It may grow to what all rows could use, as far as there is memory now.
+    # It may grow to what all rows could use, within the memory available now.
     capacity = max(num_blocks, min(useful, available // per_block)) if backend.is_host else num_blocks
-    # Beside host memory alone nothing is staged on the host: there it serves better in the pool.
+    # A pool in host memory is not staged for a host cache: that memory serves better in the pool.
     is_staged = options.disk_cache is not None or (options.host_cache_bytes > 0 and not backend.is_host)
     staging = staging_blocks(num_blocks) if is_staged else 0
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
 
 
 def _default_pool(available: int, backend: Backend, step_bytes: int | None) -> tuple[int, str]:
-    """Bytes for blocks of those that are there, and why so many. A device's memory is nobody else's."""
+    """The pool's bytes, and the reason. A device's memory is not shared with other processes."""
     if backend.is_host:
         return available // 4, "a quarter of the memory available now"
     if step_bytes is None:
@@ -457,14 +488,14 @@ def _default_pool(available: int, backend: Backend, step_bytes: int | None) -> t
 
 
 def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:
-    """Blocks whose memory is taken at start: as many as were asked for, of half of what is `available`
-    (bytes) beyond what is to stay available to others."""
+    """Blocks whose memory is faulted in at start: as requested, within half of the `available` bytes that
+    exceed the reserve."""
     spare = max(0, available - _reserve(options)) // 2
     return min(min(options.kv_ready_bytes, spare) // budget.bytes_per_block, budget.num_blocks)
 
 
 def staging_blocks(num_blocks: int) -> int:
-    """Of `num_blocks`, those that a tier below takes to stage in: a sixteenth, at most `STAGING_MAX`."""
+    """How many of `num_blocks` an offload tier takes for staging: a sixteenth, at most `STAGING_MAX`."""
     return min(STAGING_MAX, num_blocks // 16)
 
 
