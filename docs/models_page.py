@@ -1,5 +1,5 @@
-"""The tables of docs/models.md, which docs/reference.py prints, from those that the code follows. The words
-for facts that rows may have are here; a fact without words is told by its name."""
+"""The tables of docs/models.md and docs/files.md, which docs/reference.py prints, from the tables of the code.
+The words for the facts of a row are here; a fact without words is printed by its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.model.families.table import FAMILIES
 from octavo.model.quantised.settings import METHODS, OUTCOMES
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS
 
-# By what people call them, with the rows' own names.
+# Their names for people, by the rows' names.
 KNOWN_AS: Mapping[str, str] = {
     "llama": "Llama 2, 3, 3.1, 3.2 (text), 3.3; SmolLM, SmolLM2; Falcon 3; DeepSeek-R1-Distill-Llama; Yi",
     "llama4_text": "Llama 4 (text)",
@@ -64,7 +64,7 @@ _WORDS: Mapping[str, str] = {
     "temperature": "queries scaled by position",
     "fractional_yarn": "YaRN's ramp between whole dimensions",
     "attends_in_chunks": "layers with rope attend in chunks: the context ends with the first, "
-    "of 8,192 tokens unless the file says otherwise",
+    "of 8,192 tokens unless the file has another size",
     "context_is_scaled": "",
     "sinks": "attention sinks",
     "tied": "output is the embedding",
@@ -74,12 +74,12 @@ _WINDOWS: Mapping[str, str] = {
     "all": "in all layers",
     "even": "in every even layer",
     "periodic": "in all but every n-th layer",
-    "switched": "in all layers, where `use_sliding_window` is true",
+    "switched": "in all layers, if `use_sliding_window` is true",
     "late": "from `max_window_layers` on",
     "ropeless": "in layers without rope",
     "listed": "in the layers that the file lists",
 }
-# They say how files are read, not what the model is.
+# Facts about the files, not about the model.
 _SILENT = frozenset(
     (
         *(
@@ -115,7 +115,7 @@ def family_rows() -> Iterator[tuple[str, ...]]:
 
 
 def variations(row: Family) -> list[str]:
-    """What sets a row apart from a plain Llama, in words."""
+    """How a row differs from a plain Llama, in words."""
     words = [] if row.mixture is None else ["mixture of experts"]
     if "q_norm" in row.tensors:
         words.append("query and key norms")
@@ -138,7 +138,7 @@ def kind_rows() -> Iterator[tuple[str, ...]]:
 
 
 def outcome_rows() -> Iterator[tuple[str, ...]]:
-    """What becomes of quantised safetensors."""
+    """The kinds that quantised safetensors are read as, and their losses."""
     yield "in the file", "read as", "lost"
     for outcome in OUTCOMES.values():
         yield outcome.layout, f"`{outcome.kind}`", outcome.loss

@@ -1,15 +1,15 @@
 """The tables of the reference, printed from the code into the pages that hold them.
 
     python docs/reference.py            write them
-    python docs/reference.py --check    write nothing; exit status 1 where a page says something else
+    python docs/reference.py --check    write nothing; exit status 1 if a page differs from the code
 
-A page is written by hand, but for what stands between two marks:
+A page is written by hand, except for the text between two marks:
 
     <!-- printed by docs/reference.py: errors -->
     | error | when | ...
     <!-- end -->
 
-It is no part of the package: a server needs no printer of pages.
+It is not part of the package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from octavo.types import RankState
 FOLDER = Path(__file__).parent
 MARKED = re.compile(r"(<!-- printed by docs/reference\.py: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _VALUES_SHOWN = 6
-_ALWAYS = "model_name"  # a label of every family: the page's text says so
+_ALWAYS = "model_name"  # a label of every family, which the page's text names
 
 
 def error_rows() -> Iterator[tuple[str, ...]]:
@@ -64,7 +64,7 @@ def error_rows() -> Iterator[tuple[str, ...]]:
 
 
 def event_rows() -> Iterator[tuple[str, ...]]:
-    """Every kind of event; what it means is its comment in the code."""
+    """Every kind of event, with its comment in the code as its meaning."""
     yield "event", "what happened"
     comments = re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(events.EventKind))
     assert [kind for kind, _ in comments] == list(events.EventKind)
@@ -73,8 +73,8 @@ def event_rows() -> Iterator[tuple[str, ...]]:
 
 
 def metric_rows() -> Iterator[tuple[str, ...]]:
-    """Every family that a scrape can hold: what the registry of a server that has answered nothing knows."""
-    yield "metric", "type", "labels", "what it says"
+    """Every family of metrics: those in the registries of a new server."""
+    yield "metric", "type", "labels", "meaning"
     made, rows = metrics.Metrics(), {}
     made._stats = EngineStats(
         ranks=(RankState(0, 0, "", 0, 0.0),),
@@ -82,11 +82,11 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
         first_tokens=FirstTokenView(0.0, 0.0, 0, 0, 0),
     )
     own = {metric.name for collector in made._registry._collector_to_names for metric in collector.collect()}
-    told = [collector for registry in made.registries for collector in registry._collector_to_names]
-    for collector in [*told, *made._registry._collector_to_names]:
+    others = [collector for registry in made.registries for collector in registry._collector_to_names]
+    for collector in [*others, *made._registry._collector_to_names]:
         for metric in collector.collect():
-            if collector in told and metric.name in own:
-                continue  # told again, of all processes
+            if collector in others and metric.name in own:
+                continue  # the same, summed over processes
             suffix = "_total" if metric.type == "counter" else ""
             edges = {float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels}
             bounds = (getattr(collector, "_upper_bounds", ()) or sorted(edges))[:-1]
@@ -107,13 +107,13 @@ def route_rows() -> Iterator[tuple[str, ...]]:
 
 
 def field_rows(api: str) -> Iterator[tuple[str, ...]]:
-    """Every field of the models in modules of this name, with its places and what becomes of it."""
+    """Every field of the models in modules of this name, with its places and its treatment."""
     names: dict[type[BaseModel], str] = {}
     for route in ROUTES:
         if route.body is not None:
-            names.setdefault(route.body, route.template)  # what renders takes the same
+            names.setdefault(route.body, route.template)  # routes that render have the same
     docs = {model: inspect.getdoc(model) or "" for model in Body.__subclasses__()}
-    names |= {model: doc.rstrip(".") for model, doc in docs.items() if doc.startswith("`")}  # what is nested
+    names |= {model: doc.rstrip(".") for model, doc in docs.items() if doc.startswith("`")}  # nested models
     places: dict[tuple[str, ...], list[str]] = {("field", "known to", "here", "note"): ["where"]}
     for model, name in names.items():
         for row in sorted(_fields_of(model)) if re.search(api, model.__module__) else ():
@@ -136,7 +136,7 @@ def _fields_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
     for here, fields in (("refused", listed.refused), ("ignored", listed.ignored)):
         for name, row in fields.items():
             allowed = ", ".join(f"`{json.dumps(value)}`" for value in row.harmless if value is not None)
-            note = row.note + (f"; let through: {allowed}" if allowed else "")
+            note = row.note + (f"; accepted: {allowed}" if allowed else "")
             yield f"`{name}`", row.owners, here, note
 
 
@@ -155,12 +155,12 @@ TABLES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
 
 
 def filled(text: str) -> str:
-    """The text of a page with its tables as the code has them."""
+    """The text of a page with its tables from the code."""
     return MARKED.sub(lambda found: f"{found[1]}\n{''.join(_table(TABLES[found[2]]()))}\n{found[3]}", text)
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """A table whose first row names the columns. A title may stand before it, and between several."""
+    """A table whose first row names the columns. A title may precede each table."""
     has_head = False
     for row in rows:
         if row[0].startswith("#"):
@@ -185,7 +185,7 @@ def _sentences(doc: str) -> str:
 
 
 def _labels_of(collector: Collector, metric: Metric) -> Iterator[str]:
-    """Names of labels, with their values where they are few and known."""
+    """Names of labels, with their values if they are few and known."""
     known = getattr(metric, "_labelnames", None) or getattr(collector, "_labelnames", None)
     for name in known or sorted({name for sample in metric.samples for name in sample.labels}):
         values = sorted({sample.labels.get(name, "") for sample in metric.samples} - {""})
@@ -200,7 +200,7 @@ def _path(route: Route) -> str:
 
 
 def _fields(route: Route) -> str:
-    """Names of the body's fields; those of whole APIs have pages of their own."""
+    """Names of the body's fields, or a link to the page of an API with many fields."""
     if route.body is None:
         return ""
     names = list(route.body.model_fields)
@@ -223,7 +223,7 @@ _FIELD_PAGES: Mapping[str, str] = {
 
 
 def main() -> int:
-    """Write all pages, or say which are old."""
+    """Write all pages, or list those that differ from the code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
@@ -235,7 +235,7 @@ def main() -> int:
             if not check:
                 path.write_text(new)
     verb = "differ from the code" if check else "written"
-    sys.stdout.write(f"{', '.join(old)}: {verb}\n" if old else "all pages say what the code says\n")
+    sys.stdout.write(f"{', '.join(old)}: {verb}\n" if old else "all pages agree with the code\n")
     return 1 if check and old else 0
 
 

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def gone() -> Iterator[tuple[str, ...]]:
-    """What were settings."""
-    yield "was a setting", "what happens now"
+    """Removed settings."""
+    yield "removed setting", "what happens now"
     for name, each in gone_of(StartOptions).items():
         yield f"`{name}`", each.gone
 
 
 def vllm() -> Iterator[tuple[str, ...]]:
     """vLLM's settings, in Python."""
-    yield "vLLM's name", "becomes", "what it does, or what there is instead"
+    yield "vLLM's name", "becomes", "what it does, or the alternative"
     for name, each in VLLM_SETTINGS.items():
         yield f"`{name}`", each.treatment, each.words
 
 
 def _tables(cls: type[DataclassInstance], *, in_python: bool) -> Iterator[tuple[str, ...]]:
-    """A table for each group, below its title."""
+    """A table for each group, after its title."""
     settings = settings_of(cls)
     for group in dict.fromkeys(each.group for each in settings):
         yield (f"### {group}",)

@@ -1,13 +1,13 @@
-"""What the site has beside the files of docs/: pages that lie elsewhere in the repository, because people
-look for them there. mkdocs.yml names this file as a hook.
+"""Adds pages to the site that are not in docs/, because readers expect them elsewhere in the repository.
+mkdocs.yml names this file as a hook.
 
     README.md           index.md
     CONTRIBUTING.md     contributing.md
     CHANGELOG.md        changelog.md
     csrc/README.md      kernels.md
 
-Links between them and the pages of docs/ are rewritten; a link to any other file of the repository becomes
-its name, since the site does not hold it. A site that would fetch anything from elsewhere is refused.
+Links between them and the pages of docs/ are rewritten. A link to any other file of the repository becomes
+its name, since the site does not have the file. A site that loads anything from another host is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ELSEWHERE = {
     "csrc/README.md": "kernels.md",
 }
 _SOURCES = {page: source for source, page in ELSEWHERE.items()}
-# What a browser fetches by itself; links that a reader follows are no such.
+# What a browser loads without a click.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*\ssrc="(?:https?:)?//[^"]*|"""
     r"""<link(?=[^>]*\srel="?(?:stylesheet|preload|preconnect|icon))[^>]*\shref="(?:https?:)?//[^"]*|"""
@@ -39,7 +39,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie elsewhere."""
+    """Add the pages that are not in docs/."""
     for source, page in ELSEWHERE.items():
         if (ROOT / source).exists():
             files.append(File.generated(config, page, content=(ROOT / source).read_text()))
@@ -47,17 +47,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to where the site has their targets."""
+    """Rewrite links to the places of their targets in the site."""
     source = _SOURCES.get(page.file.src_path, f"docs/{page.file.src_path}")
     return _LINK.sub(lambda found: _rewritten(found, posixpath.dirname(source)), markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Raise PluginError where a page or a style sheet would have its reader's browser ask another host."""
+    """Raise PluginError if a page or a style sheet would load anything from another host."""
     site = Path(config.site_dir)
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         if found := _FETCHED.search(path.read_text()):
-            raise PluginError(f"{path.relative_to(site)} fetches from elsewhere: {found[0][-100:]}")
+            raise PluginError(f"{path.relative_to(site)} loads from another host: {found[0][-100:]}")
 
 
 def _rewritten(found: re.Match[str], folder: str) -> str:
