@@ -1,4 +1,4 @@
-"""The tables of docs/models.md and docs/files.md, which docs/reference.py prints, from the tables of the code.
+"""The tables of docs/models.md and docs/files.md, which docs/reference.py prints, from the code's tables.
 The words for the facts of a row are here; a fact without words is printed by its name."""
 
 from __future__ import annotations
