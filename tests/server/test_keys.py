@@ -214,7 +214,7 @@ def test_without_allowed_pages_there_is_no_preflight(edge):
         (ServerSettings(host="0.0.0.0", insecure=True), "every address of this machine (0.0.0.0)"),
         (ServerSettings(host="0.0.0.0", insecure=True), "anyone there can use it"),
         (ServerSettings(host="0.0.0.0", api_keys=("k",)), "every request needs a key"),
-        (ServerSettings(host="10.0.0.5", insecure=True), "whoever reaches 10.0.0.5"),
+        (ServerSettings(host="10.0.0.5", insecure=True), "clients that reach 10.0.0.5"),
     ],
 )
 def test_the_banner_tells_who_can_reach_it(capsys, settings, words):

@@ -17,7 +17,7 @@ from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError
 from octavo.server.hosts import split_address
 from octavo.server.metrics import Metrics
-from octavo.server.run import base_url, bind, build_server, listening_for_scrapes
+from octavo.server.run import base_url, bind, build_server, open_metrics_listener
 from octavo.server.settings import ServerSettings
 
 KEYS = ServerSettings(api_keys=("secret",), metrics_address="0", metrics_compat="vllm", drain_timeout_s=1)
@@ -27,7 +27,7 @@ KEYS = ServerSettings(api_keys=("secret",), metrics_address="0", metrics_compat=
 def serving(model, settings=KEYS):
     """The addresses of a server and of its metrics."""
     listener, ready = bind("127.0.0.1", 0), threading.Event()
-    with listening_for_scrapes(settings) as scrapes:
+    with open_metrics_listener(settings) as scrapes:
         server = build_server(model, settings, lambda _: ready.set(), scrapes=scrapes)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
@@ -150,5 +150,5 @@ def test_an_address_that_is_taken_is_told_by_its_setting():
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         settings = ServerSettings(metrics_address=str(taken.getsockname()[1]))
-        with pytest.raises(ConfigError, match="with --metrics-address"), listening_for_scrapes(settings):
+        with pytest.raises(ConfigError, match="with --metrics-address"), open_metrics_listener(settings):
             pass

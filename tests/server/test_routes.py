@@ -12,8 +12,8 @@ from octavo.engine.outputs import EngineStats
 from octavo.server.logs import JsonLines, TextLines
 from octavo.server.route import Access
 from octavo.server.routes import ROUTES, match_route
+from octavo.server.run import PreemptionMonitor
 from octavo.server.sse import EventStream
-from octavo.server.storms import PreemptionWatch
 
 
 def test_the_description_has_every_route_and_no_other(edge):
@@ -126,10 +126,10 @@ def test_a_line_of_log_is_one_line_whatever_a_client_sent():
 
 def test_a_storm_of_preemptions_is_told_once_a_period(edge, caplog):
     clock = [0.0]
-    watch = PreemptionWatch(lambda: clock[0])
+    monitor = PreemptionMonitor(lambda: clock[0])
     for clock[0], preemptions in ((1.0, 50), (10.0, 50), (11.0, 90), (20.5, 90), (31.0, 95)):
-        if watch.is_due():
-            watch.look(EngineStats(preemptions=preemptions))
+        if monitor.is_due():
+            monitor.check(EngineStats(preemptions=preemptions))
     told = [r.getMessage() for r in caplog.records if "memory is short" in r.getMessage()]
     assert [re.search(r"(\d+) preemptions", text).group(1) for text in told] == ["50", "40"]
 

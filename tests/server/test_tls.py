@@ -21,7 +21,7 @@ from tests.waiting import LIMIT_S, until
 
 from octavo.errors import ConfigError
 from octavo.server.connections import BoundedConnection
-from octavo.server.run import listening
+from octavo.server.run import open_listener
 from octavo.server.settings import ServerSettings
 from octavo.server.tls import tls_context
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_the_files_is_told_before_a_model_is_loaded(pairs, tm
         ((key, cert), "cannot be used"),
         ((large, key), "has more than 1,048,576 bytes"),
     ):
-        with pytest.raises(ConfigError, match=words), listening(settings(chosen, port=0)):
+        with pytest.raises(ConfigError, match=words), open_listener(settings(chosen, port=0)):
             pass
 
 
@@ -92,7 +92,7 @@ def test_a_key_that_may_not_be_read_is_named(pairs, tmp_path):
 
 def test_a_passphrase_is_never_asked_for(tmp_path):
     pair = make_pair(tmp_path, "closed", "-passout", "pass:secret")
-    with pytest.raises(ConfigError, match="wants a passphrase"):
+    with pytest.raises(ConfigError, match="needs a passphrase"):
         tls_context(settings(pair))
 
 

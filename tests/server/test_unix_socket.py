@@ -14,18 +14,18 @@ from tests.processes import running
 from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError
-from octavo.server.run import listening
+from octavo.server.run import open_listener
 from octavo.server.settings import ServerSettings
 from octavo.server.unix_socket import unix_listener
 
 SERVE = """
 import sys
 from pathlib import Path
-from octavo.server.run import listening, serve
+from octavo.server.run import open_listener, serve
 from octavo.server.settings import ServerSettings
 from tests.doubles.fake_model import FakeModel
 settings = ServerSettings(unix_socket=Path(sys.argv[1]), api_keys=tuple(sys.argv[2:]))
-with listening(settings) as listener:
+with open_listener(settings) as listener:
     serve(FakeModel(), listener, settings, lambda url: print(url, flush=True))
 """
 
@@ -119,7 +119,7 @@ def test_a_link_is_no_socket(path, tmp_path):
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     settings = ServerSettings(unix_socket=tmp_path / "none" / "a.sock")
-    with pytest.raises(ConfigError, match="No such file or directory"), listening(settings):
+    with pytest.raises(ConfigError, match="No such file or directory"), open_listener(settings):
         pass
 
 

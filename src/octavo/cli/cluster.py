@@ -26,7 +26,7 @@ from octavo.cluster.state import ClusterAddress, ClusterFolder
 from octavo.config import StartOptions
 from octavo.errors import ConfigError
 from octavo.model.hub.alias import DEFAULT_ALIAS
-from octavo.server.run import reach_in_words
+from octavo.server.run import describe_reach
 from octavo.server.settings import ServerSettings
 from octavo.setting import settings_of
 
@@ -286,7 +286,7 @@ def _show_ready(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
         f"{scheme}://{host}:{settings.port}/v1   (ctrl-c ends it)"
     )
     keys = "every request needs a key" if settings.has_keys else "no key is asked for"
-    console.print(f"reachable by {reach_in_words(settings)}; {keys}", style="dim")
+    console.print(f"reachable by {describe_reach(settings)}; {keys}", style="dim")
     where = "on their nodes' addresses" if spec.private_network else "on loopback"
     console.print(f"replicas listen {where}, and answer to the cluster's key alone", style="dim")
     style = "yellow" if is_open else "dim"

@@ -29,7 +29,7 @@ from octavo.errors import ConfigError, RequestFailed
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import cache_folder
 from octavo.server.logs import configure_logging
-from octavo.server.run import listening
+from octavo.server.run import open_listener
 from octavo.server.run import serve as run_server
 from octavo.server.settings import ServerSettings
 from octavo.serving.calibration_key import calibration_key
@@ -78,7 +78,7 @@ def make(
     def serve(own: StartOptions, port: int) -> None:
         settings = ServerSettings(port=port, log_level="warning")
         configure_logging(settings.log_level, settings.log_format)
-        with listening(settings) as listener, running_engine(model, own) as llm:
+        with open_listener(settings) as listener, running_engine(model, own) as llm:
             run_server(llm, listener, settings, lambda url: None)
 
     with phases() as tell:

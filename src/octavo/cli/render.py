@@ -7,7 +7,7 @@ from rich.console import Console
 from octavo.cli.terminal import phases
 from octavo.config import StartOptions
 from octavo.server.logs import configure_logging
-from octavo.server.run import ignore_signals, listening, reach_in_words, serve
+from octavo.server.run import describe_reach, ignore_signals, open_listener, serve
 from octavo.server.settings import ServerSettings
 
 
@@ -17,7 +17,7 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
 
     configure_logging(settings.log_level, settings.log_format)
     ignore_signals()
-    with listening(settings) as listener:
+    with open_listener(settings) as listener:
         with phases() as report:
             renderer = start_renderer(model, options, report)
         try:
@@ -30,4 +30,4 @@ def _show_ready(url: str, name: str, settings: ServerSettings) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold]octavo[/] renders prompts for {name} at {url}/v1   (ctrl-c ends it)")
     keys = "every request needs a key" if settings.has_keys else "no key is asked for"
-    console.print(f"reachable by {reach_in_words(settings)}; {keys}", style="dim")
+    console.print(f"reachable by {describe_reach(settings)}; {keys}", style="dim")

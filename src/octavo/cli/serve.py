@@ -20,10 +20,10 @@ from octavo.server.logs import configure_logging
 from octavo.server.replica import ReplicaIdentity, claimed_slot
 from octavo.server.run import (
     Listeners,
+    describe_reach,
     ignore_signals,
-    listening,
-    listening_for_scrapes,
-    reach_in_words,
+    open_listener,
+    open_metrics_listener,
     serve,
 )
 from octavo.server.settings import ServerSettings
@@ -57,8 +57,8 @@ def run(
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
     with (
         ExitStack() as held,
-        listening(settings) as listener,
-        listening_for_scrapes(settings) as scrapes,
+        open_listener(settings) as listener,
+        open_metrics_listener(settings) as scrapes,
     ):
 
         def on_ready(url: str, name: str) -> None:
@@ -110,11 +110,11 @@ def run_supervised(
     on_ready: OnReady,
 ) -> None:
     """Serve with so many front ends. The status of an engine that could not begin is the command's."""
-    from octavo.server.supervisor import ChildEnded, supervise
+    from octavo.server.supervisor import ChildExit, supervise
 
     try:
         supervise(model, options, settings, listeners, count, on_ready)
-    except ChildEnded as ended:
+    except ChildExit as ended:
         if ended.status <= 0:  # else it has said why
             raise EngineStopped(f"{ended} before the server was ready") from None
         sys.exit(ended.status)
@@ -130,7 +130,7 @@ def show_ready(url: str, name: str, settings: ServerSettings) -> None:
     curl = f"curl -N --unix-socket {settings.unix_socket}" if is_file else "curl -N"
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold]octavo[/] serves {name} at {where}   (ctrl-c ends it)")
-    reach = reach_in_words(settings)
+    reach = describe_reach(settings)
     if settings.has_keys:
         console.print(f"reachable by {reach}; every request needs a key", style="dim")
     elif settings.insecure:

@@ -54,7 +54,7 @@ from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import Edge, until_disconnect
 from octavo.server.large_bodies import is_large
 from octavo.server.route import Route, Spread
-from octavo.server.run import Server, server_of
+from octavo.server.run import Server, make_server
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
 
@@ -86,7 +86,7 @@ def create_relay_server(
     """The server of this application, which the caller runs on its event loop. Where it ends, answers that
     are being passed may end within the drain timeout. Raises ConfigError."""
     app = create_relay_app(renderer, settings, router, fleet)
-    server = server_of(app, renderer, settings, kind=RelayServer)
+    server = make_server(app, renderer, settings, kind=RelayServer)
     assert isinstance(server, RelayServer)
     server.relay = app.state.relay
     return server
@@ -101,7 +101,7 @@ class RelayServer(Server):
         """As a server with an engine; pages that watch a replica are not waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                while self.relay.num_held and not self.hurry.is_set():
+                while self.relay.num_held and not self.end_now.is_set():
                     await asyncio.sleep(0.02)
         await self.relay.stop()
 

@@ -1,15 +1,15 @@
-"""Running the application: a socket, uvicorn in this thread, and an orderly end.
+"""Runs the application: a bound socket, uvicorn in this thread, and a graceful shutdown.
 
-    first SIGTERM or SIGINT   no new connections; running requests may end within the drain timeout, then they
-                              end with an error: the server stops (503, or an error event in a stream)
-    second                    they end so now
-    third                     connections are closed without an answer
-    one after the end         nothing: what is open is closed, and the exit status stays what it was
-    SIGHUP                    the tenants' file and the TLS files, where there are any, are read again
-    SIGUSR1, SIGUSR2          nothing
+    first SIGTERM or SIGINT   accepts no connections; running requests have the drain timeout to end, then
+                              they end with an error (503, or an error event in a stream)
+    second                    running requests end with that error now
+    third                     closes connections without an answer
+    after shutdown            ignored: resources are closed, and the exit status does not change
+    SIGHUP                    reads the tenants file and the TLS files again, if there are any
+    SIGUSR1, SIGUSR2          ignored
 
-An engine that gave up ends the server as the first signal does, and `serve` raises, so that the exit status
-is not zero.
+If the engine gave up, the server shuts down as after the first signal, and `serve` raises, so that the exit
+status is not zero.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from octavo.engine.control import Control
+from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
@@ -46,24 +48,24 @@ from octavo.server.front_end import FrontEnd
 from octavo.server.hosts import is_loopback, split_address
 from octavo.server.metrics_address import MetricsAddress
 from octavo.server.settings import ServerSettings
-from octavo.server.storms import PreemptionWatch
 from octavo.server.tls import tls_context
 from octavo.server.tracing import check_tracing
 from octavo.server.unix_socket import unix_listener
 from octavo.serving.client import EngineClient
 
 _KEEP_ALIVE_S = 30
-_BACKLOG = 1024  # connections that the kernel holds until we take them
-_UNREAD_MAX_MS = 60_000  # an answer of which a client takes no byte for so long is given up
-_FLUSH_S = 5.0  # for answers that are ready, once everything has ended
+_BACKLOG = 1024  # connections that the kernel queues until they are accepted
+_UNREAD_MAX_MS = 60_000  # a connection ends when the client acknowledges nothing for this long
+_FLUSH_S = 5.0  # to write answers that are ready, once all requests have ended
+_STORM, _STORM_PERIOD_S = 20, 10.0  # so many preemptions in that time are logged
 
 _log = logging.getLogger("octavo.server")
 
 
 @contextmanager
-def listening(settings: ServerSettings) -> Iterator[socket.socket]:
-    """What the settings want to listen on, bound; and what else can be wrong with them, before a model is
-    loaded for nothing. Raises ConfigError."""
+def open_listener(settings: ServerSettings) -> Iterator[socket.socket]:
+    """The socket that the settings name, bound. Checks the files and packages that they name too, before a
+    model is loaded. Raises ConfigError."""
     tls_context(settings)
     check_tracing(settings.otel_endpoint)
     if settings.unix_socket is not None:
@@ -76,15 +78,15 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The bound sockets of a server; `scrapes`: for /metrics alone, where it has one."""
+    """The bound sockets of a server; `scrapes` is the one for /metrics alone, if it has one."""
 
     requests: socket.socket
     scrapes: socket.socket | None = None
 
 
 @contextmanager
-def listening_for_scrapes(settings: ServerSettings) -> Iterator[socket.socket | None]:
-    """What `--metrics-address` wants to listen on, bound; None without it. Raises ConfigError."""
+def open_metrics_listener(settings: ServerSettings) -> Iterator[socket.socket | None]:
+    """The socket of `--metrics-address`, bound; None without it. Raises ConfigError."""
     if settings.metrics_address is None:
         yield None
         return
@@ -94,8 +96,7 @@ def listening_for_scrapes(settings: ServerSettings) -> Iterator[socket.socket | 
 
 
 def ignore_signals() -> None:
-    """From the start on: signals that would end a process that does not expect them. The server takes SIGHUP
-    when it is ready."""
+    """Ignore signals whose default ends the process. The server handles SIGHUP once it is ready."""
     for one in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(one, signal.SIG_IGN)
 
@@ -103,10 +104,10 @@ def ignore_signals() -> None:
 def bind(
     host: str, port: int, others: str = "others with --host and --port", *, is_shared: bool = False
 ) -> socket.socket:
-    """A bound socket that does not listen yet: a port in use is known before a model is loaded for nothing.
+    """A bound socket that does not listen yet: a port in use is found before a model is loaded.
 
     Port 0 takes any free one. `is_shared`: other processes of this user listen on the same port, and the
-    kernel gives each connection to one of them. Raises ConfigError.
+    kernel distributes the connections. Raises ConfigError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -114,11 +115,11 @@ def bind(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Every connection inherits them: a client that vanished, or reads nothing, is not kept for ever.
+        # Connections inherit these: one whose client vanished, or reads nothing, is closed in the end.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MAX_MS)
-        # asyncio sets it where a socket names its protocol, and what is accepted here names none. Without it
-        # an answer of two writes waits for the client's delayed acknowledgement: 40 ms.
+        # asyncio sets it only on sockets created with a protocol number; these have none. Without it an
+        # answer of two writes waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -135,11 +136,10 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     scrapes: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works. In the
-    main thread SIGINT and SIGTERM are the server's, and do nothing once it has ended: one that comes while
-    the caller closes the model must not cut that short.
+    """Serve until a signal arrives, then drain and return. Calls `on_ready` with the base URL once it serves.
 
-    Raises EngineStopped when it ended because the engine gave up.
+    In the main thread it handles SIGINT and SIGTERM, and ignores them after its end, so that none interrupts
+    the caller while it closes the model. Raises EngineStopped if the engine gave up.
     """
     raise_descriptor_limit()
     server = build_server(model, settings, on_ready, scrapes=scrapes)
@@ -151,14 +151,14 @@ def serve(
 
 
 def run_server(server: Server, model: EngineClient, listener: socket.socket) -> None:
-    """Run its event loop here until it ends. Raises EngineStopped when it ended because the engine gave
+    """Run the server's event loop in this thread until it ends. Raises EngineStopped if the engine gave
     up."""
-    # Vocabulary, templates and modules stay: looking through them for garbage stops all streams for 80 ms.
+    # Vocabulary, templates and modules are permanent; scanning them for garbage stops all streams for 80 ms.
     gc.freeze()
     try:
         asyncio.run(server.serve(sockets=[listener]))
     finally:
-        gc.unfreeze()  # else the native module would be left, and say so
+        gc.unfreeze()  # else the native module reports leaks at exit
     if model.gave_up is not None:
         raise EngineStopped(model.gave_up)
 
@@ -176,13 +176,13 @@ def build_server(
     front_end: FrontEnd | None = None,
     scrapes: socket.socket | None = None,
 ) -> Server:
-    """The server itself, for callers that run their own event loop; `front_end`: it is one of several.
-    `scrapes`: a bound socket on which it answers /metrics alone. Raises ConfigError."""
+    """The server, for callers that run their own event loop. `front_end`: which of several it is. `scrapes`:
+    a bound socket for /metrics alone. Raises ConfigError."""
     app = create_app(model, settings, front_end)
-    return server_of(app, model, settings, on_ready, front_end, scrapes)
+    return make_server(app, model, settings, on_ready, front_end, scrapes)
 
 
-def server_of(
+def make_server(
     app: Starlette,
     model: EngineClient,
     settings: ServerSettings,
@@ -191,7 +191,7 @@ def server_of(
     scrapes: socket.socket | None = None,
     kind: type[Server] | None = None,
 ) -> Server:
-    """The same of an application that `create_app` has made. `kind`: another class of server."""
+    """The same for an application that `create_app` made. `kind`: a subclass of Server."""
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
     config = uvicorn.Config(
@@ -202,21 +202,50 @@ def server_of(
         server_header=False,
         lifespan="on",
         ws="none",
-        # The event loop accepts as many at a time; `Server.startup` tells the kernel to hold more.
+        # How many the event loop accepts at once; `Server.startup` sets the kernel's queue.
         backlog=ACCEPT_AT_ONCE if front_end is None else ACCEPT_AT_ONCE_SHARED,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=1,  # all that is left by then was given up
+        timeout_graceful_shutdown=1,  # requests have ended by then
     )
-    config.load()  # which names uvicorn's class; ours makes one for each connection
-    config.http_protocol_class = partial(  # type: ignore[assignment]  # it is called like the class
+    config.load()  # sets uvicorn's protocol class, which ours wraps
+    config.http_protocol_class = partial(  # type: ignore[assignment]  # has the class's signature
         BoundedConnection, connections, config.http_protocol_class
     )
     address = None if scrapes is None else MetricsAddress(scrapes, app.state.edge, settings)
     return (kind or Server)(config, model, settings, connections, on_ready, front_end, address)
 
 
+class PreemptionMonitor:
+    """Logs preemption storms: memory so short that sequences are preempted all the time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._preemptions = 0
+
+    def is_due(self) -> bool:
+        """Whether a period has passed since the last `check`."""
+        return self._clock() - self._since >= _STORM_PERIOD_S
+
+    def check(self, stats: EngineStats) -> None:
+        """Compare with the counts of a period ago, and log a storm."""
+        now = self._clock()
+        num = stats.preemptions - self._preemptions
+        if num >= _STORM:
+            _log.warning(
+                "memory is short: %d preemptions in %.0f s, %d of %d blocks held, %d sequences wait; more "
+                "--kv-memory, fewer --max-seqs or shorter answers would help (/v1/kv lists the holders)",
+                num,
+                now - self._since,
+                stats.blocks_held,
+                stats.blocks_total,
+                stats.waiting,
+            )
+        self._since, self._preemptions = now, stats.preemptions
+
+
 class Server(uvicorn.Server):
-    """uvicorn's server, with a ready callback, and an end in which every request is answered."""
+    """uvicorn's server with a ready callback, and a shutdown in which every request is answered."""
 
     def __init__(
         self,
@@ -235,14 +264,14 @@ class Server(uvicorn.Server):
         self.settings = settings
         self._connections = connections
         self._on_ready = on_ready
-        self._storms = PreemptionWatch()
-        self._looking: asyncio.Task[None] | None = None
+        self._preemption_monitor = PreemptionMonitor()
+        self._preemption_check: asyncio.Task[None] | None = None
         self._num_signals = 0
-        self.hurry = asyncio.Event()  # set: requests that still run are to end now
+        self.end_now = asyncio.Event()  # set: running requests end now
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, then say so. Raises what the engine refuses tenants' bounds with."""
+        """Listen, then call `on_ready`. Raises ConfigError, or the engine's refusal of tenants' bounds."""
         self._loop = asyncio.get_running_loop()
         if self.settings.roster is not None:
             await self.settings.roster.begin(self._control)
@@ -264,7 +293,7 @@ class Server(uvicorn.Server):
             self._on_ready(url)
 
     def command(self, word: str) -> None:
-        """What a supervisor says: "stop", as a signal would, or "hangup". Any thread."""
+        """Handle a supervisor's message: "stop", as SIGTERM, or "hangup". From any thread."""
         if word == "stop":
             self.handle_exit(signal.SIGTERM, None)
         elif word == "hangup" and self._loop is not None:
@@ -272,15 +301,14 @@ class Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self.on_hangup)
 
     def on_hangup(self) -> None:
-        """SIGHUP. On the event loop."""
+        """Handle SIGHUP. On the event loop."""
         if self._connections.tls is not None:
             self._reload_tls()
         if self.settings.roster is not None:
             self.settings.roster.reload_soon(self._control)
         elif self._connections.tls is None:
             _log.warning(
-                "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
-                "(--tls-cert)"
+                "SIGHUP: nothing to read again: there is no tenants file (--tenants) and no TLS (--tls-cert)"
             )
 
     @property
@@ -289,37 +317,39 @@ class Server(uvicorn.Server):
 
     def _reload_tls(self) -> None:
         try:
-            # A context that is loaded again keeps the old certificate beside one with another kind of key.
+            # A new context: loading into the old one would keep a certificate of another key type as well.
             self._connections.tls = tls_context(self.settings)
         except ConfigError as error:
             _log.error("SIGHUP: the TLS files stay as they were: %s", error)
         else:
-            _log.info("SIGHUP: new connections get the certificate that is in the TLS files now")
+            _log.info("SIGHUP: new connections get the certificate that was read again")
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Whether to end; called ten times a second."""
         if self._model.gave_up is not None:
             self.should_exit = True
         is_first = self._front_end is None or self._front_end.index == 0
-        if is_first and self._storms.is_due() and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_for_storms())  # a step may take long
+        check = self._preemption_check
+        if is_first and self._preemption_monitor.is_due() and (check is None or check.done()):
+            # a task: the answer comes after the running step, which may take long
+            self._preemption_check = asyncio.create_task(self._check_preemptions())
         return await super().on_tick(counter)
 
-    async def _look_for_storms(self) -> None:
-        self._storms.look(await self._model.stats())
+    async def _check_preemptions(self) -> None:
+        self._preemption_monitor.check(await self._model.stats())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal is an orderly end here; uvicorn would raise it again afterwards and die of it."""
+        """Shut down gracefully; uvicorn's own handler would raise the signal again afterwards."""
         self._num_signals += 1
         self.should_exit = True
         if self._loop is not None and (self._num_signals == 2 or sig == signal.SIGQUIT):
-            with contextlib.suppress(RuntimeError):  # what asyncio says of a loop that has ended
-                self._loop.call_soon_threadsafe(self.hurry.set)
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._loop.call_soon_threadsafe(self.end_now.set)
         if self._num_signals > 2:
             self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more, let requests end or answer that they cannot, then close what is open."""
+        """Stop accepting, drain requests, then close all connections."""
         for server in self.servers:
             server.close()
         self._connections.abort_all(only_handshakes=True)
@@ -333,24 +363,24 @@ class Server(uvicorn.Server):
         _log.info("stopped")
 
     async def drain_requests(self) -> None:
-        """Running requests may end within the drain timeout, or until a second signal; then they end."""
+        """Wait for running requests until the drain timeout or a second signal; then end them."""
         num_open, timeout_s = self._model.num_open, self.settings.drain_timeout_s
         if num_open:
             _log.info("stopping: %d requests have %.0f s to end (a second signal: now)", num_open, timeout_s)
         drain = asyncio.ensure_future(self._model.drain(timeout_s))
-        hurry = asyncio.ensure_future(self.hurry.wait())
-        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        end_now = asyncio.ensure_future(self.end_now.wait())
+        await asyncio.wait({drain, end_now}, return_when=asyncio.FIRST_COMPLETED)
+        end_now.cancel()
         if not drain.done():
             await self._model.drain(0.0)
         if not await drain:
-            _log.warning("stopping: what still ran was ended, and its clients were told")
+            _log.warning("stopping: requests that still ran ended with an error")
 
     async def _flush(self) -> None:
-        """Let answers that are ready reach their clients; who does not read them is left."""
+        """Write answers that are ready; connections whose clients do not read are aborted."""
         await self._until_empty(self.server_state.connections)
         self._connections.abort_all()
-        await self._until_empty(self.server_state.tasks)  # they see that their clients are gone
+        await self._until_empty(self.server_state.tasks)  # they end when their clients are gone
 
     async def _until_empty(self, left: Sized) -> None:
         with contextlib.suppress(TimeoutError):
@@ -360,8 +390,8 @@ class Server(uvicorn.Server):
 
 
 def base_url(listener: socket.socket, scheme: str = "http") -> str:
-    """http://host:port of a bound socket, with loopback where it is bound to every address; unix:PATH of a
-    socket file."""
+    """http://host:port of a bound socket, loopback if it is bound to every address; unix:PATH for a socket
+    file."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -369,12 +399,12 @@ def base_url(listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-def reach_in_words(settings: ServerSettings) -> str:
-    """Who can reach a server with these settings."""
+def describe_reach(settings: ServerSettings) -> str:
+    """Which clients can reach a server with these settings, in words."""
     host = settings.host
     if settings.unix_socket is not None:
-        return "who may write to that file: its owner and its group"
+        return "the owner and the group of that file"
     if is_loopback(host):
         return "this machine alone"
     every = host in ("", "0.0.0.0", "::")
-    return f"every address of this machine ({host or '0.0.0.0'})" if every else f"whoever reaches {host}"
+    return f"every address of this machine ({host or '0.0.0.0'})" if every else f"clients that reach {host}"
