@@ -60,7 +60,7 @@ def told_names():
     metrics = Metrics("m")
     metrics.count_answer("/v1/models", 200)
     usage = Usage(1, 1, 0, 0, phases=Phases(0.0, admitted=0.0, first_token=0.0))
-    metrics.watch({}).see(0, Delta(0, "", (), usage, FinishReason.STOP))
+    metrics.watch({}).record(0, Delta(0, "", (), usage, FinishReason.STOP))
     found: dict[str, set[str]] = {"up": {"job", "instance"}}
     for name, labels in samples_of(metrics.render(stats).decode()):
         found.setdefault(name, {"job", "instance"}).update(label for label, _ in labels)

@@ -47,7 +47,7 @@ def test_each_latency_counts_once_in_its_own_bucket(clock):
     watch = metrics.watch({})
     for now, count in ((0.3, 1), (0.304, 1), (0.364, 4), (9.0, 1)):
         clock.now = now
-        watch.see(0, delta(count))
+        watch.record(0, delta(count))
     told = metrics.latency()
     first = dict(zip([*told["first"]["upto"], None], told["first"]["counts"], strict=True))
     between = dict(zip([*told["between"]["upto"], None], told["between"]["counts"], strict=True))
@@ -61,7 +61,7 @@ def test_they_are_the_differences_of_what_a_scrape_tells(clock):
         watch = metrics.watch({})
         for now in (i * 0.07, i * 0.01, 0.2):
             clock.now += now
-            watch.see(0, delta(1))
+            watch.record(0, delta(1))
     for name, key in (("octavo_time_to_first_token", "first"), ("octavo_inter_token", "between")):
         counts = metrics.latency()[key]["counts"]
         assert [sum(counts[: i + 1]) for i in range(len(counts))] == scraped(metrics, name)

@@ -219,7 +219,7 @@ def test_metrics_want_a_key_once_there_are_keys(make_edge):
 def test_waiting_is_told_of_those_too_that_were_never_admitted(monkeypatch, phases, queue, load):
     monkeypatch.setattr("octavo.server.metrics.time.perf_counter", lambda: 9.0)
     metrics = Metrics()
-    metrics.watch({}).see(0, Delta(0, "", (), Usage(3, 0, 0, 0, phases=phases), FinishReason.TIMEOUT))
+    metrics.watch({}).record(0, Delta(0, "", (), Usage(3, 0, 0, 0, phases=phases), FinishReason.TIMEOUT))
     text = metrics.render(EngineStats()).decode()
     assert total(text, "octavo_request_queue_seconds_sum") == queue
     assert total(text, "octavo_request_load_seconds_count") == (0 if load is None else 1)
@@ -230,9 +230,9 @@ def test_waiting_is_told_of_those_too_that_were_never_admitted(monkeypatch, phas
 def test_choices_whose_client_left_count_as_cancelled_once():
     metrics = Metrics()
     watch = metrics.watch({})
-    watch.see(1, Delta(1, "", (), Usage(3, 0, 0, 0), FinishReason.STOP))
-    watch.leave(3)
-    watch.leave(3)
+    watch.record(1, Delta(1, "", (), Usage(3, 0, 0, 0), FinishReason.STOP))
+    watch.cancel_rest(3)
+    watch.cancel_rest(3)
     text = metrics.render(EngineStats()).decode()
     assert total(text, "octavo_choices_finished_total", finish_reason="cancelled") == 2
     assert total(text, "octavo_choices_finished_total", finish_reason="stop") == 1
@@ -268,7 +268,7 @@ def test_vllms_names_tell_the_same_numbers(tiny):
 def test_reasons_that_are_one_to_vllm_are_added_up():
     metrics = Metrics("m", vllm_names=True)
     for index, finish in enumerate((FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.STOP)):
-        metrics.watch({}).see(index, Delta(0, "", (), Usage(3, 0, 0, 0), finish))
+        metrics.watch({}).record(index, Delta(0, "", (), Usage(3, 0, 0, 0), finish))
     text = metrics.render(EngineStats()).decode()
     assert total(text, "vllm:request_success_total", finished_reason="abort") == 2
     assert total(text, "vllm:request_success_total", finished_reason="stop") == 1

@@ -107,7 +107,7 @@ async def begin_chat(
             prompt = tuple(await edge.model.encode_chat(messages, options, tenant=wanted.tenant))
             generation = await submit_all(edge, [prompt], wanted, watch)
             return ChatRun(generation, prompt, params, answer_kind(use, thinking, edge.model, prompt))
-        watch.note_wanted(params, 1)
+        watch.record_params(params, 1)
         turn = await (sessions or edge.model.sessions).turn(
             replace(wanted, session=session), messages, options
         )

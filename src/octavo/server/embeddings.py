@@ -143,10 +143,10 @@ async def embed_inputs(
     with the field `input`. Nothing runs any more when it is over."""
     try:
         with rename_fields({"prompt": "input"}):
-            embedding = embed_all(edge.model, prompts, options, wanted, watch.see)
+            embedding = embed_all(edge.model, prompts, options, wanted, watch.record)
             embedded = await until_disconnect(request, embedding)
     except (ClientGone, RequestFailed, TimedOut):
-        watch.leave(len(prompts))
+        watch.cancel_rest(len(prompts))
         raise
     watch.finish()
     return EmbeddingsMade(embedded)

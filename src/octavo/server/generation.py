@@ -150,7 +150,7 @@ class Generation:
         """Stop everything that still runs; idempotent."""
         for stream in self._streams:
             stream.cancel()
-        self._watch.leave(self.num_choices)
+        self._watch.cancel_rest(self.num_choices)
 
     async def steps(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Every delta of every choice, as it arrives. Raises InvalidRequest for a choice at a dead end,
@@ -169,7 +169,7 @@ class Generation:
         if self._scores_only:
             delta = _without_output(delta)
         index = prompt * self._n + delta.choice
-        self._watch.see(index, delta)
+        self._watch.record(index, delta)
         if delta.finish is not None:
             self._check_end(delta)
         self._usage[index] = delta.usage
@@ -276,7 +276,7 @@ async def submit_all(
 ) -> Generation:
     """Submit a request for every prompt, or for none: when one is refused, the others are cancelled."""
     params, n = wanted.params, wanted.n
-    watch.note_wanted(params, n)
+    watch.record_params(params, n)
     submissions = [
         asyncio.ensure_future(edge.model.submit(replace(wanted, prompt=tuple(prompt)))) for prompt in prompts
     ]

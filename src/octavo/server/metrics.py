@@ -1,8 +1,8 @@
-"""Prometheus metrics: what the engine counts, read when scraped (engine_metrics.py), and what only the edge
-can see: latencies and sizes of requests, how they ended, and answers.
+"""Prometheus metrics: the engine's counters, read at each scrape (engine_metrics.py), and the HTTP edge's:
+latencies and sizes of requests, finish reasons, and answers.
 
-Each application has its own registry, so that two servers in one process (tests) do not add up. Front ends of
-one engine do: whichever is scraped tells what all of them count.
+Each application has its own registry, so that two servers in one process (tests) are counted apart. Front
+ends of one engine are counted together: a scrape of any of them returns the sums.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A histogram of one number per request or choice, and what vLLM calls the same."""
+    """A histogram with one value per request or choice, and vLLM's names of it."""
 
     name: str  # without "octavo_"
     text: str
@@ -76,7 +76,7 @@ _QUEUE = _Family(
 )
 _LOAD = _Family(
     "request_load_seconds",
-    "Of the queue's time, while blocks came from the tier below; of requests that waited for some",
+    "Part of the queue time spent on loads from the offload tier, for requests that waited for some",
     _SLOW_S,
     (),
 )
@@ -111,7 +111,7 @@ _FAMILIES = (_FIRST, _BETWEEN, _WHOLE, _QUEUE, _LOAD, _PREFILL, _DECODE, _INFERE
 
 @dataclass(frozen=True, slots=True)
 class Meters:
-    """What is observed of each request, in seconds and tokens."""
+    """The histograms and counters of each request, in seconds and tokens."""
 
     first: Histogram
     between: Histogram
@@ -127,7 +127,7 @@ class Meters:
 
 
 class Metrics:
-    """The registry of one server. `vllm_names`: what vLLM has as well is told under its names too."""
+    """The metrics of one server. `vllm_names`: adds those that vLLM has too, under vLLM's names."""
 
     def __init__(
         self,
@@ -137,22 +137,22 @@ class Metrics:
         tracing: Tracing | None = None,
         front_end: FrontEnd | None = None,
     ) -> None:
-        self._registry = CollectorRegistry()  # of what this process counts
+        self._registry = CollectorRegistry()  # of this process alone
         self._stats = EngineStats()
         if front_end is None:
             pid: int | str = "self"
             counted: Callable[[], Iterable[Metric]] = self._registry.collect
         else:
-            # The library's own way: each process counts in files of that folder, which are added up.
+            # The library's multiprocess mode: each process counts in files of that folder, which are summed.
             files = MultiProcessCollector(None, str(front_end.metrics))  # type: ignore[no-untyped-call]
             pid, counted = front_end.engine_pid, files.collect
         self._counted = counted
-        self._of_engine = CollectorRegistry()
-        self._of_engine.register(EngineCollector(lambda: self._stats, model_name))
-        self._of_edge = CollectorRegistry()
-        ProcessCollector(pid=lambda: pid, registry=self._of_edge)
-        self._of_edge.register(_EdgeCollector(counted))
-        self._edge_text, self._edge_time = b"", -math.inf  # the last scrape's, and when that was
+        self._engine_registry = CollectorRegistry()
+        self._engine_registry.register(EngineCollector(lambda: self._stats, model_name))
+        self._edge_registry = CollectorRegistry()
+        ProcessCollector(pid=lambda: pid, registry=self._edge_registry)
+        self._edge_registry.register(_EdgeCollector(counted))
+        self._edge_text, self._edge_time = b"", -math.inf  # of the last scrape, and its time
         self._answers = Counter(
             "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
         )
@@ -163,41 +163,41 @@ class Metrics:
             registry=self._registry,
         )
         self._families = {family: self._histogram(family) for family in _FAMILIES}
-        self._meters = self._children(model_name)
+        self._meters = self._meters_of(model_name)
         self._tracing = tracing
         if vllm_names:
             sources = {"request_success": _FINISHED}
             sources |= {name: f"octavo_{one.name}" for one in _FAMILIES for name in one.vllm}
-            self._of_engine.register(VllmCollector(lambda: self._stats, model_name))
-            self._of_edge.register(VllmCountsCollector(sources, counted))
+            self._engine_registry.register(VllmCollector(lambda: self._stats, model_name))
+            self._edge_registry.register(VllmCountsCollector(sources, counted))
 
     @property
     def registries(self) -> tuple[CollectorRegistry, CollectorRegistry]:
-        """What the engine counts, and what the edge does, with the process."""
-        return self._of_engine, self._of_edge
+        """The engine's, and the edge's with the process metrics."""
+        return self._engine_registry, self._edge_registry
 
     def render(self, stats: EngineStats, edge_age_s: float = 0.0) -> bytes:
-        """The scrape, with the engine's numbers of now. Those of the edge, nine tenths of the work, may be
+        """The text of a scrape with the engine's current numbers. The edge's, nine tenths of the work, may be
         `edge_age_s` old."""
         self._stats = stats
         now = time.perf_counter()
         if now - self._edge_time >= edge_age_s:
-            self._edge_text, self._edge_time = generate_latest(self._of_edge), now
-        return generate_latest(self._of_engine) + self._edge_text
+            self._edge_text, self._edge_time = generate_latest(self._edge_registry), now
+        return generate_latest(self._engine_registry) + self._edge_text
 
     def latency(self) -> dict[str, object]:
-        """How often each latency was seen, by bucket: upper bounds in seconds (the last has none), counts
-        that only grow."""
+        """Counts of each latency by bucket: upper bounds in seconds (the last has none), and counts that only
+        grow."""
         by_name = {family.name: family for family in self._counted()}
         first, between = (by_name[f"octavo_{one.name}"] for one in (_FIRST, _BETWEEN))
         return {"first": _counts_of(first), "between": _counts_of(between)}
 
     def count_answer(self, route: str, status: int) -> None:
-        """One more answer; `route` is one of a fixed set, never a path that a client made up."""
+        """Count an answer; `route` is one of a fixed set, never a path that a client made up."""
         self._answers.labels(route, str(status)).inc()
 
     def watch(self, scope: Scope) -> RequestWatch:
-        """A stopwatch for one request, started now, and noted in its scope for the access log."""
+        """A stopwatch for one request, started now, and kept in its scope for the access log."""
         trace = None if self._tracing is None else self._tracing.begin(scope.get("headers", ()))
         watch = RequestWatch(self._meters, trace)
         scope[RequestWatch.SCOPE_KEY] = watch
@@ -207,8 +207,8 @@ class Metrics:
         name, labels = f"octavo_{one.name}", [MODEL_LABEL]
         return Histogram(name, one.text, labels, buckets=one.buckets, registry=self._registry)
 
-    def _children(self, model_name: str) -> Meters:
-        """Those of the model, which are told, empty, from the start."""
+    def _meters_of(self, model_name: str) -> Meters:
+        """The meters of the model, which the first scrape has already, at zero."""
         of = {one: family.labels(model_name) for one, family in self._families.items()}
         return Meters(
             first=of[_FIRST],
@@ -226,7 +226,7 @@ class Metrics:
 
 
 class RequestWatch:
-    """The latencies of one request, as its client sees them, and what it cost."""
+    """The latencies of one request, as its client measures them, and its usage."""
 
     SCOPE_KEY: Final = "octavo.watch"
 
@@ -235,29 +235,29 @@ class RequestWatch:
         self._trace = trace
         self._begun = time.perf_counter()
         # By choice, counted over all prompts.
-        self._firsts: dict[int, float] = {}  # time of its first token
-        self._last: dict[int, float] = {}  # and of its last
+        self._firsts: dict[int, float] = {}  # time of the first token
+        self._last: dict[int, float] = {}  # time of the last token
         self._usage: dict[int, Usage] = {}
-        self._finish: dict[int, FinishReason] = {}  # in order of coming
+        self._finish: dict[int, FinishReason] = {}  # in order of arrival
         self._first_s: float | None = None
-        self._wanted: tuple[SamplerParams, int] | None = None
+        self._params: tuple[SamplerParams, int] | None = None
 
-    def note_wanted(self, params: SamplerParams, n: int) -> None:
-        """What is asked of the engine: n choices for each prompt."""
-        self._wanted = params, n
+    def record_params(self, params: SamplerParams, n: int) -> None:
+        """Record the request's parameters and its number of choices per prompt."""
+        self._params = params, n
 
-    def see(self, index: int, delta: Delta) -> None:
-        """A delta has arrived. Several tokens at once share the time since the last delta."""
+    def record(self, index: int, delta: Delta) -> None:
+        """Record a delta that has arrived. Its tokens share the time since the last delta."""
         now = time.perf_counter()
         self._usage[index] = delta.usage
         if delta.tokens:
-            self._see_tokens(index, len(delta.tokens), now)
+            self._record_tokens(index, len(delta.tokens), now)
         if delta.finish is not None:
             self._finish[index] = delta.finish
             self._meters.finished[delta.finish].inc()
-            self._see_end(index, delta, now)
+            self._record_end(index, delta, now)
 
-    def _see_tokens(self, index: int, count: int, now: float) -> None:
+    def _record_tokens(self, index: int, count: int, now: float) -> None:
         last = self._last.get(index)
         if last is not None:
             share = (now - last) / count
@@ -269,8 +269,8 @@ class RequestWatch:
         self._firsts.setdefault(index, now)
         self._last[index] = now
 
-    def _see_end(self, index: int, delta: Delta, now: float) -> None:
-        """A choice is over. What the choices of a prompt share is told by the first of them."""
+    def _record_end(self, index: int, delta: Delta, now: float) -> None:
+        """Record the end of a choice; the first choice of a prompt counts what its choices share."""
         meters, usage, phases = self._meters, delta.usage, delta.usage.phases
         meters.output_tokens.observe(usage.num_output)
         last = self._last.get(index, now)
@@ -296,22 +296,22 @@ class RequestWatch:
 
     @property
     def trace_header(self) -> str | None:
-        """The value of the answer's `traceresponse` header, where the request is traced."""
+        """The value of the answer's `traceresponse` header; None if the request is not traced."""
         return None if self._trace is None else self._trace.header
 
     def finish(self) -> None:
-        """The last delta of the last choice has arrived."""
+        """Record that the last delta of the last choice has arrived."""
         self._meters.whole.observe(time.perf_counter() - self._begun)
 
-    def leave(self, num_choices: int) -> None:
-        """No more deltas will come: choices that have not ended were cancelled. Again does nothing."""
+    def cancel_rest(self, num_choices: int) -> None:
+        """Count choices without an end as cancelled: no more deltas will arrive. Idempotent."""
         for index in range(num_choices):
             if index not in self._finish:
                 self._finish[index] = FinishReason.CANCELLED
                 self._meters.finished[FinishReason.CANCELLED].inc()
 
     def close(self, route: str, status: int) -> None:
-        """The answer is over, with that status: its trace ends."""
+        """End the trace: the answer is complete, with that status."""
         if self._trace is None:
             return
         choices = tuple(
@@ -324,11 +324,11 @@ class RequestWatch:
             )
             for index in sorted({*self._usage, *self._finish})
         )
-        params, n = self._wanted or (None, 1)
+        params, n = self._params or (None, 1)
         self._trace.end(RequestEnd(route, status, self._begun, params, n, choices))
 
     def log_fields(self) -> dict[str, object]:
-        """For the access log: tokens (of all choices; a prompt counts for each), times, finishes."""
+        """For the access log: tokens (of all choices; a prompt counts for each), times, finish reasons."""
         usages = self._usage.values()
         fields: dict[str, object] = {
             "prompt_tokens": sum(usage.num_prompt for usage in usages),
@@ -342,7 +342,7 @@ class RequestWatch:
 
 
 def _observe_phases(meters: Meters, phases: Phases, now: float) -> None:
-    """A request that was never admitted has waited until now."""
+    """A request that was never admitted counts as waiting until now."""
     meters.queue.observe((now if phases.admitted is None else phases.admitted) - phases.arrived)
     if phases.loading_begun is not None:
         meters.load.observe((now if phases.loaded is None else phases.loaded) - phases.loading_begun)
@@ -351,17 +351,17 @@ def _observe_phases(meters: Meters, phases: Phases, now: float) -> None:
 
 
 class _EdgeCollector(Collector):
-    """What the edge counts, and which Octavo it is."""
+    """The edge's metrics, and Octavo's version."""
 
     def __init__(self, counted: Callable[[], Iterable[Metric]]) -> None:
         self._counted = counted
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, as of the engine's."""
+        """Nothing: registering must not collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Families as they are now."""
+        """The current families."""
         labels = ["version", "python"]
         built = GaugeMetricFamily("octavo_build_info", "Which Octavo, on which Python", labels=labels)
         built.add_metric([__version__, platform.python_version()], 1)

@@ -1,9 +1,9 @@
-"""GET /metrics on an address of its own (`--metrics-address`), for routers: they scrape 20 times a second and
-may send no key.
+"""GET /metrics on an address of its own (`--metrics-address`), for routers, which scrape 20 times a second
+and may send no key.
 
-It asks for no key. Host and Origin are checked as on a server without keys, and all else is a 404. Its
-connections are its own: however many there are, clients of the server keep theirs. A scrape waits no longer
-than `STATS_TIMEOUT_S` for a step that runs: it tells the engine's numbers of the scrape before, then.
+It needs no key. Host and Origin are checked as on a server without keys; other paths are a 404. Its
+connections are counted apart, so that scrapes never displace clients. A scrape waits up to `STATS_TIMEOUT_S`
+for the running step; after that it returns the engine's numbers of the scrape before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 
 STATS_TIMEOUT_S = 0.02
-# What the edge counts may be so old: it is nine tenths of a scrape's work, and routers read none of it.
+# The edge's metrics may be this old: they are nine tenths of a scrape's work, and routers read none of them.
 EDGE_AGE_S = 1.0
 CONNECTIONS_MAX = 64
 _BACKLOG = 16
@@ -36,7 +36,7 @@ _KEEP_ALIVE_S = 30
 
 
 class MetricsAddress:
-    """A listener of one server, on the server's event loop."""
+    """The metrics listener of a server, on the server's event loop."""
 
     def __init__(self, listener: socket.socket, edge: Edge, settings: ServerSettings) -> None:
         self._listener = listener
@@ -62,7 +62,7 @@ class MetricsAddress:
         self._server = await loop.create_server(self._connect, sock=self._listener, backlog=_BACKLOG)
 
     def end(self) -> None:
-        """Close all connections, and listen no more. Idempotent."""
+        """Stop listening, and close all connections. Idempotent."""
         if self._server is not None:
             self._server.close()
         self._connections.abort_all()
@@ -82,8 +82,8 @@ def metrics_app(edge: Edge) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD") or scope["path"] != "/metrics":
-            asked = f"{scope['method']} {scope['path'][:100]}"
-            what = f"there is no route {asked} at this address; allowed: GET /metrics"
+            route = f"{scope['method']} {scope['path'][:100]}"
+            what = f"there is no route {route} at this address; allowed: GET /metrics"
             refusal = HttpRefusal(HTTPStatus.NOT_FOUND, what, code="unknown_route")
             await error_response(refusal, scope)(scope, receive, send)
             return
@@ -94,7 +94,7 @@ def metrics_app(edge: Edge) -> ASGIApp:
 
 
 def _without_keys(settings: ServerSettings) -> ServerSettings:
-    """The settings by which its requests are checked."""
+    """The settings that the guard checks requests with."""
     assert settings.metrics_address is not None
     host, _ = split_address(settings.metrics_address, "--metrics-address")
     return replace(

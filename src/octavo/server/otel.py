@@ -1,12 +1,12 @@
-"""Traces over OpenTelemetry: spans of requests, sent to an OTLP collector over HTTP.
+"""OpenTelemetry traces: spans of requests, sent to an OTLP collector over HTTP.
 
-The one module that imports OpenTelemetry (the extra `octavo[otel]`). A request's own span begins with it; the
-spans below it are made at its end, of times that were taken anyway, so a token costs nothing. A full queue
-drops spans, and a collector that does not answer is waited for on a thread that nothing waits for.
+The only module that imports OpenTelemetry (the extra `octavo[otel]`). A request's own span begins with the
+request; its child spans are made at its end from times that are measured anyway, so tokens cost nothing. A
+full queue drops spans. A separate thread waits for a slow collector; requests do not.
 
-Names of attributes are those of OpenTelemetry's conventions for HTTP servers and generative AI; `octavo.*`
-are ours. What the conventions let one record of prompts and answers is never recorded. The SDK's own
-environment variables (OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES) hold.
+Attributes follow OpenTelemetry's conventions for HTTP servers and generative AI; `octavo.*` are our own. The
+conventions' attributes for prompts and answers are never set. The SDK's environment variables
+(OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES) apply.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _BATCH_MAX = 512
 _DELAY_MS = 1000
 _EXPORT_TIMEOUT_S = 10
 _CLOSE_S = 3.0
-_CHOICES_MAX = 32  # of a request, that have spans of their own
+_CHOICES_MAX = 32  # choices of a request that get spans
 _CONTEXT_HEADERS = frozenset({"traceparent", "tracestate"})
-_OPERATIONS: Final = (  # by the beginning of a route; the first that fits
+_OPERATIONS: Final = (  # by a route's prefix; the first match counts
     ("/v1/embeddings", "embeddings"),
     ("/api/embed", "embeddings"),
     ("/v1/completions", "text_completion"),
@@ -48,7 +48,7 @@ Attributes = dict[str, AttributeValue]
 
 
 class OtelTracing:
-    """The tracer of one server, with a thread that sends."""
+    """The tracer of one server, with a sending thread."""
 
     def __init__(self, url: str, model_name: str) -> None:
         resource = Resource.create({"service.name": "octavo", "service.version": __version__})
@@ -66,7 +66,7 @@ class OtelTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> OtelTrace:
-        """A request came with these headers; the caller's `traceparent` is its parent."""
+        """Begin the span of a request; the caller's `traceparent` is its parent."""
         carrier = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in headers
@@ -76,7 +76,7 @@ class OtelTracing:
         return OtelTrace(self._tracer, parent, self._model_name)
 
     async def close(self) -> None:
-        """Send what is left. The thread is a daemon: where the collector hangs, it is left behind."""
+        """Flush for up to `_CLOSE_S`. The thread is a daemon, in case the collector hangs."""
         thread = threading.Thread(target=self._provider.shutdown, name="octavo-otel-close", daemon=True)
         thread.start()
         deadline = time.monotonic() + _CLOSE_S
@@ -85,19 +85,19 @@ class OtelTracing:
 
 
 class OtelTrace:
-    """One request's span, and at its end those below it."""
+    """The span of one request, and at its end its child spans."""
 
     def __init__(self, tracer: api.Tracer, parent: Context, model_name: str) -> None:
         self._tracer = tracer
         self._model_name = model_name
-        # Both clocks once: what is told at the end has times of the second.
+        # Converts times of `perf_counter` to epoch time.
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
         self._span = tracer.start_span("request", parent, api.SpanKind.SERVER, start_time=time.time_ns())
         self._context = self._span.get_span_context()
 
     @property
     def header(self) -> str:
-        """Trace, span and flags, as `traceresponse` and `traceparent` write them."""
+        """Trace, span and flags in the format of `traceresponse` and `traceparent`."""
         flags = int(self._context.trace_flags)
         return f"00-{self.trace_id}-{api.format_span_id(self._context.span_id)}-{flags:02x}"
 
@@ -106,31 +106,31 @@ class OtelTrace:
         """As 32 hexadecimal digits."""
         return str(api.format_trace_id(self._context.trace_id))
 
-    def end(self, told: RequestEnd) -> None:
-        """Set what is known now, make the spans below, and hand all to the sending thread."""
+    def end(self, request: RequestEnd) -> None:
+        """Set the span's attributes, make its child spans, and queue all of them for sending."""
         if not self._span.is_recording():
             return
-        operation = _operation_of(told.route)
+        operation = _operation_of(request.route)
         self._span.update_name(f"{operation} {self._model_name}")
-        self._span.set_attributes(self._attributes(told, operation))
-        if told.status >= 500:
+        self._span.set_attributes(self._attributes(request, operation))
+        if request.status >= 500:
             self._span.set_status(api.StatusCode.ERROR)
-            self._span.set_attribute("error.type", str(told.status))
+            self._span.set_attribute("error.type", str(request.status))
         own = api.set_span_in_context(self._span, Context())
-        for choice in told.choices[:_CHOICES_MAX]:
-            is_first = choice.index % max(1, told.num_choices) == 0
+        for choice in request.choices[:_CHOICES_MAX]:
+            is_first = choice.index % max(1, request.num_choices) == 0
             phases = None if choice.usage is None else choice.usage.phases
             if is_first and phases is not None:
-                self._tell_prompt(own, choice, phases)
-            self._tell_choice(own, choice)
+                self._add_prompt_spans(own, choice, phases)
+            self._add_decode_span(own, choice)
         self._span.end(self._at(time.perf_counter()))
 
-    def _attributes(self, told: RequestEnd, operation: str) -> Attributes:
-        usages = [choice.usage for choice in told.choices if choice.usage is not None]
+    def _attributes(self, request: RequestEnd, operation: str) -> Attributes:
+        usages = [choice.usage for choice in request.choices if choice.usage is not None]
         prompts = [
             choice.usage
-            for choice in told.choices
-            if choice.usage is not None and choice.index % max(1, told.num_choices) == 0
+            for choice in request.choices
+            if choice.usage is not None and choice.index % max(1, request.num_choices) == 0
         ]
         found: Attributes = {
             "gen_ai.operation.name": operation,
@@ -141,30 +141,30 @@ class OtelTrace:
             "gen_ai.usage.output_tokens": sum(usage.num_output for usage in usages),
             "gen_ai.usage.cache_read.input_tokens": sum(usage.num_cached for usage in prompts),
             "gen_ai.response.finish_reasons": [
-                choice.finish.value for choice in told.choices if choice.finish is not None
+                choice.finish.value for choice in request.choices if choice.finish is not None
             ],
             "http.request.method": "POST",
-            "http.route": told.route,
-            "http.response.status_code": told.status,
+            "http.route": request.route,
+            "http.response.status_code": request.status,
             "octavo.preemptions": sum(usage.preemptions for usage in usages),
         }
-        return found | _wanted(told)
+        return found | _sampling_attributes(request)
 
-    def _tell_prompt(self, own: Context, choice: ChoiceTimes, phases: Phases) -> None:
-        """Queue, transfer from the tier below, and prefill, as far as it came."""
+    def _add_prompt_spans(self, own: Context, choice: ChoiceTimes, phases: Phases) -> None:
+        """Queue, transfer from the offload tier, and prefill, as far as the request got."""
         what: Attributes = {"octavo.choice": choice.index}
         if phases.admitted is not None:
-            self._tell(own, "queue", phases.arrived, phases.admitted, what)
+            self._add(own, "queue", phases.arrived, phases.admitted, what)
         if phases.loading_begun is not None and phases.loaded is not None:
-            self._tell(own, "transfer", phases.loading_begun, phases.loaded, what)
+            self._add(own, "transfer", phases.loading_begun, phases.loaded, what)
         if phases.admitted is not None and phases.first_token is not None and choice.usage is not None:
             what |= {
                 "gen_ai.usage.input_tokens": choice.usage.num_prompt,
                 "gen_ai.usage.cache_read.input_tokens": choice.usage.num_cached,
             }
-            self._tell(own, "prefill", phases.admitted, phases.first_token, what)
+            self._add(own, "prefill", phases.admitted, phases.first_token, what)
 
-    def _tell_choice(self, own: Context, choice: ChoiceTimes) -> None:
+    def _add_decode_span(self, own: Context, choice: ChoiceTimes) -> None:
         """From its first token to its last."""
         if choice.first_token is None or choice.last_token is None or choice.usage is None:
             return
@@ -175,25 +175,25 @@ class OtelTrace:
         }
         if choice.finish is not None:
             what["gen_ai.response.finish_reasons"] = [choice.finish.value]
-        self._tell(own, "decode", choice.first_token, choice.last_token, what)
+        self._add(own, "decode", choice.first_token, choice.last_token, what)
 
-    def _tell(self, own: Context, name: str, begun: float, ended: float, what: Attributes) -> None:
+    def _add(self, own: Context, name: str, begun: float, ended: float, what: Attributes) -> None:
         span = self._tracer.start_span(name, own, attributes=what, start_time=self._at(begun))
         span.end(self._at(ended))
 
     def _at(self, seconds: float) -> int:
-        """A time of `time.perf_counter`, in nanoseconds of the epoch."""
+        """A time of `time.perf_counter` as nanoseconds since the epoch."""
         return self._epoch_ns + int(seconds * 1e9)
 
 
 def _operation_of(route: str) -> str:
-    """In the conventions' words."""
+    """The conventions' name of the operation."""
     return next((name for begin, name in _OPERATIONS if route.startswith(begin)), "chat")
 
 
-def _wanted(told: RequestEnd) -> Attributes:
-    """What the client asked of the sampler."""
-    params = told.params
+def _sampling_attributes(request: RequestEnd) -> Attributes:
+    """The sampling parameters that the client requested."""
+    params = request.params
     if params is None:
         return {}
     given: dict[str, float | None] = {
@@ -204,6 +204,6 @@ def _wanted(told: RequestEnd) -> Attributes:
         "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "gen_ai.request.seed": params.seed,
-        "gen_ai.request.choice.count": told.num_choices if told.num_choices > 1 else None,
+        "gen_ai.request.choice.count": request.num_choices if request.num_choices > 1 else None,
     }
     return {name: value for name, value in given.items() if value is not None}

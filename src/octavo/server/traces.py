@@ -1,10 +1,10 @@
-"""Traces of requests, as the edge knows them: when they begin, what is told at their end, and who takes it.
+"""Traces of requests at the HTTP edge: their beginning, the data of their end, and where they are sent.
 
     request  ├─ queue ──────────────┤├─ prefill ─┤├─ decode ──────┤
                   ├ transfer ┤
 
-Nothing here knows OpenTelemetry: otel.py does, which tracing.py imports where an endpoint is set.
-Prompts, answers and keys are in no span.
+Only otel.py imports OpenTelemetry, and only tracing.py imports otel.py, if an endpoint is set. No span
+contains prompts, answers or keys.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from octavo.errors import ConfigError
 from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
-_TRACES_PATH = "/v1/traces"  # where OTLP over HTTP takes them, unless the endpoint says otherwise
+_TRACES_PATH = "/v1/traces"  # OTLP's default path over HTTP
 _URL_CHARS_MAX = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTimes:
-    """What became of one choice; times are of `time.perf_counter`. None: it did not come so far."""
+    """One choice of a finished request; times are of `time.perf_counter`. None: it did not get that far."""
 
     index: int  # over all prompts
     usage: Usage | None
-    first_token: float | None  # when the edge saw it
+    first_token: float | None  # when the HTTP edge received it
     last_token: float | None
     finish: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """A request that is over. `num_choices` are each prompt's; `params` None: nothing was generated."""
+    """A finished request. `num_choices` is per prompt; `params` is None where nothing was generated."""
 
     route: str
     status: int
@@ -46,36 +46,36 @@ class RequestEnd:
 
 
 class RequestTrace(Protocol):
-    """One request's."""
+    """The trace of one request."""
 
     @property
     def header(self) -> str:
-        """What the answer tells in `traceresponse`: trace, span, and whether it is recorded."""
+        """The value of `traceresponse`: trace, span, and whether it is recorded."""
 
     @property
     def trace_id(self) -> str:
         """As 32 hexadecimal digits."""
 
-    def end(self, told: RequestEnd) -> None:
-        """It is over; what is sent leaves later, on another thread. Never raises, never waits."""
+    def end(self, request: RequestEnd) -> None:
+        """End the trace; another thread sends it. Never raises, never blocks."""
 
 
 class Tracing(Protocol):
-    """Takes the traces of one server."""
+    """The tracer of one server."""
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestTrace:
-        """A request came with these headers, perhaps as part of a caller's trace."""
+        """Begin the trace of a request; its headers may name a caller's trace as parent."""
 
     async def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Flush; gives up after a few seconds."""
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces are sent: the endpoint, with OTLP's path where it names none. Raises ConfigError."""
+    """The URL for traces: the endpoint, with OTLP's default path if it has none. Raises ConfigError."""
     try:
         parts = urlsplit(endpoint)
         is_known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         is_known = False
     if not is_known or len(endpoint) > _URL_CHARS_MAX or not endpoint.isascii() or " " in endpoint:
         raise ConfigError(

@@ -1,5 +1,4 @@
-"""Whether requests are traced: the one door to otel.py, and so to OpenTelemetry, which is imported only where
-an endpoint is set."""
+"""Opens the tracer of an endpoint. The only importer of otel.py, and so of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from octavo.server.traces import Tracing, traces_url
 
 
 def open_tracing(endpoint: str | None, model_name: str) -> Tracing | None:
-    """What takes traces for that endpoint; None: there is none. Raises ConfigError."""
+    """The tracer for that endpoint, or None without one. Raises ConfigError."""
     if endpoint is None:
         return None
     check_tracing(endpoint)
@@ -18,7 +17,7 @@ def open_tracing(endpoint: str | None, model_name: str) -> Tracing | None:
 
 
 def check_tracing(endpoint: str | None) -> None:
-    """Raise ConfigError for an endpoint that is none, or without the packages of the extra `octavo[otel]`."""
+    """Raise ConfigError for an invalid endpoint, or if the packages of `octavo[otel]` are missing."""
     if endpoint is None:
         return
     traces_url(endpoint)

@@ -1,8 +1,8 @@
-"""What vLLM tells too, under vLLM's names, so that dashboards made for it work here: `--metrics-compat vllm`.
+"""Metrics under vLLM's names, so that dashboards made for vLLM work: `--metrics-compat vllm`.
 
-A view: histograms and counts are those that Octavo's own names tell, with Octavo's buckets, read when
-scraped. What has no counterpart here (KV connectors, tokens by iteration) is not told. There are no adapters;
-their family is there all the same, without any, because llm-d counts a scrape without it as failed.
+A view of Octavo's own histograms and counters, with Octavo's buckets, read at each scrape. Metrics without a
+counterpart here (KV connectors, tokens by iteration) are missing. The family of adapters is present but
+empty, because llm-d counts a scrape without it as failed.
 Source of names and labels: vLLM's v1/metrics/loggers.py and its example dashboards.
 """
 
@@ -20,12 +20,12 @@ from octavo.engine.outputs import EngineStats
 _ENGINE = "0"  # vLLM numbers its engines; this is the only one
 _LABELS = ("model_name", "engine")
 _LORA = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
-# How Octavo's reasons are called there; the others keep their names.
+# vLLM's names of Octavo's finish reasons; the others are the same.
 _REASONS = {"cancelled": "abort", "timeout": "abort"}
 
 
 class VllmCollector(Collector):
-    """What the engine counts."""
+    """The engine's metrics."""
 
     def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
         self._stats = stats
@@ -42,7 +42,7 @@ class VllmCollector(Collector):
         for name, text, value in (
             ("num_requests_running", "Sequences that run", float(stats.running)),
             ("num_requests_waiting", "Sequences that wait", float(stats.waiting)),
-            ("num_requests_swapped", "None: they wait, with their blocks below", 0.0),
+            ("num_requests_swapped", "Always 0: preempted requests count as waiting", 0.0),
             ("kv_cache_usage_perc", "Blocks that are held, of all: 0 to 1", usage),
             ("gpu_cache_usage_perc", "The same, by its older name", usage),
         ):
@@ -57,12 +57,12 @@ class VllmCollector(Collector):
             ("prefix_cache_hits", "Prompt tokens taken from the prefix cache", stats.cached_tokens),
             (
                 "spec_decode_num_draft_tokens",
-                "Tokens that were guessed and computed",
+                "Draft tokens that were computed",
                 sum(stats.draft_tokens.values()),
             ),
             (
                 "spec_decode_num_accepted_tokens",
-                "Of them, those that were right",
+                "Draft tokens that were accepted",
                 sum(stats.accepted_draft_tokens.values()),
             ),
         ):
@@ -74,21 +74,21 @@ class VllmCollector(Collector):
         )
         cache.add_metric([str(stats.block_size), str(stats.blocks_total), _ENGINE], 1)
         yield cache
-        adapters = GaugeMetricFamily("vllm:lora_requests_info", "None: there are no adapters", labels=_LORA)
-        adapters.add_metric(["0", "", ""], time.time())  # its value is when it was told
+        adapters = GaugeMetricFamily("vllm:lora_requests_info", "Empty: there are no adapters", labels=_LORA)
+        adapters.add_metric(["0", "", ""], time.time())  # the value is the time of the scrape
         yield adapters
 
 
 class VllmCountsCollector(Collector):
-    """What the edge counts. `sources` are the names of Octavo's families by vLLM's, without its prefix;
-    `counted` tells them."""
+    """The edge's metrics. `sources` maps vLLM's names, without prefix, to Octavo's; `counted` returns the
+    families."""
 
     def __init__(self, sources: Mapping[str, str], counted: Callable[[], Iterable[Metric]]) -> None:
         self._sources = dict(sources)
         self._counted = counted
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, as of the engine's."""
+        """Nothing, for the same reason."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -99,8 +99,8 @@ class VllmCountsCollector(Collector):
 
 
 def _renamed(family: Metric, name: str) -> Metric:
-    """The same samples under another name, with vLLM's labels. Reasons that become one are added up."""
-    told = Metric(name, family.documentation, family.type)
+    """The same samples under another name, with vLLM's labels. Reasons that share a vLLM name are summed."""
+    renamed = Metric(name, family.documentation, family.type)
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:
         suffix = sample.name.removeprefix(family.name)
@@ -114,5 +114,5 @@ def _renamed(family: Metric, name: str) -> Metric:
         key = suffix, tuple(labels.items())
         sums[key] = sums.get(key, 0.0) + sample.value
     for (suffix, pairs), value in sums.items():
-        told.samples.append(Sample(name + suffix, dict(pairs), value))
-    return told
+        renamed.samples.append(Sample(name + suffix, dict(pairs), value))
+    return renamed
