@@ -1,7 +1,7 @@
-"""What the two generating routes take, and how it becomes the engine's own parameters.
+"""The bodies of chat, completion and tokenizer requests, and their conversion to the engine's parameters.
 
-Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. Bounds on values live
-in `SamplerParams`; what depends on the model (the vocabulary) is checked here.
+Names and defaults are OpenAI's; extensions have vLLM's names and meanings. `SamplerParams` checks the bounds
+of values; bounds that depend on the model (the vocabulary) are checked here.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from octavo.server.tool_fields import AnswerBody, ToolsBody
 from octavo.tools.definitions import tools_of
 from octavo.types import ChatOptions
 
-# Bounds on what the engine does not bound itself.
+# Bounds that the engine does not check.
 PROMPTS_MAX = 256
 TEMPLATE_KWARGS_MAX = 64
 
-# Fields of beam search, with the values that mean nothing without it.
-_OF_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
+# Fields of beam search, with the values that are ignored without it.
+_BEAM_FIELDS: Final[Mapping[str, tuple[object, ...]]] = {
     "beam_width": (None,),
     "length_penalty": (None, 1.0),
     "early_stopping": (None, False),
 }
 
-# `SamplerParams` measures; a client knows fields.
+# The client's field for what `SamplerParams` checks under another name.
 _FIELD_OF = {
     "length of a stop string": "stop",
     "length of a bad word": "bad_words",
@@ -54,7 +54,7 @@ _FIELD_OF = {
 
 
 class ModelBounds(Protocol):
-    """What a request is checked against."""
+    """The model's limits that a request is checked against."""
 
     @property
     def context_length(self) -> int:
@@ -69,9 +69,7 @@ class ModelBounds(Protocol):
 
 
 def _at_most(limit: int) -> BeforeValidator:
-    """Refuse a long list or object before its items are looked at: each wrong item would make an error of
-    its own.
-    """
+    """Refuse a long list or object before its items are checked: each wrong item would make an error."""
 
     def check(given: object) -> object:
         if isinstance(given, (list, dict)) and len(given) > limit:
@@ -83,7 +81,7 @@ def _at_most(limit: int) -> BeforeValidator:
 
 @dataclass(frozen=True, slots=True)
 class UsageOptions:
-    """What the chunks of a stream tell of the usage: the whole in a last chunk, the usage so far in each."""
+    """Which chunks of a stream have the usage: a last one, and every one with the usage so far."""
 
     last: bool = False
     every: bool = False
@@ -123,20 +121,20 @@ class OpenAIMessage(Body):
     reasoning: str | None = done("another name of reasoning_content", "V")
 
 
-# Read by `prompts`.
+# Parsed in prompts.py.
 Messages = Annotated[object, ReadAs(Annotated[list[OpenAIMessage], Field(min_length=1)])]
 Prompts = Annotated[object, texts_or_tokens(PROMPTS_MAX)]
 Tokens = Annotated[object, ReadAs(TokenIds)]
 
 
 class ModelBody(Body):
-    """Which model is asked."""
+    """The requested model."""
 
     model: str | None = done("the served model's name; may be left out", "OVLSX")
 
 
 class TermsBody(Body):
-    """On which terms a request runs, and with whom it shares blocks; null means the default."""
+    """Priority, timeouts and cache salt of a request; null means the default."""
 
     cache_salt: str | None = done(
         "1 to 256 characters; joins the tenant's; not with a session or a pin", "VS"
@@ -148,14 +146,14 @@ class TermsBody(Body):
 
     @property
     def engine_priority(self) -> int:
-        """vLLM's `priority` runs lower values earlier; the engine runs higher ones earlier."""
+        """The engine's priority: higher runs earlier, where vLLM's `priority` runs lower values earlier."""
         given = self.priority or 0
         require_range("priority", given, -PRIORITY_MAX, PRIORITY_MAX)
         return -given
 
     @property
     def timeouts(self) -> Timeouts:
-        """How long the client wants to wait."""
+        """The client's timeouts."""
         return Timeouts(self.timeout, self.queue_timeout, self.ttft_timeout)
 
     @property
@@ -170,7 +168,7 @@ class TermsBody(Body):
 
 
 class GenerationBody(ModelBody, FormatBody, TermsBody):
-    """The fields that both routes share; null means the default everywhere."""
+    """The fields that chats and completions share; null means the default."""
 
     n: int | None = done("up to max_seqs, 64 at most", "OVLS")
     stream: bool | None = done("", "OVLS")
@@ -214,16 +212,16 @@ class GenerationBody(ModelBody, FormatBody, TermsBody):
 
     @property
     def num_choices(self) -> int:
-        """`n`, bounded before anything is made of it."""
+        """`n`, checked against its bounds."""
         count = 1 if self.n is None else self.n
         require_range("n", count, 1, CHOICES_MAX)
         return count
 
     @property
     def beams(self) -> BeamParams | None:
-        """The beam search that is asked for. `beam_width` is by default `n`, and at least 2."""
+        """The requested beam search, None without one. `beam_width` defaults to `n`, at least 2."""
         if not self.use_beam_search:
-            for name, harmless in _OF_BEAMS.items():
+            for name, harmless in _BEAM_FIELDS.items():
                 if getattr(self, name) not in harmless:
                     raise InvalidRequest(f"{name} is only allowed with use_beam_search true", param=name)
             return None
@@ -235,7 +233,7 @@ class GenerationBody(ModelBody, FormatBody, TermsBody):
 
     @property
     def usage_options(self) -> UsageOptions:
-        """What the chunks of a stream shall tell."""
+        """The usage that the client wants in a stream."""
         options = self.stream_options or StreamOptions()
         is_wanted = bool(options.include_usage)
         return UsageOptions(is_wanted, is_wanted and bool(options.continuous_usage_stats))
@@ -256,7 +254,7 @@ class ChatOptionsBody(ToolsBody):
 
     @property
     def chat_options(self) -> ChatOptions:
-        """As the template is told. Raises InvalidRequest for options that contradict each other."""
+        """The template's options. Raises InvalidRequest if they contradict each other."""
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt are both true; allowed: one of them (a "
@@ -311,7 +309,7 @@ class CompletionBody(GenerationBody, json_schema_extra={"required": ["prompt"]})
 
 
 def check_stream_options(body: GenerationBody) -> None:
-    """Raise InvalidRequest for combinations that mean nothing."""
+    """Raise InvalidRequest for fields that need, or exclude, `stream`."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
@@ -319,7 +317,7 @@ def check_stream_options(body: GenerationBody) -> None:
 
 
 def check_options(body: ChatOptionsBody) -> None:
-    """Raise InvalidRequest for options that no template is given."""
+    """Raise InvalidRequest for template options that are too long or contradict each other."""
     size = len(json.dumps(body.chat_options.template_kwargs, ensure_ascii=False))
     if size > TEMPLATE_KWARGS_CHARS_MAX:
         raise InvalidRequest(
@@ -336,9 +334,9 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplerParams:
-    """The engine's parameters; raises InvalidRequest that names the client's field."""
+    """The engine's parameters. Raises InvalidRequest, which names the client's field."""
     vocab_size = model.vocab_size
-    beams, is_greedy = body.beams, body.top_p == 0  # of which the likeliest token alone is left
+    beams, is_greedy = body.beams, body.top_p == 0  # top_p 0 keeps only the likeliest token
     try:
         return SamplerParams(
             max_tokens=max_tokens,
@@ -385,7 +383,7 @@ def _or(given: float | None, default: float) -> float:
 
 
 def _repetition_penalty(body: GenerationBody) -> float | None:
-    """By either name."""
+    """The penalty under either name."""
     ours, theirs = body.repetition_penalty, body.repeat_penalty
     if ours is not None and theirs is not None and ours != theirs:
         raise InvalidRequest(
@@ -406,7 +404,7 @@ def _allowed_tokens(given: list[int] | None, vocab_size: int) -> tuple[int, ...]
 
 
 def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """JSON object keys are strings; each must be a token id in decimal."""
+    """Pairs of token id and bias; a JSON object's keys are strings, here decimal token ids."""
     pairs = []
     for key, bias in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
@@ -419,7 +417,7 @@ def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int,
 
 
 def _stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
-    """OpenAI takes one string or a list; an empty string, which would stop everything, means none."""
+    """One string or a list; an empty string, which would stop every answer, is dropped."""
     listed = [given] if isinstance(given, str) else given or []
     return tuple(text for text in listed if text)
 

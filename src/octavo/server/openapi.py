@@ -1,4 +1,4 @@
-"""The server's description of itself, made from the table of routes: /openapi.json, and /docs as HTML."""
+"""The API's description, generated from the table of routes: /openapi.json, and /docs as HTML."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ERRORS: JsonObject = {
 
 
 def describe(routes: Sequence[Route]) -> JsonObject:
-    """OpenAPI 3.1 of the routes."""
+    """The routes as an OpenAPI 3.1 document."""
     _, bodies = models_json_schema(
         [(route.body, "validation") for route in routes if route.body is not None], ref_template=_REF
     )
@@ -92,7 +92,7 @@ def _answer(route: Route, status: int) -> JsonObject:
 
 
 def render_docs(routes: Sequence[Route]) -> bytes:
-    """One page that needs nothing but itself."""
+    """The routes as one self-contained HTML page."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Octavo: routes</title><style>",
         "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}",

@@ -1,6 +1,6 @@
-"""The fields by which a client says what its output must follow, in every dialect, and the grammar they mean.
+"""The fields of every dialect that constrain the output, and the grammar they stand for.
 
-At most one of them may ask for something.
+A request may have one constraint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from octavo.server.field_list import Body, done
 
 
 class FormatBody(Body):
-    """What the output must follow, as it was asked for."""
+    """The constraints of the output, as the client gave them."""
 
     response_format: object = done("text, json_object, json_schema; llama-server's `schema` too", "OVLS")
     structured_outputs: object = done("one of json, json_object, regex, choice, grammar", "V")
@@ -28,7 +28,7 @@ class FormatBody(Body):
 
     @property
     def output_grammar(self) -> Grammar | None:
-        """The grammar that is asked for; None: any text. Raises InvalidRequest."""
+        """The requested grammar; None: any text. Raises InvalidRequest."""
         found: dict[str, Grammar] = {}
         for name, read in _READERS.items():
             given = getattr(self, name)
@@ -67,12 +67,9 @@ def _response_format(given: object, name: str) -> Grammar | None:
 def _structured_outputs(given: object, name: str) -> Grammar | None:
     if not isinstance(given, Mapping):
         raise wrong_value(name, given, "an object")
-    for unbuilt in ("structural_tag", "whitespace_pattern"):
-        if given.get(unbuilt) is not None:
-            raise unsupported(
-                f"{name}.{unbuilt} is not supported by this server",
-                f"{name}.{unbuilt}",
-            )
+    for missing in ("structural_tag", "whitespace_pattern"):
+        if given.get(missing) is not None:
+            raise unsupported(f"{name}.{missing} is not supported by this server", f"{name}.{missing}")
     found = [
         read(given[key], f"{name}.{key}")
         for key, read in _OF_STRUCTURED.items()

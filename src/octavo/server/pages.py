@@ -1,12 +1,12 @@
-"""Which web pages may ask, by the Origin header that their browser sends.
+"""Which web pages may send requests, by the Origin header of their browser.
 
     the server's own pages        the same scheme, host and port
     pages that the operator named (--allowed-origin)
-    pages of this machine         without keys and on loopback: http://localhost:*, app://, tauri:// and
-                                  vscode-webview://, as Ollama lets them in; for routes of inference alone
+    local pages                   without keys and on loopback: http://localhost:*, app://, tauri:// and
+                                  vscode-webview://, as in Ollama; for inference routes only
 
-A page of this machine must have asked by a preflight: what a browser sends without one (a form, text/plain)
-is refused. `Origin: null` is no page's name.
+A local page needs a preflight: requests that browsers send without one (a form, text/plain) are refused.
+`Origin: null` matches no page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCAL_PAGES: Final = (
     r"https?://(?:(?:[a-z0-9-]+\.)?localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?"
     r"|(?:app|tauri|vscode-webview|vscode-file)://[A-Za-z0-9._-]{1,200}"
 )
-CONTAINERS_HOST: Final = "host.docker.internal"  # this machine, for a container on it
+CONTAINERS_HOST: Final = "host.docker.internal"  # a container's name for its host
 _LOCAL_PAGE = re.compile(LOCAL_PAGES)
 _INFERENCE: Final = frozenset(
     {
@@ -39,36 +39,35 @@ _PORTS: Final = {"http": "80", "https": "443"}
 
 
 class Pages:
-    """The pages that may ask one server."""
+    """The pages that may send requests to one server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._named = frozenset(origin.lower() for origin in settings.allowed_origins)
         self._behind_proxies = frozenset(hostname(name) or "" for name in settings.allowed_hosts)
         has_keys = bool(settings.keys) or settings.roster is not None
-        self._lets_local_in = not has_keys and is_loopback(settings.host)
+        self._allows_local = not has_keys and is_loopback(settings.host)
 
-    def lets_local_in(self, method: str, path: str) -> bool:
-        """Whether pages of this machine may ask for that."""
-        return self._lets_local_in and (method, path) in _INFERENCE
+    def allows_local(self, method: str, path: str) -> bool:
+        """Whether local pages may use this route."""
+        return self._allows_local and (method, path) in _INFERENCE
 
-    def may_ask(self, origin: str, scope: Scope, method: str) -> bool:
-        """Whether the page may ask for the scope's path by this method, after a preflight."""
+    def allows(self, origin: str, scope: Scope, method: str) -> bool:
+        """Whether the page may send this method to the scope's path, after a preflight."""
         if origin.lower() in self._named or "*" in self._named:
             return True
-        if self.lets_local_in(method, scope["path"]) and _LOCAL_PAGE.fullmatch(origin):
+        if self.allows_local(method, scope["path"]) and _LOCAL_PAGE.fullmatch(origin):
             return True
         return self._is_own(origin, scope)
 
-    def may_send(self, origin: str, scope: Scope) -> bool:
-        """Whether this very request of the page may be answered."""
-        if not self.may_ask(origin, scope, scope["method"]):
+    def allows_request(self, origin: str, scope: Scope) -> bool:
+        """Whether this request of the page may be answered."""
+        if not self.allows(origin, scope, scope["method"]):
             return False
         is_trusted = origin.lower() in self._named or "*" in self._named or self._is_own(origin, scope)
         return is_trusted or scope["method"] == "GET" or _is_json(Headers(scope=scope))
 
     def _is_own(self, origin: str, scope: Scope) -> bool:
-        """Whether the page is the server's own. Behind a proxy that speaks TLS, the host is named by
-        --allowed-host."""
+        """Whether the page is the server's own. Behind a TLS proxy, the host must be an --allowed-host."""
         page_scheme, _, page = origin.lower().partition("://")
         host, scheme = Headers(scope=scope).get("host", "").lower(), str(scope.get("scheme", "http"))
         if page_scheme not in _PORTS or hostname(page) is None:
@@ -83,5 +82,5 @@ def _with_port(host: str, scheme: str) -> str:
 
 
 def _is_json(headers: Headers) -> bool:
-    """Whether a browser sends this only after a preflight."""
+    """Whether browsers send this content type only after a preflight."""
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"

@@ -1,6 +1,8 @@
-"""Preflights of browsers, and the headers by which a page may read an answer: Starlette's middleware, once
-for pages that the operator named, once with those of this machine. A preflight that is refused is logged with
-the flag that would let the page in."""
+"""CORS: answers to browsers' preflights, and the headers that let a page read an answer.
+
+Uses Starlette's middleware twice: for the pages that the operator named, and for these and local pages. A
+refused preflight is logged with the flag that would allow it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _log = logging.getLogger("octavo.server")
 
 
 class Preflights:
-    """ASGI middleware around what guards the routes."""
+    """ASGI middleware around the guard."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, methods: list[str], exposed: list[str]
@@ -45,17 +47,17 @@ class Preflights:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin, wanted = headers.get("origin"), headers.get("access-control-request-method")
-        is_preflight = scope["method"] == "OPTIONS" and wanted is not None
+        origin, requested = headers.get("origin"), headers.get("access-control-request-method")
+        is_preflight = scope["method"] == "OPTIONS" and requested is not None
         if origin is None:
             await self._app(scope, receive, send)
             return
-        method = wanted if is_preflight and wanted is not None else scope["method"]
-        if is_preflight and not self._pages.may_ask(origin, scope, method):
+        method = requested if is_preflight and requested is not None else scope["method"]
+        if is_preflight and not self._pages.allows(origin, scope, method):
             await self._refuse(origin, method, scope, receive, send)
             return
-        answers = self._local if self._pages.lets_local_in(method, scope["path"]) else self._named
-        await answers(scope, receive, send)
+        cors = self._local if self._pages.allows_local(method, scope["path"]) else self._named
+        await cors(scope, receive, send)
 
     async def _refuse(self, origin: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("an unknown address", 0)
@@ -63,7 +65,7 @@ class Preflights:
             repr(origin[:100]) if origin != "null" else "URL, of a page with a name"
         )
         _log.warning(
-            "refused: %s asks for %s %s from the page %r: foreign_host; %s lets it in",
+            "refused: %s to %s %s from the page %r: foreign_host; %s would allow it",
             client[0],
             method[:10],
             scope["path"][:100],

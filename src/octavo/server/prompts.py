@@ -1,4 +1,4 @@
-"""The inputs of a request, `messages` or `prompt`, in all the forms that OpenAI allows."""
+"""Parses the inputs of a request, `messages` or `prompt`, in all the forms that OpenAI allows."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from octavo.types import ChatOptions
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a completion: its token ids, and its text where the client gave text."""
+    """One prompt of a completion: its token ids, and its text if the client sent text."""
 
     tokens: tuple[int, ...]
     text: str | None
 
 
 def chat_messages(raw: object, context_length: int) -> list[ChatMessage]:
-    """The messages of a chat, reduced to text; raises InvalidRequest that names the message."""
+    """The messages of a chat, reduced to text. Raises InvalidRequest, which names the message."""
     if not isinstance(raw, list) or not raw:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
-    if len(raw) > context_length:  # each takes a token at least
+    if len(raw) > context_length:  # each has at least one token
         raise too_long(f"{len(raw):,} messages", "messages", context_length)
     return [_message(item, f"messages[{index}]") for index, item in enumerate(raw)]
 
 
 def chat_options(request: Request, body: ChatOptionsBody) -> ChatOptions:
-    """How the messages become a prompt. Raises HttpRefusal where a tenant asks for what is an operator's."""
+    """The chat template's options. Raises HttpRefusal if a tenant sets an option of operators."""
     options = body.chat_options
     if options.allow_control_tokens and not is_operator(request):
         raise HttpRefusal(
@@ -57,18 +57,17 @@ def chat_options(request: Request, body: ChatOptionsBody) -> ChatOptions:
 
 
 async def encode_prompts(raw: object, model: EngineClient, tenant: str, suffix: str = "") -> list[Prompt]:
-    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them; with a
-    `suffix`, that the model fills in what is missing before it.
+    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them. With a
+    `suffix` they are fill-in-the-middle prompts.
 
-    Nothing is encoded before all token ids are known to be right, and no text before all texts are known to
-    be short enough.
+    Checks all token ids, and the length of all texts, before it encodes anything.
     """
     given = _checked(raw, model.context_length)
     ids = {}
     for place, item in enumerate(given):
         if isinstance(item, list):
             ids[place] = token_ids(item, "prompt", model)
-            await asyncio.sleep(0)  # a body may hold millions: others' streams go on between prompts
+            await asyncio.sleep(0)  # a body may hold millions of ids: lets other streams run
     texts = [item for item in given if isinstance(item, str)]
     if suffix:
         return await _infill_prompts(given, ids, model, tenant, suffix)
@@ -86,7 +85,7 @@ async def _infill_prompts(
     tenant: str,
     suffix: str,
 ) -> list[Prompt]:
-    """The prompts with what follows behind the answer, between the model's own tokens for it."""
+    """The prompts and the suffix between the model's fill-in-the-middle tokens."""
     infill = model.answers.infill
     if infill is None:
         raise InvalidRequest(
@@ -108,14 +107,14 @@ async def _infill_prompts(
 
 
 def check_prompts(raw: object, model: ModelBounds) -> None:
-    """Raise InvalidRequest for prompts that cannot be encoded, whatever their texts are."""
+    """Raise InvalidRequest for prompts that are wrong before any text is encoded."""
     for item in _checked(raw, model.context_length):
         if isinstance(item, list):
             token_ids(item, "prompt", model)
 
 
 def _checked(raw: object, context_length: int) -> list[object]:
-    """The prompts, each of a right form and not too long in tokens."""
+    """The prompts, each of a valid form and within the context."""
     given = _listed(raw)
     for item in given:
         _check_form(item, context_length)
@@ -148,12 +147,12 @@ def _check_count(given: list[object], param: str, context_length: int) -> None:
 
 
 def token_ids(given: list[object], param: str, model: ModelBounds) -> tuple[int, ...]:
-    """A client's token ids: no more than the context, and all in the vocabulary. Raises InvalidRequest.
+    """A client's token ids, checked against context and vocabulary. Raises InvalidRequest.
 
-    O(n), without a Python loop where all is well.
+    O(n), without a Python loop if all are integers.
     """
     _check_count(given, param, model.context_length)
-    if not set(map(type, given)) <= {int}:  # a bool is no id
+    if not set(map(type, given)) <= {int}:  # excludes bool
         raise InvalidRequest(f"{param} is wrong: token ids must be integers", param=param)
     ids = cast("list[int]", given)
     if ids:
@@ -163,7 +162,7 @@ def token_ids(given: list[object], param: str, model: ModelBounds) -> tuple[int,
 
 
 def too_long(given: str, param: str, context_length: int) -> RequestTooLarge:
-    """The refusal of what no context holds; clients look for these words, to ask a larger model instead."""
+    """The refusal of a prompt beyond the context. Clients match its wording to choose another model."""
     return RequestTooLarge(
         f"{given}; this model's maximum context length is {context_length:,} tokens",
         param=param,

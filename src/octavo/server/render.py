@@ -1,8 +1,8 @@
-"""POST /v1/completions/render and /v1/chat/completions/render: what the engine would get of a request, in
-the shape of vLLM's routes of these names. Routers ask them for the tokens of a prompt.
+"""POST /v1/completions/render and /v1/chat/completions/render: the request as the engine would get it, in the
+format of vLLM's routes of these names. Routers use them to get the tokens of a prompt.
 
-The body takes the very path of the route that it is meant for, up to the point where that submits it, so both
-have the same tokens, bounds and errors. What only an engine knows is not checked: its pool, quotas and queue.
+The body runs through the code of the generating route up to submission, so that tokens, bounds and errors
+are the same. Limits of a running engine (pool, quotas, queue) are not checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from octavo.server.tokenize import json_array
 from octavo.types import ChatMessage
 from octavo.types import Request as EngineRequest
 
-# What vLLM calls a parameter of ours, where its default is the same. It leaves out what has its default.
-_SAME: Mapping[str, str] = {
+# vLLM's names of parameters with the same default. vLLM omits parameters with their default.
+_VLLM_NAMES: Mapping[str, str] = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "repetition_penalty": "repetition_penalty",
@@ -53,7 +53,7 @@ _SAME: Mapping[str, str] = {
     "allowed_token_ids": "allowed_token_ids",
 }
 _DEFAULTS = SamplerParams()
-_STRUCTURED: Mapping[GrammarKind, str] = {
+_VLLM_GRAMMARS: Mapping[GrammarKind, str] = {
     GrammarKind.JSON_SCHEMA: "json",
     GrammarKind.REGEX: "regex",
     GrammarKind.LARK: "grammar",
@@ -67,20 +67,20 @@ async def render_completions(edge: Edge, request: Request) -> Response:
     body, wanted = prepared.body, prepared.wanted
     _refuse_beams(body)
     prompts = [prompt.tokens for prompt in prepared.prompts]
-    async with held_grammar(edge, request, wanted.params, wanted.tenant):  # compiled as to generate
+    async with held_grammar(edge, request, wanted.params, wanted.tenant):  # compiled as for generation
         for prompt in prompts:
             edge.model.checked(replace(wanted, prompt=prompt))
     name, pieces = f"cmpl-{request.scope[REQUEST_ID_KEY]}", []
     for index, prompt in enumerate(prompts):
         sampling = _sampling(edge, body, wanted, len(prompt), max_tokens=0 if prepared.scores_only else None)
         request_id = name if len(prompts) == 1 else f"{name}-{index}"
-        pieces.append(await _object(edge, request_id, prompt, body, wanted, sampling, _NO_CHAT))
+        pieces.append(await _encode(edge, request_id, prompt, body, wanted, sampling, _NO_CHAT))
     return Response(b"[" + b",".join(pieces) + b"]", media_type="application/json")
 
 
 async def render_chat(edge: Edge, request: Request) -> Response:
     """POST /v1/chat/completions/render: one object. Raises as `chat_completions`, and InvalidRequest for a
-    turn of a session, whose prompt depends on what was said."""
+    turn of a session, whose prompt depends on earlier turns."""
     body = read_chat_body(await read_json(edge, request))
     messages = chat_messages(body.messages, edge.model.context_length)
     if session_of(request, body) is not None:
@@ -93,8 +93,8 @@ async def render_chat(edge: Edge, request: Request) -> Response:
         edge.model.checked(replace(wanted, prompt=prompt))
     sampling = _sampling(edge, body, wanted, len(prompt))
     request_id = f"chatcmpl-{request.scope[REQUEST_ID_KEY]}"
-    of_chat = _of_chat(edge, body, chat, messages, prompt)
-    whole = await _object(edge, request_id, prompt, body, wanted, sampling, of_chat)
+    chat_fields = _chat_fields(edge, body, chat, messages, prompt)
+    whole = await _encode(edge, request_id, prompt, body, wanted, sampling, chat_fields)
     return Response(whole, media_type="application/json")
 
 
@@ -109,13 +109,12 @@ def _refuse_beams(body: GenerationBody) -> None:
 def _sampling(
     edge: Edge, body: GenerationBody, wanted: EngineRequest, num_prompt: int, max_tokens: int | None = None
 ) -> JsonObject:
-    """vLLM's SamplingParams, without what has its default. `max_tokens`, as far as the context has room, is
-    always there."""
-    params, left = wanted.params, edge.model.context_length - num_prompt
-    most = left if params.max_tokens is None else min(left, params.max_tokens)
+    """vLLM's SamplingParams without defaults, but always with `max_tokens`, limited by the context."""
+    params, room = wanted.params, edge.model.context_length - num_prompt
+    limit = room if params.max_tokens is None else min(room, params.max_tokens)
     found: JsonObject = {} if wanted.n == 1 else {"n": wanted.n}
-    found["max_tokens"] = most if max_tokens is None else max_tokens
-    for ours, theirs in _SAME.items():
+    found["max_tokens"] = limit if max_tokens is None else max_tokens
+    for ours, theirs in _VLLM_NAMES.items():
         value = getattr(params, ours)
         if value != getattr(_DEFAULTS, ours):
             found[theirs] = value
@@ -129,16 +128,16 @@ def _sampling(
 
 def _structured(grammar: Grammar) -> JsonObject:
     is_json = grammar.kind is GrammarKind.JSON_SCHEMA
-    return {_STRUCTURED[grammar.kind]: json.loads(grammar.text) if is_json else grammar.text}
+    return {_VLLM_GRAMMARS[grammar.kind]: json.loads(grammar.text) if is_json else grammar.text}
 
 
 _NO_CHAT: JsonObject = {"reasoning_ended": None, "reasoning_parser_kwargs": None, "parse_context": None}
 
 
-def _of_chat(
+def _chat_fields(
     edge: Edge, body: ChatBody, chat: PreparedChat, messages: Sequence[ChatMessage], prompt: Sequence[int]
 ) -> JsonObject:
-    """What reads the answer must know."""
+    """The fields that a parser of the answer needs."""
     answers, kwargs = edge.model.answers, dict(chat.options.template_kwargs)
     thinks = answers.thinking_format is not None
     tools = list(chat.options.tools) or None
@@ -156,17 +155,17 @@ def _of_chat(
     }
 
 
-async def _object(
+async def _encode(
     edge: Edge,
     request_id: str,
     prompt: Sequence[int],
     body: ChatBody | CompletionBody,
     wanted: EngineRequest,
     sampling: JsonObject,
-    of_chat: JsonObject,
+    chat_fields: JsonObject,
 ) -> bytes:
-    """All of vLLM's keys, null where there is nothing to say. The tokens are written in pieces, between which
-    others' streams go on."""
+    """All of vLLM's keys, null if unused. The tokens are written in pieces, so that other streams run in
+    between."""
     options = body.stream_options
     rest: JsonObject = {
         "token_offsets": None,
@@ -174,7 +173,7 @@ async def _object(
         "content_parts": None,
         "sampling_params": sampling,
         "model": edge.model.name,
-        **of_chat,
+        **chat_fields,
         "return_token_ids": body.return_token_ids,
         "output_mode": "tokens",
         "stream": bool(body.stream),

@@ -1,8 +1,8 @@
-"""What a server knows that is one replica of a cluster, and the key that its requests must bring.
+"""A replica of a cluster: its key, its slot, its name, and its slot's folder on disk.
 
-The key comes over a socket that the process inherits, and is in no argument, variable, file or log. Behind it
-lies everything: Host, Origin and TLS are the business of what passes requests on. A slot's folder on disk has
-one process at a time, whose lock ends with it.
+The key arrives over an inherited socket, and is in no argument, variable, file or log. It opens all routes:
+the relay handles Host, Origin and TLS. One process at a time uses a slot's folder, under a lock that ends
+with the process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
-    """Raises ConfigError. `slot`: ids name it; `disk`: the folder that its slot has, which no other process
-    may use."""
+    """Raises ConfigError. `slot` is part of the ids that the replica makes; `disk` is the slot's folder, for
+    this process alone."""
 
     key: str = field(repr=False)
     slot: int
@@ -51,23 +51,23 @@ class ReplicaIdentity:
 
     @property
     def headers(self) -> dict[str, str]:
-        """That every request to it needs."""
+        """The headers that every request to it needs."""
         return {KEY_HEADER: self.key}
 
     @property
     def start(self) -> ReplicaStart:
-        """What its engine must know."""
+        """The part of it that the engine gets."""
         return ReplicaStart(self.slot, self.name)
 
     def to_line(self) -> bytes:
-        """As `of_line` reads it."""
+        """The line that `of_line` parses."""
         disk = None if self.disk is None else str(self.disk)
         fields = {"key": self.key, "slot": self.slot, "name": self.name, "disk": disk}
         return msgspec.json.encode(fields) + b"\n"
 
     @classmethod
     def of_line(cls, line: bytes) -> ReplicaIdentity:
-        """Raises ConfigError, whose text has nothing of the line."""
+        """Parse a line. Raises ConfigError, whose text does not quote the line: it has the key."""
         try:
             return msgspec.convert(msgspec.json.decode(line), cls, dec_hook=lambda kind, value: kind(value))
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
@@ -78,9 +78,11 @@ class ReplicaIdentity:
 
 @contextlib.contextmanager
 def claimed_slot(replica: ReplicaIdentity, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder of its slot, where it has one, until the end of the block. While another process has
-    it, such as a replica that still drains, this waits, and `progress` gets that. Raises ConfigError where
-    the folder cannot be used."""
+    """Lock the folder of its slot, if it has one, until the end of the block.
+
+    While another process has the lock, such as a replica that still drains, it waits, and reports that to
+    `progress`. Raises ConfigError if the folder cannot be used.
+    """
     if replica.disk is None:
         yield
         return

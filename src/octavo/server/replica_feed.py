@@ -1,7 +1,7 @@
-"""GET /replica/feed: what routers learn of a replica, in frames of `octavo.routing.reports`.
+"""GET /replica/feed: a replica's blocks and load for routers, in frames of `octavo.routing.reports`.
 
-It is there only in a replica of a cluster, and the cluster's key alone opens it. It ends with the engine, and
-where its reader is cut off because it does not read.
+Only replicas of a cluster have it, and it needs the cluster's key. It ends with the engine, or when its
+reader is cut off for not reading.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from octavo.server.generation import Edge
 from octavo.server.sse import EventStream
 from octavo.serving.replica_feed import Feed
 
-BUSY_S, IDLE_S = 0.1, 1.0  # between two reports of the load, where something runs and where nothing does
-_GATHER_S = 0.02  # changes of the steps within this time are sent together
+BUSY_S, IDLE_S = 0.1, 1.0  # between two reports of the load, with and without requests
+_GATHER_S = 0.02  # changes of steps within this time are sent together
 _MEDIA_TYPE = "application/octet-stream"
 
 
@@ -36,7 +36,7 @@ async def replica_feed(edge: Edge, request: Request) -> Response:
 
 
 async def _frames(edge: Edge, feed: Feed) -> AsyncGenerator[bytes, None]:
-    """Who it is, then its frames, and the load between them. While a step takes long, the last load again."""
+    """The hello, then its frames and, in between, its load; the last load again while a step takes long."""
     yield encode_frame(feed.hello)
     clock, reader = asyncio.get_running_loop().time, feed.open()
     reading = asyncio.wrap_future(reader.read())

@@ -1,4 +1,4 @@
-"""One route: what exists, who may call it, what it takes and how it can answer."""
+"""One route: method and path, access, body, and statuses."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ Check = Callable[[JsonObject, ModelBounds], object]
 
 
 class Access(enum.Enum):
-    """Whose key opens a route."""
+    """The key that a route needs."""
 
-    OPEN = "open"  # nobody's is needed
-    TENANT = "tenant"  # any known one
-    OPERATOR = "operator"  # an operator's, or any where there are no tenants
+    OPEN = "open"  # none
+    TENANT = "tenant"  # any known key
+    OPERATOR = "operator"  # an operator's, or any if there are no tenants
 
 
 class Spread(enum.Enum):
-    """Where a cluster's relay sends a route's requests. A server alone answers all of them itself."""
+    """Where a cluster's relay sends the requests of a route. A single server answers all of them."""
 
-    PREFIX = "prefix"  # where most of the prompt is cached and the wait is short
-    LOAD = "load"  # where the wait is short
-    ID = "id"  # to the slot that the path's id names
-    ALL = "all"  # to every replica, and their answers are merged; to one with ?replica=
+    PREFIX = "prefix"  # to the replica with most of the prompt cached and a short wait
+    LOAD = "load"  # to the replica with the shortest wait
+    ID = "id"  # to the slot in the path's id
+    ALL = "all"  # to every replica, merging their answers; to one with ?replica=
     REPLICA = "replica"  # to the one of ?replica=; a GET without it to that of the lowest slot
-    RELAY = "relay"  # the relay answers itself
+    RELAY = "relay"  # to none: the relay answers
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. `errors` are statuses beyond those that its access and body bring.
+    """One method of one path. `errors` are statuses in addition to those of its access and body.
 
-    A process checks large bodies with `check`, which raises what the handler would of the body alone; without
-    it they are validated as `body`. `more_fields` are those that the handler reads and `body` has not.
+    A separate process checks large bodies with `check`, which raises what the handler would raise for the
+    body alone; without it they are validated as `body`. The handler reads `more_fields` in addition to it.
     """
 
     method: str
@@ -59,23 +59,23 @@ class Route:
     success: int = 200
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()
-    streams: bool = False  # with "stream": true it answers in a stream
+    streams: bool = False  # answers with a stream for "stream": true
     stream_type: str = "text/event-stream"
 
     @property
     def template(self) -> str:
-        """The path with its parameters in braces, as OpenAPI writes it."""
+        """The path as OpenAPI writes it, with parameters in braces."""
         return re.sub(r":path\}", "}", self.path)
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields of a body that the handler reads; it ignores others."""
+        """The fields of a body that the handler reads."""
         own = () if self.body is None else self.body.model_fields
         return frozenset((*own, *self.more_fields))
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """Every status that it can answer with."""
+        """Every status of its answers."""
         found = {self.success, *self.errors}
         if self.access is not Access.OPEN:
             found |= {400, 401, 403}

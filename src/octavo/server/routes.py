@@ -1,7 +1,7 @@
-"""The one table of routes: what exists, who may call it, what it takes and how it can answer.
+"""The table of all routes: access, bodies and statuses.
 
-The application, the guard, the metrics' labels, /openapi.json and /docs are all made from it; what is not in
-it does not exist, and whom it does not name is not let in.
+The application, the guard, the metrics' labels, /openapi.json and /docs are generated from it. Paths that are
+not in it do not exist, and tenants may call only the routes marked for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from octavo.server.watch import watch_pool
 
 _OPEN, _TENANT, _OPERATOR = Access.OPEN, Access.TENANT, Access.OPERATOR
 _GENERATES = (404, 409, 429, 500, 503)
-_ASKS = (503,)  # the engine's thread, between two steps
+_ASKS = (503,)  # answered by the engine's thread between two steps
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -37,7 +37,7 @@ ROUTES: tuple[Route, ...] = (
         "/",
         ui.front,
         _OPEN,
-        "That it runs, in Ollama's words; sends browsers to the live map",
+        "Ollama's status text; redirects browsers to the live map",
         Spread.RELAY,
         content_type="text/plain",
         errors=(307,),
@@ -65,7 +65,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/ping", about.health, _OPEN, "The same", Spread.RELAY, errors=_ASKS),
     Route("GET", "/version", about.version, _TENANT, "Octavo's version", Spread.RELAY),
     Route("GET", "/openapi.json", about.openapi, _TENANT, "This description", Spread.RELAY),
-    Route("GET", "/docs", about.docs, _TENANT, "The same for people", Spread.RELAY, content_type="text/html"),
+    Route("GET", "/docs", about.docs, _TENANT, "The same as HTML", Spread.RELAY, content_type="text/html"),
     Route(
         "GET",
         "/metrics",
@@ -80,7 +80,7 @@ ROUTES: tuple[Route, ...] = (
         "/kv_event_sources",
         about.kv_event_sources,
         _OPERATOR,
-        "Where KV events are sent, by rank; {} while none are",
+        "Where KV events are sent, by rank; {} if none are",
         Spread.ALL,
     ),
     Route("GET", "/v1/models", about.list_models, _TENANT, "The served model, as a list", Spread.LOAD),
@@ -122,7 +122,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/chat/completions/render",
         render_chat,
         _TENANT,
-        "What the engine would get of a chat: tokens and sampling, in vLLM's words",
+        "Render a chat: its tokens and sampling parameters, in vLLM's format",
         Spread.RELAY,
         body=ChatBody,
         check=check_chat_body,
@@ -177,7 +177,7 @@ ROUTES: tuple[Route, ...] = (
         "/tokenizer_info",
         tokenizer_info,
         _TENANT,
-        "What a client must know of the tokenizer",
+        "The tokenizer's configuration",
         Spread.RELAY,
     ),
     Route(
@@ -185,7 +185,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/kv",
         kv.show_kv,
         _TENANT,
-        "Blocks by state and holder, pins, what happened",
+        "Blocks by state and holder, pins, events",
         Spread.REPLICA,
         errors=_ASKS,
     ),
@@ -194,7 +194,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/kv",
         kv.resize_pool,
         _OPERATOR,
-        "Let the pool grow or shrink",
+        "Resize the pool, or set the latency target",
         Spread.REPLICA,
         body=kv.ResizeBody,
         errors=(409, 503),
@@ -230,7 +230,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/kv/pins/{name}",
         kv.renew_pin,
         _TENANT,
-        "Let a pin last longer",
+        "Extend a pin",
         Spread.ALL,
         body=kv.RenewBody,
         query=("tenant",),
@@ -241,7 +241,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/kv/pins/{name}",
         kv.delete_pin,
         _TENANT,
-        "Let a pin go",
+        "Delete a pin",
         Spread.ALL,
         query=("tenant",),
         errors=(404, 503),
@@ -261,7 +261,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/sessions",
         sessions.create_session,
         _TENANT,
-        "Make a session in which nothing was said",
+        "Create an empty session",
         Spread.LOAD,
         body=sessions.SessionBody,
         success=201,
@@ -282,7 +282,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/sessions/{session_id}",
         sessions.delete_session,
         _TENANT,
-        "Forget a session",
+        "Delete a session",
         Spread.ID,
         query=("tenant",),
         errors=(404, 500, 503),
@@ -292,7 +292,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/sessions/{session_id}/fork",
         sessions.fork_session,
         _TENANT,
-        "Make a session that goes on from one of its turns",
+        "Create a session that continues from one of its turns",
         Spread.ID,
         body=sessions.ForkBody,
         query=("tenant",),
@@ -314,7 +314,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/sessions/{session_id}/resume",
         sessions.resume_session,
         _TENANT,
-        "Bring a session's blocks back",
+        "Load a suspended session's blocks",
         Spread.ID,
         query=("tenant",),
         errors=(404, 409, 429, 500, 503),
@@ -342,7 +342,7 @@ ROUTES: tuple[Route, ...] = (
     *OLLAMA_ROUTES,
 )
 
-# What a cluster's relay has.
+# The routes of a cluster's relay.
 CLUSTER_ROUTES: tuple[Route, ...] = (
     *ROUTES,
     Route(
@@ -350,12 +350,12 @@ CLUSTER_ROUTES: tuple[Route, ...] = (
         "/cluster",
         about.show_cluster,
         _OPERATOR,
-        "The replicas of a cluster: state, load, and how requests were shared out",
+        "The replicas of a cluster: state, load, and how requests were distributed",
         Spread.RELAY,
     ),
 )
 
-# What a server without an engine has.
+# The routes of a server without an engine.
 RENDER_ROUTES = tuple(
     route
     for route in ROUTES
@@ -366,14 +366,14 @@ RENDER_ROUTES = tuple(
     )
 )
 
-# What a replica of a cluster has in addition, for routers. All its routes want the cluster's key.
+# Additional routes of a replica, for routers. All of a replica's routes need the cluster's key.
 REPLICA_ROUTES = (
     Route(
         "GET",
         "/replica/feed",
         replica_feed,
         _OPEN,
-        "What routers learn of a replica: blocks that come and go, and its load, in frames",
+        "A replica's block changes and load, for routers, in frames",
         Spread.RELAY,
         content_type="application/octet-stream",
         errors=(503,),
@@ -393,8 +393,7 @@ _SCOPE_KEY = "octavo.route"
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """What the table has for a method and a path. `of_path` is the first route of the path, whatever its
-    method."""
+    """The table's entry for a method and a path. `of_path` is the first route of the path with any method."""
 
     route: Route | None = None
     of_path: Route | None = None
@@ -402,13 +401,12 @@ class RouteMatch:
 
     @property
     def label(self) -> str:
-        """The path's template for metrics and logs, "other" where there is none: never what a client made
-        up."""
+        """The path's template for metrics and logs, or "other": never a path that a client made up."""
         return "other" if self.of_path is None else self.of_path.template
 
     @property
     def access(self) -> Access:
-        """Whose key opens it. What does not exist is an operator's, so that tenants cannot look for
+        """The key that it needs: an operator's if there is no such route, so that tenants cannot probe for
         routes."""
         return Access.OPERATOR if self.route is None else self.route.access
 
@@ -427,7 +425,7 @@ def match_route(method: str, path: str, patterns: _Patterns = _PATTERNS) -> Rout
 
 
 def match_of(scope: Scope) -> RouteMatch:
-    """The match of a request, which is made once and kept in its scope."""
+    """The match of a request, computed once and kept in its scope."""
     found = scope.get(_SCOPE_KEY)
     if found is None:
         found = scope[_SCOPE_KEY] = match_route(scope["method"], scope["path"])
@@ -436,11 +434,11 @@ def match_of(scope: Scope) -> RouteMatch:
 
 
 def match_replica_route(scope: Scope) -> None:
-    """Let the request be matched with the routes of a replica too."""
+    """Match the request with the replica routes as well."""
     scope[_SCOPE_KEY] = match_route(scope["method"], scope["path"], _REPLICA_PATTERNS)
 
 
 def tenant_areas() -> list[str]:
-    """The beginnings of what a tenant may call, for messages."""
+    """Path prefixes that tenants may call, for messages."""
     paths = (route.path for route in ROUTES if route.access is Access.TENANT)
     return list(dict.fromkeys("/".join(path.split("/")[:3]) for path in paths))

@@ -1,13 +1,13 @@
-"""Who may talk to the server: by key if keys exist, else only what a browser on a foreign page cannot fake.
+"""Authentication: by key if there are keys, else by checks of Host and Origin that browsers cannot bypass.
 
-With tenants the key says whose the request is, and a tenant that is no operator reaches only the routes that
-are listed for it, whatever others exist.
+With tenants the key identifies the tenant. A tenant that is no operator may call only routes with
+`Access.TENANT`.
 
 A web page can make its visitor's browser send requests to loopback, directly or by pointing its own name at
-127.0.0.1 (DNS rebinding). Such requests carry the page's name in Host or Origin, so without keys foreign
-names are refused, but for those that the operator lists and, for inference, pages of this machine (`pages`).
-An address in Host is not a name that somebody else could rebind. `/health` and `/ping` are open to probes
-and tell nothing.
+127.0.0.1 (DNS rebinding). Such requests have the page's name in Host or Origin. Without keys, foreign names
+are therefore refused, except those that the operator lists and, for inference, local pages (pages.py). A
+numeric address in Host is safe: it cannot be rebound. `/health` and `/ping` are open for probes and reveal
+nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger("octavo.server")
 
 
 class Guard:
-    """ASGI middleware that lets a request through or answers 401 or 403 itself, on every route."""
+    """ASGI middleware that passes a request on, or answers 401 or 403, on every route."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, identity: Identity) -> None:
         self._app = app
@@ -70,25 +70,29 @@ class Guard:
         if match_of(scope).access is Access.OPEN:
             return None
         if self._roster is not None:
-            return _let_tenant_in(scope, self._roster, self._identity)
+            return _authenticate_tenant(scope, self._roster, self._identity)
         return self.refusal(scope)
 
     def refusal(self, scope: Scope) -> HttpRefusal | None:
-        """Why a request is refused, or None; there are no tenants."""
+        """The refusal of a request, or None, on a server without tenants."""
         headers = Headers(scope=scope)
         if self._digests:
             return None if self._has_key(headers) else _bad_key()
         if self._is_replica:
-            return None  # no page has the cluster's key
+            return None  # the cluster's key was checked; no page has it
         host = hostname(headers.get("host", ""))
-        is_container = host == CONTAINERS_HOST and self._pages.lets_local_in(scope["method"], scope["path"])
+        is_container = host == CONTAINERS_HOST and self._pages.allows_local(scope["method"], scope["path"])
         if not is_container and not self._is_ours(host):
             return _foreign("Host", headers.get("host", ""))
         origin = headers.get("origin")
-        return None if origin is None or self._pages.may_send(origin, scope) else _foreign("Origin", origin)
+        return (
+            None
+            if origin is None or self._pages.allows_request(origin, scope)
+            else _foreign("Origin", origin)
+        )
 
     def _has_key(self, headers: Headers) -> bool:
-        """True when a key that was sent is one of the keys; every key is compared, in constant time."""
+        """Whether a key of the request is known; compares all keys, each in constant time."""
         matches = [
             hmac.compare_digest(digest_of(given), known)
             for given in _keys_of(headers)
@@ -103,7 +107,7 @@ class Guard:
 
 
 class ClusterGuard:
-    """ASGI middleware: whatever comes without the cluster's key gets a 403, probes too."""
+    """ASGI middleware that answers 403 to requests without the cluster's key, probes included."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app, self._key = app, key.encode()
@@ -127,8 +131,8 @@ class ClusterGuard:
         return hmac.compare_digest(given.encode(errors="replace"), self._key)
 
 
-def _let_tenant_in(scope: Scope, roster: TenantRegistry, identity: Identity) -> HttpRefusal | None:
-    """Note in the scope whose key it is, and return None; or why the request is refused."""
+def _authenticate_tenant(scope: Scope, roster: TenantRegistry, identity: Identity) -> HttpRefusal | None:
+    """Set the tenant in the scope and return None, or return the refusal."""
     found = [roster.tenants.of_key(key) for key in _keys_of(Headers(scope=scope))]
     tenant = next((one for one in found if one is not None), None)
     if tenant is None:
@@ -145,7 +149,7 @@ def _let_tenant_in(scope: Scope, roster: TenantRegistry, identity: Identity) -> 
 
 
 def _keys_of(headers: Headers) -> list[str]:
-    """The keys that a request brings: of the Authorization header, then of x-api-key."""
+    """The keys of a request: from the Authorization header, then from x-api-key."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     bearer = given.strip() if scheme.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]

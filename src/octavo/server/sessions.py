@@ -1,10 +1,10 @@
-"""/v1/sessions: the chats of a tenant whose blocks are kept between their turns, and how a request names one.
+"""/v1/sessions: chats of a tenant whose blocks are kept between their turns.
 
 A turn is an ordinary POST /v1/chat/completions with `session` ("new", or an id) or the header
-X-Octavo-Session. An id is looked up, never part of a path of the file system.
+X-Octavo-Session. An id is looked up, and never becomes part of a file's path.
 
-An operator sees everybody's, and names another tenant by ?tenant=. Without tenants all is "", and sessions
-that tenants left on the disk are nobody's to see: they wait for their tenants until they expire.
+Operators see the sessions of all tenants, and name a tenant with ?tenant=. Without tenants the name is "";
+sessions that tenants left on disk are then invisible until they expire.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ForkBody(SessionBody):
 
 
 def session_of(request: Request, body: ChatBody) -> str | None:
-    """The session that a chat request names; None: it is no session's turn. Raises InvalidRequest."""
+    """The session that a chat request names; None: it belongs to none. Raises InvalidRequest."""
     header = request.headers.get(SESSION_HEADER)
     if "" in (header, body.session):
         raise InvalidRequest(
@@ -75,53 +75,53 @@ async def create_session(edge: Edge, request: Request) -> Response:
     """POST /v1/sessions."""
     body = validate(SessionBody, await read_json(edge, request))
     view = await edge.model.sessions.create(tenant_of(request), body.ttl)
-    return json_response(_shaped(view), status=HTTPStatus.CREATED)
+    return json_response(_to_json(view), status=HTTPStatus.CREATED)
 
 
 async def list_sessions(edge: Edge, request: Request) -> Response:
-    """GET /v1/sessions: the tenant's, or everybody's for an operator; ?limit= of them, of `total`."""
+    """GET /v1/sessions: the tenant's, or all for an operator; up to ?limit= of `total`."""
     tenant = tenant_of(request) if edge.roster is None else visible_tenant(request)
     views = await edge.model.sessions.all(tenant, _limit_of(request))
     total = edge.model.sessions.count(tenant)
-    return json_response({"object": "list", "data": [_shaped(view) for view in views], "total": total})
+    return json_response({"object": "list", "data": [_to_json(view) for view in views], "total": total})
 
 
 async def show_session(edge: Edge, request: Request) -> Response:
     """GET /v1/sessions/{id}."""
-    return json_response(_shaped(await edge.model.sessions.find(*_named(request))))
+    return json_response(_to_json(await edge.model.sessions.find(*_owner_and_id(request))))
 
 
 async def delete_session(edge: Edge, request: Request) -> Response:
     """DELETE /v1/sessions/{id}."""
-    return json_response(_shaped(await edge.model.sessions.delete(*_named(request))))
+    return json_response(_to_json(await edge.model.sessions.delete(*_owner_and_id(request))))
 
 
 async def fork_session(edge: Edge, request: Request) -> Response:
-    """POST /v1/sessions/{id}/fork: a new session, which goes on from one of its turns."""
+    """POST /v1/sessions/{id}/fork: a new session that continues from one of its turns."""
     body = validate(ForkBody, await read_json(edge, request))
-    tenant, session_id = _named(request)
+    tenant, session_id = _owner_and_id(request)
     if tenant != tenant_of(request):
-        edge.check_tenant(tenant)  # one that is gone gets no more sessions
+        edge.check_tenant(tenant)  # a removed tenant gets no new sessions
     view = await edge.model.sessions.fork(tenant, session_id, body.turn, body.ttl)
-    told = _shaped(view) | {"forked_from": session_id, "turn": view.num_turns}
-    return json_response(told, status=HTTPStatus.CREATED)
+    row = _to_json(view) | {"forked_from": session_id, "turn": view.num_turns}
+    return json_response(row, status=HTTPStatus.CREATED)
 
 
 async def suspend_session(edge: Edge, request: Request) -> Response:
-    """POST /v1/sessions/{id}/suspend: answers when data, index and session are on the medium."""
-    return json_response(_shaped(await edge.model.sessions.suspend(*_named(request))))
+    """POST /v1/sessions/{id}/suspend: answers once data, index and session are on disk."""
+    return json_response(_to_json(await edge.model.sessions.suspend(*_owner_and_id(request))))
 
 
 async def resume_session(edge: Edge, request: Request) -> Response:
-    """POST /v1/sessions/{id}/resume: answers when its blocks are in the pool and held there."""
-    tenant, session_id = _named(request)
+    """POST /v1/sessions/{id}/resume: answers once its blocks are held in the pool."""
+    tenant, session_id = _owner_and_id(request)
     if tenant != tenant_of(request):
-        edge.check_tenant(tenant)  # one that is gone gets no more memory
-    return json_response(_shaped(await edge.model.sessions.resume(tenant, session_id)))
+        edge.check_tenant(tenant)  # a removed tenant gets no memory
+    return json_response(_to_json(await edge.model.sessions.resume(tenant, session_id)))
 
 
 def _limit_of(request: Request) -> int | None:
-    """How many are asked for; None: all. Raises InvalidRequest."""
+    """?limit=; None: all. Raises InvalidRequest."""
     given = request.query_params.get("limit")
     if given is None:
         return None
@@ -133,12 +133,12 @@ def _limit_of(request: Request) -> int | None:
     return limit
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """Whose session it is, and its id. Raises as `owner_of`."""
+def _owner_and_id(request: Request) -> tuple[str, str]:
+    """The session's tenant and its id. Raises as `owner_of`."""
     return owner_of(request, request.query_params.get("tenant")), request.path_params["session_id"]
 
 
-def _shaped(view: SessionView) -> JsonObject:
+def _to_json(view: SessionView) -> JsonObject:
     blocks = view.blocks
     return with_former_fields(
         {

@@ -1,7 +1,7 @@
-"""The settings of the HTTP edge, checked as a whole: where it listens, who may use it, how it logs.
+"""The settings of the HTTP edge, checked together: listening, access, logs and monitoring.
 
-A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]: to add one is
-to add its field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
+A field with `setting(...)` is a flag of `octavo serve`, an environment variable and a key under [server]
+(`octavo/setting.py`). The other fields are bounds that operators cannot set.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from octavo.server.tenant_registry import TenantRegistry
 
 DEFAULT_HOST = LOOPBACK
-SOCKET_PATH_BYTES_MAX = 107  # what the system has room for in a socket's address
+SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit, less the final zero byte
 
 
 def _read_tenants(text: str, source: str) -> TenantRegistry:
     """The tenants of a file. Raises ConfigError, which names the file itself."""
-    from octavo.server.tenant_registry import TenantRegistry  # it loads an event loop, which --help has not
+    from octavo.server.tenant_registry import TenantRegistry  # imports asyncio, which --help avoids
 
     return TenantRegistry(Path(text))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Raises ConfigError where more clients would get in than was meant, or where keys belong to no one.
+    """Raises ConfigError for wrong values, for settings that exclude each other, and for an open server that
+    is not marked `insecure`.
 
-    `host` is the address that the server is bound to, which names it in Host headers. `allowed_hosts` are
-    further names of it; `allowed_origins` are the web pages from which browsers may send requests, such as
-    https://app.example, or "*" with keys. `tls_cert` and `tls_key` are PEM files, read at start and at
-    SIGHUP.
+    `host` is the address to bind, and a valid name in Host headers. `allowed_hosts` are further names;
+    `allowed_origins` are the web pages from which browsers may send requests, such as https://app.example, or
+    "*" with keys. `tls_cert` and `tls_key` are PEM files, read at start and at SIGHUP.
     """
 
     host: str = setting(
         DEFAULT_HOST,
         "Address to listen on.",
-        more="; one that others can reach wants keys, or `--insecure`",
+        more="; one that others can reach needs keys, or `--insecure`",
         metavar="ADDRESS",
         allowed="a name or an address",
         group="Server",
@@ -53,7 +53,7 @@ class ServerSettings:
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", bounds=(0, 65_535))
     unix_socket: Path | None = setting(
         None,
-        "Socket file to listen on, in place of address and port.",
+        "Socket file to listen on, instead of address and port.",
         more="; its owner and group may connect ([operating](operating.md#listening))",
         metavar="PATH",
         allowed="a path of up to 107 bytes",
@@ -64,13 +64,13 @@ class ServerSettings:
     tls_key: Path | None = setting(None, "File with its key, in PEM, without a passphrase.")
     http_processes: int | None = setting(
         None,
-        "Processes that read requests and write answers, beside the engine's; 0: that one does.",
+        "Processes for HTTP in addition to the engine's; 0: the engine's process serves HTTP.",
         more=" ([operating](operating.md#front-ends))",
         bounds=(0, 64),
         unset="0; with a GPU one for each 4 cores, up to 4",
     )
     drain_timeout_s: float = setting(
-        30.0, "Seconds that running requests may take to end after SIGTERM.", bounds=(0, 3600)
+        30.0, "Seconds that running requests have to end after SIGTERM.", bounds=(0, 3600)
     )
     log_level: str = setting("info", "How much is logged.", choices=LEVELS)
     log_format: str = setting("text", "Lines for people, or a JSON object a line.", choices=FORMATS)
@@ -78,75 +78,75 @@ class ServerSettings:
     api_keys: tuple[str, ...] = setting(
         (),
         "A key that clients must send; repeatable.",
-        more=". They send it as `Authorization: Bearer` or `x-api-key`. The variable does not show it in the "
+        more=". They send it as `Authorization: Bearer` or `x-api-key`. The variable keeps it out of the "
         "list of processes",
         name="api_key",
         metavar="KEY",
         allowed="1 to 512 printable ASCII characters without blanks",
         secret=True,
         read=check_key,
-        group="Who may come in",
+        group="Access",
     )
     key_file: KeyFile | None = setting(
         None, "File of such keys, one a line.", name="api_key_file", metavar="FILE", read=read_key_file
     )
     roster: TenantRegistry | None = setting(
         None,
-        "File that says who may use the server, and how much; SIGHUP reads it again.",
-        more=". Not beside keys ([tenants](tenants.md))",
+        "File with the tenants, their keys and limits; SIGHUP reads it again.",
+        more=". Not together with keys ([tenants](tenants.md))",
         name="tenants",
         metavar="FILE",
         read=_read_tenants,
     )
-    insecure: bool = setting(False, "Let everybody in who reaches --host.")
+    insecure: bool = setting(False, "Serve without keys on an address that others can reach.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Another name of this server, for Host headers, such as octavo; repeatable.",
-        more=". Asked for only without keys",
+        more=". Checked only without keys",
         name="allowed_host",
         metavar="NAME",
         allowed="a name or an address",
     )
     allowed_origins: tuple[str, ...] = setting(
         (),
-        "A web page that browsers may ask from, such as https://app.example (CORS); repeatable.",
+        "A web page that may send requests, such as https://app.example (CORS); repeatable.",
         name="allowed_origin",
         metavar="ORIGIN",
-        allowed="scheme and host; `*` only beside keys",
+        allowed="scheme and host; `*` only with keys",
     )
 
     metrics_compat: str = setting(
         "none",
-        "vllm: /metrics tells what vLLM has as well under vLLM's names too.",
+        "vllm: /metrics also has vLLM's names of metrics.",
         choices=("none", "vllm"),
-        group="Watching",
+        group="Monitoring",
     )
     metrics_address: str | None = setting(
         None,
-        "Address for GET /metrics alone, which asks for no key: a port of this machine, or ADDRESS:PORT.",
+        "Address for GET /metrics alone, without keys: a port of this machine, or ADDRESS:PORT.",
         more=" ([operating](operating.md#behind-a-router))",
         metavar="ADDRESS",
         allowed="a port, or address and port; an IPv6 address in brackets",
     )
     otel_endpoint: str | None = setting(
         None,
-        "Where OpenTelemetry traces go, over OTLP in HTTP, such as http://127.0.0.1:4318.",
-        more="; wants `octavo[otel]` ([operating](operating.md#traces))",
+        "Collector for OpenTelemetry traces, OTLP over HTTP, such as http://127.0.0.1:4318.",
+        more="; needs `octavo[otel]` ([operating](operating.md#traces))",
         metavar="URL",
         allowed="an address",
     )
 
     trace_file: Path | None = setting(
         None,
-        "Write when each request came, and its lengths, in this file, which `octavo bench serve --trace` "
-        "plays. It holds no text.",
-        more=" ([operating](operating.md#a-trace-of-the-traffic)). A file that is there becomes `FILE.1`",
+        "File for the arrival time and lengths of each request, without text; `octavo bench serve --trace` "
+        "replays it.",
+        more=" ([operating](operating.md#a-trace-of-the-traffic)). An existing file becomes `FILE.1`",
     )
 
-    replica: ReplicaIdentity | None = None  # it is one of a cluster; `octavo.cli.replica` says so
+    replica: ReplicaIdentity | None = None  # set by `octavo.cli.replica`: the server is a replica of a cluster
     body_bytes_max: int = 8 * 2**20
-    headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
-    connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
+    headers_timeout_s: float = 15.0  # from accept until a request's headers are complete
+    connections_max: int | None = None  # None: as descriptors allow, up to 4,096
 
     def __post_init__(self) -> None:
         check(self)
@@ -165,7 +165,7 @@ class ServerSettings:
             raise ConfigError(
                 f"--host is {self.host or 'every address'}, which others can reach, and there are no keys; "
                 "allowed: keys (--api-key, --api-key-file, --tenants), an address of this machine alone "
-                "(127.0.0.1), or --insecure to let everybody in"
+                "(127.0.0.1), or --insecure to serve without keys"
             )
         for name in self.allowed_hosts:
             if hostname(name) is None:
@@ -189,7 +189,7 @@ class ServerSettings:
         if self.host != DEFAULT_HOST:
             raise ConfigError(
                 f"--unix-socket and --host {self.host[:80]} are both given; allowed: one of them (a socket "
-                "file takes the place of address and port)"
+                "file replaces address and port)"
             )
         size = len(bytes(self.unix_socket.absolute()))
         if size > SOCKET_PATH_BYTES_MAX:
@@ -199,7 +199,7 @@ class ServerSettings:
             )
 
     def _check_replica(self) -> None:
-        """What serves the cluster's clients has the certificate; a port without the cluster's key is none."""
+        """A replica has no TLS, which is the relay's, and no listener without the cluster's key."""
         given = {
             "--tls-cert": self.tls_cert,
             "--unix-socket": self.unix_socket,
@@ -223,11 +223,11 @@ class ServerSettings:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys that clients may send, each once; tenants have their own."""
+        """The distinct keys of --api-key and --api-key-file; tenants' keys are in `roster`."""
         of_file = () if self.key_file is None else self.key_file.keys
         return tuple(dict.fromkeys((*self.api_keys, *of_file)))
 
     @property
     def has_keys(self) -> bool:
-        """Whether a request must bring a key."""
+        """Whether requests need a key."""
         return bool(self.keys) or self.roster is not None

@@ -1,9 +1,7 @@
-"""Server-sent events over a connection that may vanish: what was running is told so, at once, whatever
-happened.
+"""Server-sent events that clean up at once when the client disconnects.
 
-Starlette's StreamingResponse leaves a generator suspended when it is cancelled while sending; here
-`on_close` runs in every case, so a client that went away frees its blocks without waiting for a garbage
-collector.
+Starlette's StreamingResponse leaves a generator suspended if it is cancelled while sending. Here `on_close`
+runs in every case, so that a disconnected client's blocks do not wait for the garbage collector.
 """
 
 from __future__ import annotations
@@ -17,31 +15,32 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-# A comment, which clients skip: proxies and browsers end a connection on which nothing comes for a minute.
+# A comment, which clients skip: proxies and browsers close connections that are silent for a minute.
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def encode_json(body: Mapping[str, object]) -> bytes:
-    """Compact UTF-8; a NaN in it is a bug of ours."""
+    """Compact UTF-8. Raises ValueError for NaN, which would be our bug."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def event(body: Mapping[str, object]) -> bytes:
-    """One event; JSON escapes line breaks, so one line is enough."""
+    """One event on one line: JSON escapes line breaks."""
     return b"data: " + encode_json(body) + b"\n\n"
 
 
 def named_event(body: Mapping[str, object]) -> bytes:
-    """One event, whose name is its type."""
+    """One event, named by its type."""
     return f"event: {body['type']}\n".encode() + event(body)
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once. `keep_alive`
-    is sent between two of them where nothing comes for `keep_alive_s` (None: never): what a reader of this
-    `media_type` skips."""
+    """Sends what `events` yields until it ends or the client disconnects, then calls `on_close` once.
+
+    After `keep_alive_s` of silence (None: never) it sends `keep_alive`, which readers of `media_type` skip.
+    """
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers=_HEADERS | dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
-        self._keep_alive_s, self._sign = keep_alive_s, keep_alive
+        self._keep_alive_s, self._keep_alive = keep_alive_s, keep_alive
         self._sent_at = 0.0  # on the event loop's clock
         self._events = events
         self._on_close = on_close
@@ -63,17 +62,19 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_all(send))
         watcher = asyncio.create_task(wait_for_disconnect(receive))
-        keeper = asyncio.create_task(self._keep_alive(send))
+        keeper = asyncio.create_task(self._send_keep_alives(send))
         try:
             await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._on_close()
             for task in (watcher, keeper, sender):
-                task.cancel()  # does nothing to one that is done
+                task.cancel()
             await asyncio.wait({sender, watcher, keeper})
             await self._events.aclose()
         error = None if sender.cancelled() else sender.exception()
-        if error is not None and not isinstance(error, OSError):  # OSError: the client left while we wrote
+        if error is not None and not isinstance(
+            error, OSError
+        ):  # OSError: the client disconnected during a write
             raise error
 
     async def _send_all(self, send: Send) -> None:
@@ -86,17 +87,17 @@ class EventStream(Response):
         self._sent_at = math.inf  # nothing may follow the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _keep_alive(self, send: Send) -> None:
-        """A sign of life whenever nothing was sent for a while: a request may wait long for its turn."""
+    async def _send_keep_alives(self, send: Send) -> None:
+        """Send a keep-alive after each silence: a request may wait long in the queue."""
         loop = asyncio.get_running_loop()
         while self._keep_alive_s is not None:
             await asyncio.sleep(self._keep_alive_s)
             silent_s = loop.time() - self._sent_at if self._sent_at else 0.0
             if silent_s >= self._keep_alive_s / 2:
-                await send({"type": "http.response.body", "body": self._sign, "more_body": True})
+                await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone; the request's body must have been read."""
+    """Return when the client disconnects; the request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,9 @@
-"""Requests whose head may be read in two ways, brought into one: an absolute target (as for a proxy) becomes
-its path and its host, and a request with both Content-Length and Transfer-Encoding is the connection's last
-(RFC 9112, 3.2.2 and 6.3). A target that is neither this nor a path is refused, however it reads decoded."""
+"""Normalises ambiguous request heads (RFC 9112, 3.2.2 and 6.3).
+
+An absolute target, as sent to a proxy, becomes its path and its Host. After a request with both
+Content-Length and Transfer-Encoding the connection is closed. Other targets than these and paths are refused,
+whatever they decode to.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from octavo.server.errors import HttpRefusal
 
 
 class Targets:
-    """ASGI middleware around everything else."""
+    """The outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +47,7 @@ class Targets:
 
 
 def _checked(scope: Scope) -> Scope:
-    """The same, whose target is a path, or the * of OPTIONS. Raises ValueError."""
+    """The scope with a path, or the * of OPTIONS, as target. Raises ValueError."""
     if scope["path"].lower().startswith(("http://", "https://")):
         scope = _origin_form(scope)
     target: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -55,7 +58,7 @@ def _checked(scope: Scope) -> Scope:
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """The same with the target's path, and its authority as Host, which it overrides. Raises ValueError."""
+    """The scope with the target's path, and its authority in place of Host. Raises ValueError."""
     target = urlsplit(scope.get("raw_path", b"").decode("ascii", "replace") or scope["path"])
     if not target.netloc or "@" in target.netloc:
         raise ValueError("it names no host; allowed: http://host/path, or /path")

@@ -1,7 +1,7 @@
-"""Whose request it is: decided by the guard from the key, never by anything else that a client sends. And
-what follows from that: what it may call and see, and what it gets where it names nothing.
+"""The tenant of a request, which the guard derives from the key alone, and what follows from it: what the
+request may call and see, and its defaults.
 
-Without tenants everybody is "" and the operator.
+Without tenants every request has the tenant "" and an operator's rights.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _TAG_KEY = "octavo.tenant.tag"
 
 
 def set_auth_context(scope: Scope, tenant: Tenant, tag: str) -> None:
-    """Note whose key it was, and how routers read the tenant; the guard alone calls this."""
+    """Set the tenant, and its tag in KV events; only the guard calls this."""
     scope[_TAG_KEY] = tag
     scope[SCOPE_KEY] = tenant.name
     scope[_ENTRY_KEY] = tenant
 
 
 def tenant_of(request: Request) -> str:
-    """The authenticated tenant; "" where there are none."""
+    """The authenticated tenant; "" without tenants."""
     return str(request.scope.get(SCOPE_KEY, ""))
 
 
 def tag_of(request: Request) -> str:
-    """How routers read the tenant; "" without tenants, or where no KV events are published."""
+    """The tenant's tag in KV events; "" without tenants, or if no KV events are published."""
     return str(request.scope.get(_TAG_KEY, ""))
 
 
 def own_salt(request: Request, body: TermsBody) -> str:
-    """`cache_salt`, "" for none. One that begins with the tenant's own tag, for routers, means the rest
-    alone. Raises InvalidRequest."""
+    """`cache_salt` without the tenant's own tag, which clients of routers put before it; "" for none. Raises
+    InvalidRequest."""
     return salt_without_tag(body.salt, tag_of(request))
 
 
@@ -54,14 +54,14 @@ def is_operator(request: Request) -> bool:
 
 
 def visible_tenant(request: Request) -> str | None:
-    """The tenant whose things alone may be shown; None: everybody's."""
+    """The only tenant whose objects the request may see; None: all tenants."""
     return None if is_operator(request) else tenant_of(request)
 
 
-def owner_of(request: Request, asked: str | None) -> str:
-    """Whose thing is meant: one's own, or, for an operator, the named tenant's. Raises HttpRefusal."""
+def owner_of(request: Request, named: str | None) -> str:
+    """The tenant whose object is meant: its own, or the one that an operator named. Raises HttpRefusal."""
     own = tenant_of(request)
-    if asked is None or asked == own:
+    if named is None or named == own:
         return own
     if SCOPE_KEY not in request.scope:
         raise InvalidRequest("tenant is given; allowed: none, this server has no tenants", param="tenant")
@@ -71,19 +71,19 @@ def owner_of(request: Request, asked: str | None) -> str:
             f"tenant names another than {own}; allowed: leave it out, or use an operator's key",
             code="operators_only",
         )
-    return asked
+    return named
 
 
 def engine_request(request: Request, body: TermsBody) -> EngineRequest:
-    """The engine's request without prompt and parameters: tenant, priority, timeouts and salt as the client
-    asks for them, and where it names nothing, as its tenant's entry says.
+    """The engine's request without prompt and parameters: tenant, priority, timeouts and salt from the body,
+    with defaults from the tenant's entry.
 
-    Raises InvalidRequest for a priority earlier than the tenant may have: nobody outranks others by asking.
+    Raises InvalidRequest for a priority above the tenant's limit.
     """
-    tenant, asked, salt = entry_of(request), body.timeouts, own_salt(request, body)
+    tenant, given, salt = entry_of(request), body.timeouts, own_salt(request, body)
     if tenant is None:
         return EngineRequest(
-            tenant=tenant_of(request), priority=body.engine_priority, timeouts=asked, cache_salt=salt
+            tenant=tenant_of(request), priority=body.engine_priority, timeouts=given, cache_salt=salt
         )
     priority = -tenant.priority if body.priority is None else body.engine_priority
     if -priority < tenant.priority_min:
@@ -94,15 +94,15 @@ def engine_request(request: Request, body: TermsBody) -> EngineRequest:
         )
     own = tenant.timeouts
     timeouts = Timeouts(
-        own.total if asked.total is None else asked.total,
-        own.queue if asked.queue is None else asked.queue,
-        own.first_token if asked.first_token is None else asked.first_token,
+        own.total if given.total is None else given.total,
+        own.queue if given.queue is None else given.queue,
+        own.first_token if given.first_token is None else given.first_token,
     )
     return EngineRequest(tenant=tenant.name, priority=priority, timeouts=timeouts, cache_salt=salt)
 
 
 def entry_of(request: Request) -> Tenant | None:
-    """The tenant as the file had it when the request came in; None where there are no tenants."""
+    """The tenant's entry in the file at the request's arrival; None without tenants."""
     found = request.scope.get(_ENTRY_KEY)
     assert found is None or isinstance(found, Tenant)
     return found

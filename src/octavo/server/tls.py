@@ -1,4 +1,4 @@
-"""The server's certificate and key: read and checked, at the start and at each SIGHUP."""
+"""Reads and checks the server's certificate and key, at the start and at each SIGHUP."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FILE_BYTES_MAX = 2**20
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """What shakes hands with clients, in TLS 1.2 or newer; None: the server speaks plain HTTP. Raises
-    ConfigError for files that are missing, unreadable, or do not belong together."""
+    """The context for TLS 1.2 or newer; None: plain HTTP. Raises ConfigError for files that are missing,
+    unreadable, or do not match."""
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_key is None:
@@ -57,6 +57,6 @@ def _check_readable(option: str, path: Path) -> None:
 
 def _refuse_passphrase() -> str:
     raise ConfigError(
-        "--tls-key wants a passphrase; allowed: a key without one, which nobody else may read (openssl pkey "
+        "--tls-key needs a passphrase; allowed: a key without one, readable by this user alone (openssl pkey "
         "-in KEY -out NEW)"
     )

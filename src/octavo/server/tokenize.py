@@ -1,8 +1,8 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for clients that have none, in
-vLLM's shapes (lm-eval's `RemoteTokenizer` is written against those).
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for clients without one, in
+vLLM's formats (lm-eval's `RemoteTokenizer` expects these).
 
-Bounded as prompts are: a text that no context holds is refused before it is encoded. It may still have
-millions of tokens, so answers are written in pieces, between which others' streams go on.
+A text that is too long for the context is refused before it is encoded, as prompts are. Answers may still
+have millions of tokens, so they are written in pieces, and other streams run in between.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _PIECE = 4096  # tokens: some milliseconds
 
 
 async def tokenize(edge: Edge, request: Request) -> Response:
-    """POST /tokenize: of a prompt, with the begin token if the model wants one, or of a chat."""
+    """POST /tokenize: the tokens of a prompt, with the model's begin token, if any, or of a chat."""
     body = validate(TokenizeBody, await read_json(edge, request))
     edge.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("allowed: exactly one of prompt and messages", param="prompt")
     tokens = await (_of_chat if body.prompt is None else _of_prompt)(edge, request, body)
-    told, strings = await json_array(tokens, int), "null"
+    ids, strings = await json_array(tokens, int), "null"
     if body.return_token_strs:
         strings = await json_array(tokens, lambda token: token_text(edge.model.token_bytes(token)))
     text = (
-        f'{{"count":{len(tokens)},"max_model_len":{edge.model.context_length},"tokens":{told},'
+        f'{{"count":{len(tokens)},"max_model_len":{edge.model.context_length},"tokens":{ids},'
         f'"token_strs":{strings}}}'
     )
     return Response(text.encode(), media_type="application/json")
 
 
 def check_tokenize(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `tokenize` would of this body alone."""
+    """Raise what `tokenize` would raise for the body alone."""
     body = validate(TokenizeBody, raw)
     if body.messages is not None:
         chat_messages(body.messages, model.context_length)
@@ -52,12 +52,12 @@ def check_tokenize(raw: JsonObject, model: ModelBounds) -> None:
 
 
 def check_detokenize(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `detokenize` would of this body alone."""
+    """Raise what `detokenize` would raise for the body alone."""
     _token_ids(validate(DetokenizeBody, raw), model)
 
 
 async def detokenize(edge: Edge, request: Request) -> Response:
-    """POST /detokenize: the text of tokens, special ones written out; half a character becomes U+FFFD."""
+    """POST /detokenize: the text of tokens, including special ones; incomplete characters become U+FFFD."""
     body = validate(DetokenizeBody, await read_json(edge, request))
     edge.check_model(body.model)
     tokens = _token_ids(body, edge.model)
@@ -69,7 +69,7 @@ async def detokenize(edge: Edge, request: Request) -> Response:
 
 
 async def tokenizer_info(edge: Edge, request: Request) -> Response:
-    """GET /tokenizer_info: what a tokenizer_config.json says."""
+    """GET /tokenizer_info: the fields of a tokenizer_config.json."""
     return json_response(edge.model.tokenizer_info())
 
 
@@ -96,7 +96,7 @@ async def _of_chat(edge: Edge, request: Request, body: TokenizeBody) -> list[int
 
 
 async def json_array(tokens: Sequence[int], spell: Callable[[int], object]) -> str:
-    """The tokens, each as `spell` writes it, as a JSON array."""
+    """The tokens as a JSON array, each converted by `spell`."""
     pieces = []
     for start in range(0, len(tokens), _PIECE):
         piece = [spell(token) for token in tokens[start : start + _PIECE]]

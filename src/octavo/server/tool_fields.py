@@ -1,4 +1,4 @@
-"""The fields of a request about tools and thinking, in every dialect, and what they mean."""
+"""The fields of every dialect for tools and thinking, and their meaning."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": Tr
 
 @dataclass(frozen=True, slots=True)
 class ThinkingOptions:
-    """What becomes of a model's thinking."""
+    """Where an answer's thinking goes, and its limit."""
 
     max_tokens: int | None
-    is_split: bool  # else it stays in the text
+    is_split: bool  # from the text, else it stays in it
     is_shown: bool  # else it is left out
 
 
 class ToolsBody(Body):
-    """What the template is told of tools and thinking."""
+    """The template's fields for tools and thinking."""
 
     tools: object = done(f"up to {TOOLS_MAX} functions", "OVLS")
     reasoning_effort: str | None = done("given to the template; none: enable_thinking false too", "OVS")
@@ -29,18 +29,18 @@ class ToolsBody(Body):
 
     @property
     def thinking_kwargs(self) -> dict[str, object]:
-        """What the template is told of how to think."""
-        told: dict[str, object] = {}
+        """The template's variables for thinking."""
+        kwargs: dict[str, object] = {}
         if self.reasoning_effort is not None:
-            told["reasoning_effort"] = self.reasoning_effort
+            kwargs["reasoning_effort"] = self.reasoning_effort
         is_off = self.reasoning_effort == "none"
         if self.enable_thinking is not None or is_off:
-            told["enable_thinking"] = bool(self.enable_thinking) and not is_off
-        return told
+            kwargs["enable_thinking"] = bool(self.enable_thinking) and not is_off
+        return kwargs
 
 
 class AnswerBody(ToolsBody):
-    """Tools and thinking of an answer."""
+    """The fields for tools and thinking in the answer."""
 
     tool_choice: object = done("none, auto, required, a function, or allowed_tools", "OVLS")
     parallel_tool_calls: bool | None = done("default true: up to 16 calls in an answer", "OVLS")
@@ -58,7 +58,7 @@ class AnswerBody(ToolsBody):
 
     @property
     def thinking_options(self) -> ThinkingOptions:
-        """What becomes of the thinking. Raises InvalidRequest."""
+        """The options for thinking. Raises InvalidRequest."""
         given = self.reasoning_format or "auto"
         if given not in _FORMATS:
             raise wrong_value("reasoning_format", given, ", ".join(_FORMATS))

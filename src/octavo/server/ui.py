@@ -1,9 +1,7 @@
-"""The page: files of `ui/`, served as they are. Nothing of them is made by a build, nothing is fetched from
-elsewhere, and they are the same for everybody, so they need no key; whatever the page shows, it asks for with
-the reader's own.
+"""The web page: the files of `ui/`, served without a build step or external resources.
 
-The policy that is sent along lets no script run but these files: no text that a client or a tenant wrote can
-become one.
+The files are public, so they need no key; the page fetches its data with the user's key. The content security
+policy allows no scripts but these files, so that text from clients and tenants cannot run as script.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _HEADERS = MappingProxyType(
         "Content-Security-Policy": _POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "same-origin",
-        "Cache-Control": "no-cache",  # asked again each time, and answered 304: a new version is seen at once
+        "Cache-Control": "no-cache",  # browsers revalidate each time: a new version shows at once
         "Vary": "Accept-Encoding",
     }
 )
@@ -48,7 +46,7 @@ _HEADERS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file, as it is sent."""
+    """One file of the page, plain and gzipped."""
 
     plain: bytes
     packed: bytes
@@ -57,12 +55,12 @@ class PageFile:
 
 
 def page_file(name: str) -> PageFile | None:
-    """The page's file of that name; those of others are in vendor/."""
+    """The page's file of that name; third-party files are in vendor/."""
     return _files().get(name)
 
 
 async def front(edge: Edge, request: Request) -> Response:
-    """GET /: browsers go to the page; clients of Ollama look here whether it runs, in its words."""
+    """GET /: redirects browsers to the page; for Ollama's clients, its status text."""
     if request.method == "HEAD" or "text/html" not in request.headers.get("accept", ""):
         return Response("Ollama is running", media_type="text/plain", headers={"Vary": "Accept"})
     return RedirectResponse("/ui", status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Vary": "Accept"})
@@ -95,7 +93,7 @@ def _answer(name: str, request: Request) -> Response:
 
 @cache
 def _files() -> dict[str, PageFile]:
-    """Every file of the page by name. None is looked up by a path that a client sent."""
+    """Every file of the page by name, so that a client's path never reaches the file system."""
     found = {}
     for folder in ("", "vendor/"):
         for entry in resources.files("octavo.server").joinpath(f"ui/{folder}").iterdir():

@@ -1,10 +1,10 @@
-"""A socket file to listen on, in place of address and port: for a proxy, or a program, of the same machine.
+"""A Unix socket to listen on instead of address and port: for a proxy or a program on the same machine.
 
     PATH        the socket, mode 0660: its owner and its group may connect
-    PATH.lock   locked while a server has PATH; it stays, empty, as deleting it would race
+    PATH.lock   locked while a server uses PATH; it is never deleted, because that would race
 
-A file that was left by a server that is gone is replaced; one that something answers, or that is no socket,
-is not.
+A stale socket of an earlier server is replaced. A socket that something answers, or a file of another type,
+is an error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PROBE_S = 2.0
 
 @contextmanager
 def unix_listener(path: Path) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet, as `octavo.server.run.bind` makes one; its file goes when it
-    is over. Raises ConfigError."""
+    """A bound socket that does not listen yet, as from `octavo.server.run.bind`; its file is removed at the
+    end. Raises ConfigError."""
     path = path.absolute()
     with _locked(path.with_name(path.name + ".lock"), path):
         _remove_stale(path)
@@ -41,7 +41,7 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
 
 
 def _remove_own(path: Path, made: os.stat_result) -> None:
-    """Unless another file has come in its place."""
+    """Remove the file, unless another has replaced it."""
     with contextlib.suppress(OSError):
         now = path.lstat()
         if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
@@ -50,7 +50,7 @@ def _remove_own(path: Path, made: os.stat_result) -> None:
 
 def _bind(listener: socket.socket, path: Path) -> None:
     try:
-        os.fchmod(listener.fileno(), _MODE)  # the file is born with it, less what the umask takes
+        os.fchmod(listener.fileno(), _MODE)  # the file is created with this mode, less the umask
         listener.bind(os.fspath(path))
         path.chmod(_MODE)
     except OSError as error:
@@ -78,7 +78,7 @@ def _locked(lock: Path, path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Unlink a socket that nothing answers. Raises ConfigError for anything else that is there."""
+    """Unlink a socket that nothing answers. Raises ConfigError for any other file at the path."""
     try:
         found = path.lstat()
     except FileNotFoundError:

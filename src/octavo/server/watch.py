@@ -1,6 +1,6 @@
-"""GET /v1/kv/watch: the pool as it changes, in frames (`frames.py` draws them).
+"""GET /v1/kv/watch: the pool's changes as a stream of frames (format in frames.py).
 
-It is fetched like any other route, with a key where there are keys: an EventSource could send none.
+The page reads it with `fetch`, which can send a key; an EventSource cannot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MEDIA_TYPE = "application/octet-stream"
 
 
 async def watch_pool(edge: Edge, request: Request) -> Response:
-    """Stream until the client leaves, the engine stops, or its key ceases to be one."""
+    """Stream until the client disconnects, the engine stops, or the key becomes invalid."""
     if request.method == "HEAD":
         return Response(media_type=_MEDIA_TYPE, headers={"Cache-Control": "no-cache"})
     entry = entry_of(request)
 
-    def may_go_on() -> bool:
+    def is_allowed() -> bool:
         return edge.roster is None or entry in edge.roster.tenants.all
 
-    frames = edge.feeds.frames(visible_tenant(request), may_go_on)
-    await anext(frames, b"")  # what speaks against it is raised here, where it can still be answered
+    frames = edge.feeds.frames(visible_tenant(request), is_allowed)
+    await anext(frames, b"")  # raises errors now, while the status can still be set
     return EventStream(frames, media_type=_MEDIA_TYPE, keep_alive_s=None)
