@@ -143,7 +143,9 @@ class ServerSettings:
         more=" ([operating](operating.md#a-trace-of-the-traffic)). An existing file becomes `FILE.1`",
     )
 
-    replica: ReplicaIdentity | None = None  # set by `octavo.cli.replica`: the server is a replica of a cluster
+    replica: ReplicaIdentity | None = (
+        None  # set by `octavo.cli.replica`: the server is a replica of a cluster
+    )
     body_bytes_max: int = 8 * 2**20
     headers_timeout_s: float = 15.0  # from accept until a request's headers are complete
     connections_max: int | None = None  # None: as descriptors allow, up to 4,096
