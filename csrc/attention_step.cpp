@@ -178,7 +178,7 @@ void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Ker
   });
 }
 
-// Each piece tells what the one behind it begins with: most likely the same thread takes that next.
+// Each piece names the keys that the next one begins with: most likely the same thread takes that one.
 void run_by_owner(const AttentionStep& step, AttentionScratch& scratch, Kernel kernel) {
   int64_t first[Team::owners_max + 1];
   sort_by_owner(step, scratch, first);

@@ -1,4 +1,4 @@
-// Attention of a whole step: all chunks, shared out over the team. It checks nothing: whoever fills an
+// Attention of a whole step: all chunks, shared out over the team. It checks nothing: the code that fills an
 // AttentionStep (the bindings, or a program that replays a step) has checked every size and block id.
 #pragma once
 
@@ -49,13 +49,13 @@ struct AttentionStep {
   float soft_cap;       // 0: none
   const float* sinks;   // (H,) or null
   const float* slopes;  // (H,) or null
-  // Partitions that one piece of work covers at most; 0: as the load of the team asks. It changes no bit.
+  // Partitions that one piece of work covers at most; 0: chosen by the load of the team. It changes no bit.
   int64_t piece_partitions;
   int64_t owners;  // that the step's rows have (team.hpp)
   AttentionScratch* scratch;  // null: one that belongs to the calling thread
-  // Beside `kv.cold`, a walk in several calls, each of the next partitions: here of [first_partition,
-  // last_partition). `state`, (T, H) of [part_floats], has what rows found so far; `out` gets rows whose last
-  // partition is among them.
+  // With `kv.cold`, a walk takes several calls, one for each group of partitions: this one covers
+  // [first_partition, last_partition). `state`, (T, H) of [part_floats], has the rows' partial results; `out`
+  // gets the rows whose last partition is among these.
   int64_t first_partition = 0, last_partition = INT64_MAX;
   float* state = nullptr;  // null: one call walks everything
 };

@@ -38,7 +38,7 @@ void pack_codes(const ByteVector& data, const std::string& kind_name, int64_t ou
                 const std::string& stored_name, const CodePanelsOut& panels) {
   const Kind source = kind_of(kind_name), kind = grouped_kind_of(stored_name);
   require(kind == source || kind == Kind::q8_0 || kind == Kind::q4_1,
-          kind_name + " cannot be quantised anew as " + stored_name + "; allowed: Q8_0, Q4_1");
+          kind_name + " cannot be quantised again as " + stored_name + "; allowed: Q8_0, Q4_1");
   require_matrix(data, source, outputs, inputs);
   require_panels(panels, kind, outputs, inputs);
   const CodePacking packing{data.data(), kind, outputs, inputs, panels.data(), source};

@@ -41,7 +41,7 @@ void require_pool(const KvLayout& layout, const P& pool, int64_t layer) {
   require_index("layer", layer, layout.num_layers);
 }
 
-// Where each layer lies in a pool that outlives whoever asks.
+// Where each layer lies in the pool, which must outlive the result.
 std::vector<KvLayer> layers_of(const KvLayout& layout, const PoolOut& pool) {
   require_pool(layout, pool, 0);
   std::vector<KvLayer> layers;
@@ -104,8 +104,8 @@ void linear_of(const FloatMatrix& x, const P& panels, Kind kind, const std::opti
   }
   const Product product{given,  panels.data(), bias ? bias->data() : nullptr, out.data(), rows,
                         inputs, outputs,       kind};
-  // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), where there are
-  // panels enough, else of 3, the width beside many rows.
+  // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), if there are enough
+  // panels, else of 3, the width of tiles with many rows.
   const int64_t wanted = tasks_for(count, rows * inputs * outputs, 1 << 16, Team::instance().size());
   const int64_t unit = count >= 24 * wanted ? 24 : 3, units = (count + unit - 1) / unit;
   const int64_t tasks = units < wanted ? units : wanted;

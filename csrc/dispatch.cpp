@@ -34,7 +34,7 @@ struct Built {
   const Kernels& (*kernels)();
 };
 
-// What the build was told to compile.
+// The instruction sets that the build compiled.
 constexpr Built built[] = {
 #if defined(OCTAVO_HAS_portable)
     {"portable", portable::kernels},

@@ -3,7 +3,7 @@
 // Up to four jobs of the team, the first two of which are one task each where rows are few:
 //
 //   route     rows                          choices; then the caller sorts them into places
-//   gather    places                        inputs, rounded or quantised as the weights want them
+//   gather    places                        inputs, rounded or quantised as the weights need them
 //   inner     (expert, output panels)       gate, up, activation and the codes of what comes out: a task
 //                                           makes whole groups of 32, so nothing waits for all of a row
 //   outer     output panels of all experts  down, weighted and summed up: a task owns some columns of `out`,

@@ -10,7 +10,7 @@
 // linear layer, which compute a row by itself, and a row's sum follows the experts' numbers: so its bits
 // depend neither on other rows nor on threads.
 //
-// It knows neither Python nor the program, and checks nothing: whoever fills an ExpertsStep has.
+// No Python and no program here. It checks nothing: the code that fills an ExpertsStep has.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Fetching the K and V of the next attention while the linear layers before it run.
 //
-// With many sequences products wait for arithmetic and attention for memory, one after the other. K and V that
-// were asked for meanwhile lie in the last cache when attention begins. Which blocks they are in a step's
-// tables tell; each task of products fetches as large a part of them as it is of the work until then.
+// With many sequences products wait for arithmetic and attention for memory, one after the other. K and V
+// that were prefetched meanwhile lie in the last cache when attention begins. The step's tables name the
+// blocks; each task of products fetches as large a part of them as it is of the work until then.
 //
 // Whether that pays depends on the machine: where memory has nothing to spare, products lose more than
 // attention gains. So a program tries both ways on steps alike, and keeps to the faster one. No bit differs.

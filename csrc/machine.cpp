@@ -26,7 +26,7 @@ bool has_f16c() { return has_bit(1, 0, 2, 29); }
 // The product of bytes, for 32 of them.
 bool has_avx_vnni() { return has_bit(7, 1, 0, 4); }
 
-// GCC's and Clang's probe also asks whether the operating system saves the wide registers.
+// GCC's and Clang's probe also checks whether the operating system saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool has_avx512() {
@@ -38,9 +38,10 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 // Whether the processor has AMX's products of bfloat16 and of bytes, and the system lets this process use its
-// registers: they are large, so Linux keeps them only for who asks. It asks once, for the whole process,
-// which from then on may have no alternate signal stack that is too small for them (some 11 KiB).
-bool asks_for_amx() {
+// registers: they are large, so Linux saves them only for processes that request it. The request is made once
+// and holds for the whole process; from then on an alternate signal stack must have room for them (some 11
+// KiB).
+bool request_amx() {
 #if defined(__linux__)
   constexpr int edx = 3, amx_bf16 = 22, amx_tile = 24, amx_int8 = 25;
   if (!has_bit(7, 0, edx, amx_bf16) || !has_bit(7, 0, edx, amx_tile) || !has_bit(7, 0, edx, amx_int8)) {
@@ -54,7 +55,7 @@ bool asks_for_amx() {
 }
 
 bool has_amx() {
-  static const bool granted = asks_for_amx();
+  static const bool granted = request_amx();
   return granted;
 }
 #endif

@@ -1,5 +1,5 @@
-// What the processor and the operating system offer. Knows no kernels: the build asks it too, for those that
-// are worth compiling (fastest_isa.cpp).
+// The instruction sets of the processor and the operating system. No kernels here: the build uses it too, to
+// choose those that are worth compiling (runnable_isas.cpp).
 #pragma once
 
 #include <string>

@@ -17,7 +17,7 @@
 // gate and up another, and a layer of Llama has nine. Replaying runs the very kernels that the eager calls
 // run, over the same rows: not one bit differs.
 //
-// It knows neither Python nor the model. Pointers given while recording must outlive the program.
+// No Python and no model here. Pointers given while recording must outlive the program.
 #pragma once
 
 #include <algorithm>
@@ -116,7 +116,7 @@ struct Phase {
   }
 };
 
-// One step's input. Indices have been checked by whoever calls.
+// One step's input. The caller has checked the indices.
 struct StepInput {
   int64_t num_tokens, num_logit_rows, num_chunks, table_width;
   const int32_t *tokens, *positions, *logit_rows;  // (T,), (T,), (R,)
@@ -179,8 +179,8 @@ class Program {
   // Of all such steps so far.
   ColdStats cold_stats() const { return {cold_bytes_read_, cold_wait_ns_}; }
 
-  // Whether steps fetch the next attention's K and V while linear layers run. Not told: as it pays here. Neither
-  // while the program runs, nor is its trial to be read then.
+  // Whether steps prefetch the next attention's K and V while linear layers run. Without a value the trial
+  // decides. Neither this nor the trial may be used while the program runs.
   void prefetch_kv(std::optional<bool> wanted) { wants_kv_prefetch_ = wanted; }
   // Whether it has paid in steps of about so many rows.
   Trial& kv_prefetch_trial(int64_t rows) {

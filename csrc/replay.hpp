@@ -32,7 +32,7 @@ constexpr int64_t far_codes = 768 << 10, panels_beside_far_codes = 16;
 
 // Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
-constexpr int64_t owner_rows_min = 32, owner_rows_min_beside_few_bits = 16;
+constexpr int64_t owner_rows_min = 32, owner_rows_min_few_bits = 16;
 
 // Fewer wait for weights, and memory is never idle.
 constexpr int64_t prefetching_rows_min = 3;
@@ -46,7 +46,7 @@ struct Sharing {
   Sharing(const Program& program, int64_t its_threads) : threads(its_threads), enough(INT64_MAX) {
     if (!program.reads_step() || threads > Team::owners_max) return;
     const bool few_bits = 4 * program.weight_bytes() <= 3 * program.num_weights();
-    enough = (few_bits ? owner_rows_min_beside_few_bits : owner_rows_min) * threads;
+    enough = (few_bits ? owner_rows_min_few_bits : owner_rows_min) * threads;
   }
 
   Owners owners_of(int64_t rows) const { return {rows, rows >= enough ? threads : 1}; }
@@ -55,7 +55,7 @@ struct Sharing {
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
 inline int64_t panel_unit(const Linear& op, int64_t rows, int64_t panels, int64_t wanted) {
   if (op.weight.has_codes()) return code_panels_unit(rows);
-  return panels >= 24 * wanted ? 24 : 3;  // 24 suits every tile of floats; 3 is the width beside many rows
+  return panels >= 24 * wanted ? 24 : 3;  // 24 suits every tile of floats; 3 is the width with many rows
 }
 
 // Output panels [first, last) of one product.
@@ -384,7 +384,7 @@ struct Replay {
     }
   }
 
-  // How many of the phases from `first` on, below `end`, are one job.
+  // How many of the phases in [first, end), from `first` on, are one job.
   int64_t chain_length(const Phase* first, const Phase* end) const {
     if (owners(first->rows).count == 1) return 1;
     const Phase* next = first + 1;
@@ -411,7 +411,7 @@ class Program::Running {
   std::atomic<bool>& flag_;
 };
 
-// Phase `index`, or `body` in its place, timed if that is asked for.
+// Runs phase `index`, or `body` instead of it; measures the time if phases are timed.
 template <class Body>
 void Program::timed(size_t index, Body&& body) {
   if (phase_seconds_.empty()) return body();

@@ -78,7 +78,7 @@ void Team::after_fork_in_child() { instance().forked_.store(true); }
 
 void Team::start_workers(int count) {
   stopping_.store(false);
-  spins_ = count < available_cores() ? spins_max : 0;  // spinning pays only beside a core of one's own
+  spins_ = count < available_cores() ? spins_max : 0;  // spinning pays only if each thread has a core
   const uint32_t seen = generation_.load();
   for (int i = 0; i < count; ++i) workers_.emplace_back([this, seen, i] { work(seen, i + 1); });
   size_.store(count + 1);

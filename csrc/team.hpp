@@ -4,10 +4,10 @@
 // that a thread has claimed, never for a thread that has not woken up: on a busy machine a late worker costs
 // nothing. Workers spin for a bounded time after a job (the next one usually follows within microseconds),
 // then sleep. If the team is busy with another thread's job, or the process was forked, the caller does all
-// of its job alone: results never depend on who does a task.
+// of its job alone: results never depend on which thread does a task.
 //
-// Tasks may have an owner thread: the one that does them unless it is late. One that finds nothing left of its
-// own helps the others. So rows that pass through many jobs stay in the caches of one core.
+// Tasks may have an owner thread: the one that does them unless it is late. A thread without tasks of its own
+// left helps the others. So rows that pass through many jobs stay in the caches of one core.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class Team {
 
   // Threads that share a job, the caller included.
   int size() const { return size_.load(std::memory_order_relaxed); }
-  // How many pauses a thread waits before it sleeps: none beside more threads than cores.
+  // How many pauses a thread waits before it sleeps: none if there are more threads than cores.
   int spins() const { return spins_; }
   void resize(int size);
 
@@ -69,7 +69,7 @@ class Team {
   int spins_ = 0;
 };
 
-// Opens when so many tasks have passed. Whoever waits must know that each of them has been claimed, by a
+// Opens when so many tasks have passed. Before a thread waits, each of them must have been claimed by a
 // thread that waits for nothing behind this gate.
 class alignas(64) Gate {
  public:

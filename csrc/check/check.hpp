@@ -1,4 +1,4 @@
-// What the checks share: failing with a place, random numbers, and arrays of exactly the asked size, so that
+// What the checks share: failing with a place, random numbers, and arrays of exactly the given size, so that
 // a read beyond the end is one that the address sanitizer sees.
 #pragma once
 

@@ -44,7 +44,7 @@ std::vector<float> run(Program& program, int32_t count) {
   return {rows, rows + hidden};
 }
 
-// Three threads keep their own of 64 rows beside codes of four bits, and share products out beside floats.
+// With 64 rows, three threads keep their own rows for codes of four bits, and share products out for floats.
 void check_with(Kind kind) {
   Random random(3);
   const KvLayout layout{1, 1, head_size, block_size, KvKind::f32};

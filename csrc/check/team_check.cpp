@@ -43,7 +43,7 @@ void check_team() {
   for (uint32_t seed = 4; seed <= 5; ++seed) callers.emplace_back(many_jobs_by_owner, seed);
   for (int size : {2, 4, 1, 3}) Team::instance().resize(size);
   for (std::thread& caller : callers) caller.join();
-  // A job within a job is done by whoever asks: it never waits for the team that it is part of.
+  // A job within a job runs on the thread that starts it: it never waits for the team that it is part of.
   std::vector<int64_t> sums(8, 0);
   parallel(8, [&](int64_t task) {
     parallel(4, [&](int64_t inner) { sums[static_cast<size_t>(task)] += inner; });

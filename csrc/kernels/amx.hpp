@@ -60,7 +60,7 @@ OCTAVO_INLINE void clear_matrix() {
   asm volatile("tilezero %%tmm%c0" : : "i"(which));
 }
 
-constexpr int sums_beside = 4;  // the first four registers, by custom
+constexpr int sum_registers = 4;  // the first four registers, by custom
 
 OCTAVO_INLINE void clear_sums() {
   clear_matrix<0>();

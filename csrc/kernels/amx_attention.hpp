@@ -8,7 +8,7 @@
 // it sees nothing. V that no row of the head sees is made zero, whatever bits it has; V that only some see
 // must be finite, since zero times infinity is no number: if it is not, each row of the head goes alone. Zero
 // times finite numbers changes at most the sign of a zero, which `finish_rows` makes positive. So nothing
-// depends on the rows beside.
+// depends on the other rows.
 #pragma once
 
 #include "kernels/amx.hpp"
@@ -19,7 +19,7 @@ namespace octavo::OCTAVO_ISA {
 #if defined(OCTAVO_MATRICES)
 
 // The registers behind the sums.
-enum : int { queries = sums_beside, keys, weights, values };
+enum : int { queries = sum_registers, keys, weights, values };
 
 constexpr int64_t step_bytes = 4;  // of a pair
 constexpr int64_t score_row_bytes = partition_size * 4, part_row_bytes = head_size_max * 4;
@@ -41,7 +41,7 @@ OCTAVO_INLINE int64_t tile_height(int64_t per_head) {
 OCTAVO_INLINE MatrixShapes attention_shapes(int64_t per_head, int64_t head_size) {
   const int64_t height = tile_height(per_head), step = query_step(head_size);
   MatrixShapes shapes;
-  for (int i = 0; i < sums_beside; ++i) shapes.set(i, height, 64);
+  for (int i = 0; i < sum_registers; ++i) shapes.set(i, height, 64);
   shapes.set(queries, height, step / 2 * step_bytes);
   shapes.set(keys, step / 2, 64);
   shapes.set(weights, height, values_rows * step_bytes);
@@ -68,40 +68,40 @@ OCTAVO_INLINE void multiply_rows(const RightRows& rows, int64_t pitch, int64_t l
   multiply_brains<sums, left, right>();
 }
 
-// Adds the products of one left register with `beside` right ones to as many sums.
+// Adds the products of one left register with `count` right ones to as many sums.
 template <int left, int right, class At>
-OCTAVO_INLINE void multiply_beside(int64_t beside, int64_t pitch, int64_t lines, At&& rows) {
+OCTAVO_INLINE void multiply_each(int64_t count, int64_t pitch, int64_t lines, At&& rows) {
   multiply_rows<0, left, right>(rows(0), pitch, lines);
-  if (beside > 1) multiply_rows<1, left, right>(rows(1), pitch, lines);
-  if (beside > 2) multiply_rows<2, left, right>(rows(2), pitch, lines);
-  if (beside > 3) multiply_rows<3, left, right>(rows(3), pitch, lines);
+  if (count > 1) multiply_rows<1, left, right>(rows(1), pitch, lines);
+  if (count > 2) multiply_rows<2, left, right>(rows(2), pitch, lines);
+  if (count > 3) multiply_rows<3, left, right>(rows(3), pitch, lines);
 }
 
-// `beside` registers of sums, side by side.
-OCTAVO_INLINE void store_sums(int64_t beside, float* target, int64_t row_pitch) {
+// Stores `count` registers of sums, side by side.
+OCTAVO_INLINE void store_sums(int64_t count, float* target, int64_t row_pitch) {
   store_matrix<0>(target, row_pitch);
-  if (beside > 1) store_matrix<1>(target + lane_count, row_pitch);
-  if (beside > 2) store_matrix<2>(target + 2 * lane_count, row_pitch);
-  if (beside > 3) store_matrix<3>(target + 3 * lane_count, row_pitch);
+  if (count > 1) store_matrix<1>(target + lane_count, row_pitch);
+  if (count > 2) store_matrix<2>(target + 2 * lane_count, row_pitch);
+  if (count > 3) store_matrix<3>(target + 3 * lane_count, row_pitch);
 }
 
 // Sums of queries and keys, as they are, to rows.scores.
 static void score_in_matrices(Rows& rows, const Partition& part, int64_t head_size) {
   const int64_t step = query_step(head_size), heads = rows.count / rows.per_head;
-  for (int64_t v = part.first; v < part.last; v += sums_beside) {
-    const int64_t beside = smaller_of(part.last - v, sums_beside);
+  for (int64_t v = part.first; v < part.last; v += sum_registers) {
+    const int64_t count = smaller_of(part.last - v, sum_registers);
     for (int64_t head = 0; head < heads; ++head) {
       each_matrix(rows, head, [&](int64_t r) {
-        const int64_t lines = r % rows.per_head ? 0 : step / 2;  // only beside the head's first rows
+        const int64_t lines = r % rows.per_head ? 0 : step / 2;  // only with the head's first rows
         clear_sums();
         for (int64_t d = 0; d < head_size; d += step) {
           const int64_t at = head * part.key_bytes + d / 2 * part.key_stride;
           load_matrix<queries>(paired(rows.q[r]) + d, part_row_bytes);
-          multiply_beside<queries, keys>(beside, part.key_stride, lines, [&](int64_t p) {
-            return RightRows{part.keys[v + p] + at, part.keys[v + p + sums_beside] + at};
+          multiply_each<queries, keys>(count, part.key_stride, lines, [&](int64_t p) {
+            return RightRows{part.keys[v + p] + at, part.keys[v + p + sum_registers] + at};
           });
         }
-        store_sums(beside, rows.scores[r] + v * lane_count, score_row_bytes);
+        store_sums(count, rows.scores[r] + v * lane_count, score_row_bytes);
       });
     }
   }
@@ -151,17 +151,17 @@ OCTAVO_INLINE void weigh_matrix(const Rows& rows, int64_t r, const Partition& pa
   const int64_t head = r / rows.per_head, lines = r % rows.per_head ? 0 : values_rows;
   const Paired* weight = paired(rows.scores[r]);
   const int64_t vectors = rows.padded_size / lane_count;
-  for (int64_t i = 0; i < vectors; i += sums_beside) {
-    const int64_t beside = smaller_of(vectors - i, sums_beside);
+  for (int64_t i = 0; i < vectors; i += sum_registers) {
+    const int64_t count = smaller_of(vectors - i, sum_registers);
     clear_sums();
     for (int64_t v = part.first; v < part.last; ++v) {
       load_matrix<weights>(weight + v * lane_count, score_row_bytes);
-      multiply_beside<weights, values>(beside, part.value_stride, lines, [&](int64_t p) {
+      multiply_each<weights, values>(count, part.value_stride, lines, [&](int64_t p) {
         const int64_t at = (i + p) * 64;
         return RightRows{value[v] + at, part.values[v + lead] + head * part.value_bytes + at};
       });
     }
-    store_sums(beside, out + i * lane_count, part_row_bytes);
+    store_sums(count, out + i * lane_count, part_row_bytes);
   }
 }
 

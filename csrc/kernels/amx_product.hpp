@@ -1,4 +1,4 @@
-// Integer products of many rows with matrix registers: 16 rows beside a panel, group by group.
+// Integer products of many rows with matrix registers: 16 rows times a panel, group by group.
 //
 // A group's sums are the same integers as elsewhere, and what they are multiplied with and added to is in the
 // same order: so bits are those of the tiles of few rows (integer_product.cpp, super_product.cpp). A panel's
@@ -23,7 +23,7 @@ constexpr int64_t groups_together = 12;  // whose sums leave the registers befor
 constexpr int64_t rows_at_once = 256;    // whose codes, up to 4,096 inputs, stay in the second nearest cache
 constexpr int64_t group_sums = matrix_rows * panel_width;
 
-// What a kind of weights is to these products is told by a `Format`:
+// A `Format` describes a kind of weights to these products:
 //   kind
 //   Factors    of a group and 16 outputs, by factors(scales of the panel, group)
 //   add        to a row's outputs what a group adds, given its sums
@@ -121,21 +121,21 @@ void product_in_matrices(const IntegerProduct& a, int64_t rows, int64_t first_pa
   for (int64_t block = 0; block < rows; block += rows_at_once) {
     const int64_t end = rows - block < rows_at_once ? rows : block + rows_at_once;
     for (int64_t panel = first_panel; panel < last_panel; panel += panels_together) {
-      const int64_t beside = last_panel - panel < panels_together ? last_panel - panel : panels_together;
+      const int64_t panels = last_panel - panel < panels_together ? last_panel - panel : panels_together;
       const uint8_t* codes = a.panels + panel * stride;
       const uint8_t* scales = codes + groups * code_bytes(Format::kind);
-      PrefetchCursor next = fetched_within(codes + beside * stride, beside * stride,
-                                  (end - block) / matrix_rows * beside * groups);
+      PrefetchCursor next = fetched_within(codes + panels * stride, panels * stride,
+                                  (end - block) / matrix_rows * panels * groups);
       for (int64_t first = 0; first < groups; first += groups_at_once) {
         const int64_t last = groups - first < groups_at_once ? groups : first + groups_at_once;
-        for (int64_t p = 0; p < beside; ++p) {
+        for (int64_t p = 0; p < panels; ++p) {
           for (int64_t g = first; g < last; ++g) {
             unpack_signed<Format::kind>(codes + p * stride + g * code_bytes(Format::kind),
                                         unpacked + p * panel_unpacked + (g - first) * unpacked_bytes);
           }
         }
         for (int64_t row = block; row < end; row += matrix_rows) {
-          for (int64_t p = 0; p < beside; ++p) {
+          for (int64_t p = 0; p < panels; ++p) {
             matrix_tile<Format>(a, unpacked + p * panel_unpacked, scales + p * stride, first, last, row,
                                 panel + p, next);
           }

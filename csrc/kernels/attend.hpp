@@ -3,7 +3,7 @@
 // The context is walked in partitions of 256 positions with fixed absolute borders. Inside a partition a
 // row's scores are chains over the head's dimensions (16 tokens side by side), its output chains over the
 // positions; partitions are merged in ascending order by log-sum-exp. Nothing of that depends on how the
-// prompt was cut into chunks, on which blocks hold it, on the rows beside, or on the tasks that share the
+// prompt was cut into chunks, on which blocks hold it, on the other rows, or on the tasks that share the
 // walk. Masked positions take part in nothing, so their slots may hold any bits. (With matrix registers a
 // chain is of several, and what is masked takes part as zero: amx_attention.hpp.)
 //
@@ -35,12 +35,12 @@ constexpr bool maybe_cold = false;
 #define OCTAVO_ATTEND(kind) attend_##kind
 #endif
 
-// Rows of a tile at most. Six leave room for four vectors beside them, so that what was widened is used six
-// times and what was broadcast four times.
+// Rows of a tile at most. Six leave room for four vectors, so that what was widened is used six times and
+// what was broadcast four times.
 constexpr int rows_max = tile_rows < 6 ? tile_rows : 6;
 
-// How many vectors stand beside R rows: a power of two, which divides partitions and common head sizes.
-constexpr int vectors_beside(int rows) {
+// How many vectors wide a tile of R rows is: a power of two, which divides partitions and common head sizes.
+constexpr int stored_vectors_for(int rows) {
   const int room = vectors_for(rows);
   return room >= 8 ? 8 : room >= 4 ? 4 : room >= 2 ? 2 : 1;
 }
@@ -155,7 +155,7 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const P
 // scores[r ...] of R rows for some vectors of positions.
 template <KvKind kind, int R>
 void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part, Range vectors) {
-  constexpr int P = vectors_beside(R);
+  constexpr int P = stored_vectors_for(R);
   int64_t vector = vectors.first;
   for (; vector + P <= vectors.last; vector += P) score_tile<kind, R, P>(a, rows, r, part, vector);
   for (; vector < vectors.last; ++vector) score_tile<kind, R, 1>(a, rows, r, part, vector);
@@ -225,7 +225,7 @@ OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Rang
 template <KvKind kind, int R>
 void weigh_range(Rows& rows, int64_t r, const Partition& part, Range range) {
   if (range.first >= range.last) return;
-  constexpr int P = vectors_beside(R) < 4 ? vectors_beside(R) : 4;
+  constexpr int P = stored_vectors_for(R) < 4 ? stored_vectors_for(R) : 4;
   const int64_t vectors = rows.padded_size / lane_count;
   int64_t vector = 0;
   for (; vector + P <= vectors; vector += P) weigh_tile<kind, R, P>(rows, r, part, range, vector);
@@ -284,7 +284,7 @@ template <class Body>
 OCTAVO_INLINE void each_tile(const Rows& rows, const Partition& part, Body&& body) {
   const int64_t heads = rows.count / rows.per_head, tiles = (rows.per_head + rows_max - 1) / rows_max;
   const int height = static_cast<int>(smaller_of(rows.per_head, rows_max));
-  const int64_t turn = heads == 1 ? vectors_per_partition : vectors_beside(height);
+  const int64_t turn = heads == 1 ? vectors_per_partition : stored_vectors_for(height);
   for (int64_t vector = part.first; vector < part.last; vector += turn) {
     const Range vectors{vector, smaller_of(vector + turn, part.last)};
     for (int64_t head = 0; head < heads; ++head) {

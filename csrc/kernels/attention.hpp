@@ -1,4 +1,4 @@
-// KV memory and attention as the kernels see them: where things lie in a block, and what a task is told.
+// KV memory and attention for the kernels: the layout of a block, and the arguments of a task.
 //
 // One layer of one block, for K kv heads, B slots, D head size and D16 = D rounded up to 16:
 //
@@ -82,8 +82,8 @@ struct Attention {
   float soft_cap;       // 0: none
   const float* sinks;   // (H,) logits that join the denominator only, or null
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
-  // Of a walk in several calls, what each row has so far, or null: (length, H) of [part_floats], as `parts`.
-  // Only beside `kv.cold`.
+  // Each row's partial result in a walk of several calls, or null: (length, H) of [part_floats], as `parts`.
+  // Only with `kv.cold`.
   float* state = nullptr;
 };
 

@@ -12,9 +12,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int block_bytes_max = 34;  // of what is quantised anew
+constexpr int block_bytes_max = 34;  // of a block that is quantised again
 
-// Block b of a row, of the panels' kind: the file's own, or one quantised anew into `made`.
+// Block b of a row, of the panels' kind: the file's own, or one quantised again into `made`.
 template <Kind kind>
 OCTAVO_INLINE const uint8_t* block_of(const CodePacking& a, const uint8_t* row, int64_t b, uint8_t* made) {
   if (a.source == kind) return row + b * row_of(kind).bytes;

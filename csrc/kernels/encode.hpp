@@ -1,4 +1,4 @@
-// Quantising weights anew: 32 floats to a block of Q8_0 or Q4_1, by ggml's arithmetic, to the bit.
+// Quantises weights again: 32 floats to a block of Q8_0 or Q4_1, by ggml's arithmetic, to the bit.
 #pragma once
 
 #include "kernels/halves.hpp"
@@ -20,8 +20,8 @@ OCTAVO_INLINE IntLanes truncated(const Lanes& x) {
 OCTAVO_INLINE IntLanes rounded(const Lanes& x) {
   const Lanes size = floats_of(bits_of(x) & broadcast_int(0x7FFFFFFF));
   const IntLanes whole = truncated(size);
-  const IntLanes below = less(size - converted(whole), broadcast(0.5f));  // minus one where true
-  const IntLanes up = whole + broadcast_int(1) + below;
+  const IntLanes is_low = less(size - converted(whole), broadcast(0.5f));  // minus one where true
+  const IntLanes up = whole + broadcast_int(1) + is_low;
   return select(less(x, broadcast(0.0f)), broadcast_int(0) - up, up);
 }
 

@@ -18,12 +18,12 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// A tile: R rows beside P panels. Its integer and float accumulators, 2 R P vectors, must fit the registers
-// beside a few weights (with AVX2 the integer ones: the others wait on the stack while a group lasts). P > 1
-// lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of weights R rows.
+// A tile: R rows times P panels. Its integer and float accumulators, 2 R P vectors, must fit the registers
+// together with a few weights (with AVX2 the integer ones: the others stay on the stack during a group). P >
+// 1 lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of weights R rows.
 #if defined(__AVX512F__)
 constexpr int rows_max = code_rows_max;
-constexpr int panels_for(int rows) { return code_panels_beside(rows); }
+constexpr int panels_for(int rows) { return code_panels_for(rows); }
 #elif defined(__AVX2__)
 constexpr int rows_max = 4;
 constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
@@ -50,7 +50,7 @@ OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntL
 
 constexpr int kv_lines = 8;  // of what attention will read, at most, with each group
 
-// Beside many rows codes of fewer than eight bits are unpacked once, some groups at a time: the first tile of
+// With many rows, codes of fewer than eight bits are unpacked once, some groups at a time: the first tile of
 // rows reads them packed and leaves them unpacked for the others.
 enum class Form { packed, unpacking, unpacked };
 
@@ -172,8 +172,8 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const int64_t output = (panel + p) * panel_width;
-      // Asked for before they are written: stores wait for their lines one after the other. Not by an inline
-      // function: beside a call, inlined or not, GCC 12 keeps half of the sums on the stack.
+      // Prefetched before they are written: stores wait for their lines one after the other. Not in an inline
+      // function: with a call, inlined or not, GCC 12 keeps half of the sums on the stack.
       __builtin_prefetch(a.y + (row + r) * a.outputs + output, 1, 3);
       acc[r][p] = broadcast(0.0f);
       if (form != Form::packed && given.first > 0) {
@@ -211,9 +211,9 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
 }
 
-// Tiles [first, last) of all rows beside P panels, each of R or R - 1 rows.
+// Tiles [first, last) of all rows times P panels, each of R or R - 1 rows.
 template <Kind kind, Form form, int R, int P>
-void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t first, int64_t last, int64_t tiles,
+void multiply_tiles(const IntegerProduct& a, const Codes& codes, int64_t first, int64_t last, int64_t tiles,
                   int64_t panel, PrefetchCursor& next) {
   for (int64_t t = first; t < last; ++t) {
     const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
@@ -226,15 +226,15 @@ void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t first, in
 }
 
 template <Kind kind, int R, int P>
-void tiles_beside_unpacked(const IntegerProduct& a, const uint8_t* packed, int64_t tiles, int64_t panel,
+void multiply_tiles_unpacked(const IntegerProduct& a, const uint8_t* packed, int64_t tiles, int64_t panel,
                            PrefetchCursor& next) {
   alignas(64) uint8_t unpacked[P * wide_stride];
   const int64_t groups = a.x.inputs / quant_group;
   for (int64_t first = 0; first < groups; first += wide_groups) {
     const int64_t last = first + wide_groups < groups ? first + wide_groups : groups;
     const Codes codes{first, last, packed, unpacked};
-    tiles_beside<kind, Form::unpacking, R, P>(a, codes, 0, 1, tiles, panel, next);
-    tiles_beside<like_unpacked(kind), Form::unpacked, R, P>(a, codes, 1, tiles, tiles, panel, next);
+    multiply_tiles<kind, Form::unpacking, R, P>(a, codes, 0, 1, tiles, panel, next);
+    multiply_tiles<like_unpacked(kind), Form::unpacked, R, P>(a, codes, 1, tiles, tiles, panel, next);
   }
 }
 
@@ -246,9 +246,9 @@ OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t p
   PrefetchCursor next = fetched_within(codes + P * stride, P * stride, tiles * groups);
   // Not for a panel that is left over: it is rare, and this is long to compile.
   if constexpr (kind != Kind::q8_0 && R > 1 && R >= wide_rows_min && P == panels_for(R)) {
-    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, codes, tiles, panel, next);
+    if (tiles >= wide_tiles) return multiply_tiles_unpacked<kind, R, P>(a, codes, tiles, panel, next);
   }
-  tiles_beside<kind, Form::packed, R, P>(a, {0, groups, codes, nullptr}, 0, tiles, tiles, panel, next);
+  multiply_tiles<kind, Form::packed, R, P>(a, {0, groups, codes, nullptr}, 0, tiles, tiles, panel, next);
 }
 
 template <Kind kind, int R>
@@ -299,7 +299,7 @@ void panels_of(const IntegerProduct& all, int64_t first_panel, int64_t last_pane
 #else
   const IntegerProduct& a = all;
 #endif
-  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt wants no logits
+  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt needs no logits
   const int64_t tiles = (a.x.rows + rows_max - 1) / rows_max;
   tiles_of<kind>(a, (a.x.rows + tiles - 1) / tiles, tiles, first_panel, last_panel);
 }

@@ -29,7 +29,7 @@ OCTAVO_INLINE void store_words(uint8_t* target, const IntLanes& words) {
 #define OCTAVO_BYTES_WIDENED
 #endif
 
-// Four signed bytes beside every lane, in the form that the product of bytes takes.
+// Four signed bytes that every lane is multiplied with, in the form that the product of bytes takes.
 struct Four {
 #if defined(OCTAVO_BYTES_512)
   __m512i bytes;

@@ -1,5 +1,5 @@
 // What a set of kernels offers to the rest of the module: plain functions over raw pointers, one table per
-// instruction set. They know neither Python nor threads: a caller splits the work, which changes no bit.
+// instruction set. No Python and no threads here: the caller splits the work, which changes no bit.
 //
 // Dimensions: T tokens (rows), H query heads, K kv heads, D head size, B block size, V vocabulary.
 #pragma once
@@ -11,18 +11,18 @@
 
 namespace octavo {
 
-// Integer products with AVX-512 take rows in tiles of nearly equal height, and a few panels beside them: work
-// is best cut at multiples of that many panels.
+// Integer products with AVX-512 take rows in tiles of nearly equal height and a few panels' width: work is
+// best cut at multiples of that many panels.
 constexpr int code_rows_max = 6;
 constexpr int64_t code_tiles(int64_t rows) { return (rows + code_rows_max - 1) / code_rows_max; }
-constexpr int code_panels_beside(int64_t height) { return height <= 3 ? 4 : height == 4 ? 3 : 2; }
+constexpr int code_panels_for(int64_t height) { return height <= 3 ? 4 : height == 4 ? 3 : 2; }
 constexpr int code_panels_unit(int64_t rows) {
-  return rows == 0 ? 1 : code_panels_beside((rows + code_tiles(rows) - 1) / code_tiles(rows));
+  return rows == 0 ? 1 : code_panels_for((rows + code_tiles(rows) - 1) / code_tiles(rows));
 }
 
-// K and V that are wanted soon: of each block `bytes` bytes from `start` on. A product fetches them beside its own
-// work, as many as it has time for, and moves on: `left` bytes, from `offset` in the first block. Tiles of one or two
-// rows, of super-blocks and of matrix registers leave it alone.
+// K and V that are needed soon: of each block `bytes` bytes from `start` on. A product prefetches them during
+// its own work, as many as it has time for, and advances the cursor: `left` bytes, from `offset` in the first
+// block. Tiles of one or two rows, of super-blocks and of matrix registers do not use it.
 struct KvPrefetchCursor {
   const uint8_t* const* block;
   int64_t start, bytes;
@@ -33,7 +33,7 @@ struct KvPrefetchCursor {
 // last output. Halves are widened exactly, so both give the bits of the same values in float32. Panels of BF16 are
 // [ceil(outputs / 16)][inputs / 2][16][2]: pairs of inputs, whose number is even.
 struct Product {
-  const void* x;  // (rows, inputs): floats; beside BF16 what `round_row` makes of them
+  const void* x;  // (rows, inputs): floats; with BF16 weights, rounded by `round_row`
   const void* panels;
   const float* bias;  // (outputs,) or null
   float* y;           // (rows, outputs)
@@ -103,8 +103,8 @@ struct IntegerProduct {
   KvPrefetchCursor* kv_cursor = nullptr;
 };
 
-// A matrix as its file stores it, to be packed into integer panels of one of the grouped kinds. Where that is
-// not the file's own kind, groups are quantised anew: to Q8_0 or Q4_1.
+// A matrix as its file stores it, to be packed into integer panels of one of the grouped kinds. If that is
+// not the file's own kind, groups are quantised again, to Q8_0 or Q4_1.
 struct CodePacking {
   const uint8_t* data;
   Kind kind;  // of the panels

@@ -62,7 +62,7 @@ constexpr KindRow kind_rows[] = {
 };
 static_assert(sizeof kind_rows / sizeof *kind_rows == static_cast<int>(Kind::iq4_xs) + 1);
 
-// Static, here and below: files that are compiled for different instruction sets share none of it.
+// Static, like the functions after it: files compiled for different instruction sets share none of them.
 static constexpr const KindRow& row_of(Kind kind) { return kind_rows[static_cast<int>(kind)]; }
 
 static constexpr bool is_grouped(Kind kind) { return row_of(kind).elements > 1; }
@@ -95,7 +95,8 @@ static constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
   return (inputs / quant_group * (code_bytes(kind) + scale_bytes(kind)) + 63) / 64 * 64;
 }
 
-// What a product wants to know of a group of quantised activations beside its codes (`Activations`).
+// The sums that a product needs of a group of quantised activations, in addition to its codes
+// (`Activations`).
 enum class CodeSums {
   whole,   // of weights that have one scale for the group
   halves,  // of weights that have one for each sixteen

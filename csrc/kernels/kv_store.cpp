@@ -34,7 +34,7 @@ void store_brains(const KvLayer& kv, uint8_t* keys, uint8_t* values, int64_t slo
                   const float* v) {
   const int64_t size = kv.head_size, padded_size = kv_padded_size(size), all = kv.kv_heads * size;
   uint32_t* key = reinterpret_cast<uint32_t*>(keys) + slot;
-  // A cache line each: asked for together, they are waited for once.
+  // A cache line each: requested together, they take one latency.
   for (int64_t i = 0; i < all / 2; ++i) __builtin_prefetch(key + i * kv.block_size, 1);
   for (int64_t i = 0; i < all; i += lane_count) {
     alignas(64) uint32_t brains[lane_count];

@@ -91,7 +91,7 @@ OCTAVO_INLINE Lanes store_paired_weights(Paired* target, const Lanes& x) {
 #endif
 }
 
-// Two numbers beside every lane, in the form that the product of pairs takes.
+// Two numbers that every lane is multiplied with, in the form that the product of pairs takes.
 struct Two {
 #if defined(__AVX512BF16__)
   __m512i words;
@@ -169,7 +169,7 @@ OCTAVO_INLINE void multiply_pair(const Paired* x, int64_t x_stride, const uint8_
 }
 
 // acc[r][p] += sum over pairs i of x[r]'s pair i times the pairs w[p][i * stride ...], i ascending, of which
-// only the halves in `mask` count. Beside each step the same offset from `upcoming` is fetched.
+// only the halves in `mask` count. Each step also prefetches the same offset from `upcoming`.
 template <int32_t mask, int R, int P>
 OCTAVO_INLINE void multiply_pairs(const Paired* x, int64_t x_stride, const uint8_t* const* w,
                                   const uint8_t* const* upcoming, int64_t stride, int64_t pairs,

@@ -1,6 +1,6 @@
-// What the machine can do at best, to set the kernels' figures beside: multiply-adds, pairs of bfloat16 and
-// bytes out of registers alone, and reading memory. The values mean nothing; that somebody could look at them
-// keeps the compiler from dropping the work.
+// The machine's peaks, as a reference for the kernels' figures: multiply-adds, pairs of bfloat16 and bytes
+// out of registers alone, and reading memory. The values mean nothing; they are returned so that the compiler
+// does not drop the work.
 #include "kernels/amx.hpp"
 #include "kernels/pairs.hpp"
 #include "kernels/table.hpp"
@@ -12,7 +12,7 @@ namespace {
 // begins with a value of its own: chains that begin alike would be computed once.
 constexpr int chains = native_bytes == 64 ? 12 : native_bytes == 32 ? 6 : 3;
 
-// `rounds` of `step` on each chain, and then all chains added up: the sum, in case anybody looks.
+// Runs `rounds` of `step` on each chain. Returns the sum of all chains, so that the work is not dropped.
 template <class Step>
 OCTAVO_INLINE float run_chains(int64_t rounds, Step&& step) {
   Lanes sum[chains];

@@ -49,7 +49,7 @@ void tile(const Product& a, int64_t row, int64_t panel, PrefetchCursor& next) {
   for (int p = 0; p < P; ++p) w[p] = static_cast<const Stored*>(a.panels) + (panel + p) * a.inputs * panel_width;
   for (int r = 0; r < R; ++r) {
     const float* y = a.y + (row + r) * a.outputs + panel * panel_width;
-    for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written below
+    for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written at the end
   }
   Lanes acc[R][P]{};
   const auto* x = static_cast<const typename RowNumber<in_pairs<Stored>>::Type*>(a.x) + row * a.inputs;
@@ -80,7 +80,7 @@ void rows_strip(const Product& a, int64_t row, int64_t rows, int64_t panel, int6
   if constexpr (R > 1) rows_strip<Stored, P, R - 1>(a, row, rows, panel, last_panel, next);
 }
 
-// Few rows: one tall-enough tile, as many vectors as fit beside it.
+// Few rows: one tile that holds them all, with as many vectors as fit.
 template <class Stored, int R = tile_rows>
 void few_rows(const Product& a, int64_t panel, int64_t last_panel) {
   PrefetchCursor nothing{};  // one tile reads all in order, which the processor foresees

@@ -14,7 +14,7 @@ struct Owner {
   int64_t token, query_head;
 };
 
-// What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
+// A task's rows. A row is a (token, query head of the group) pair; it sees positions [low,
 // high).
 struct Rows {
   int64_t count, per_head;  // all of them, head after head
@@ -106,17 +106,17 @@ OCTAVO_INLINE float largest_score(float* scores, Range range, Finished&& finishe
   return largest_lane(best);
 }
 
-// Scores become exp(score - largest), 0 beside the range: their total.
+// Replaces scores by exp(score - largest), outside the range by 0, and returns their total.
 template <KvKind kind>
 OCTAVO_INLINE float weigh_scores(float* scores, Range range, float largest) {
   Lanes total = broadcast(0.0f);
   for (int64_t i = range.first / lane_count * lane_count; i < range.last; i += lane_count) {
-    const Lanes below = load(scores + i) - broadcast(largest);
+    const Lanes relative = load(scores + i) - broadcast(largest);
     if constexpr (kind == KvKind::bf16) {
       // Written over scores that were read already.
-      total = total + store_paired_weights(paired(scores) + i, exponential_for_rounding(below));
+      total = total + store_paired_weights(paired(scores) + i, exponential_for_rounding(relative));
     } else {
-      const Lanes weight = exponential(below);
+      const Lanes weight = exponential(relative);
       store(scores + i, weight);
       total = total + weight;
     }

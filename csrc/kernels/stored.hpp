@@ -2,7 +2,7 @@
 // are on their way.
 //
 // Decoding is bound by memory: each byte of K and V is used for one token's rows only. Blocks are scattered,
-// so the processor foresees little beyond each piece; products therefore ask for what comes next themselves.
+// so the processor foresees little beyond each piece; products therefore prefetch the next piece themselves.
 #pragma once
 
 #include "kernels/prefetch_cursor.hpp"
@@ -12,7 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 
 constexpr int vectors_per_partition = partition_size / lane_count;
-constexpr int vectors_max = 8;  // of positions or dimensions, beside one row
+constexpr int vectors_max = 8;  // of positions or dimensions, in a tile of one row
 constexpr int lead = 4;         // vectors of positions, at least, from what is computed to what is prefetched
 
 OCTAVO_INLINE int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
@@ -100,7 +100,7 @@ OCTAVO_INLINE Lanes widened(const uint8_t* source) {
 }
 
 // acc[r][p] += sum over i of x[r][i] * w[p][i], i ascending, as `multiply` (tile.hpp) does it.
-// Beside each step the same offset from `upcoming` is fetched, for every `every`-th vector.
+// Each step also prefetches the same offset from `upcoming`, for every `every`-th vector.
 template <KvKind kind, int every, int R, int P>
 OCTAVO_INLINE void multiply_stored(const float* x, int64_t x_stride, const uint8_t* const* w,
                                    const uint8_t* const* upcoming, int64_t stride, int64_t steps,

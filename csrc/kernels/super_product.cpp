@@ -1,4 +1,5 @@
-// Products with super-blocks of 256 weights, whose groups have scales of their own beside the block's halves.
+// Products with super-blocks of 256 weights, whose groups have their own scales as well as the block's
+// halves.
 //
 //   Q4_K, Q5_K, IQ4_XS    for each group:
 //     sum = sum of q_w q_x                                          int32, exact
@@ -194,7 +195,7 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel, PrefetchCursor& n
   }
 }
 
-// Rows beside each other: what a row keeps (a sum and an output, in Q6_K a weighted sum too) must fit the
+// Rows of a tile: what each row keeps (a sum and an output, in Q6_K a weighted sum too) must fit the
 // registers.
 #if defined(__AVX512F__)
 constexpr int rows_max(Kind kind) { return kind == Kind::q6_k ? 8 : 12; }
@@ -235,8 +236,8 @@ struct SuperFormat {
 
 // A panel stays in the nearest cache while all rows pass over it, in tiles of nearly equal height.
 template <Kind kind>
-void tiles_beside_panels(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
-  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt wants no logits
+void multiply_panels(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
+  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt needs no logits
   const int64_t tiles = (a.x.rows + rows_max(kind) - 1) / rows_max(kind);
   const int64_t stride = code_panel_bytes(kind, a.x.inputs), groups = a.x.inputs / quant_group;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
@@ -255,10 +256,10 @@ void super_product(const IntegerProduct& a, int64_t first_panel, int64_t last_pa
 #if defined(OCTAVO_MATRICES)
   if constexpr (row_of(kind).scales == 1) {
     const IntegerProduct rest = rest_of<SuperFormat<kind>>(a, first_panel, last_panel);
-    return tiles_beside_panels<kind>(rest, first_panel, last_panel);
+    return multiply_panels<kind>(rest, first_panel, last_panel);
   }
 #endif
-  tiles_beside_panels<kind>(a, first_panel, last_panel);
+  multiply_panels<kind>(a, first_panel, last_panel);
 }
 
 template void super_product<Kind::q2_k>(const IntegerProduct&, int64_t, int64_t);

@@ -37,8 +37,9 @@ OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* cons
   end_when_done(next);
 }
 
-// The tallest tile, and how many vectors stand beside R rows so that the accumulators fill the registers:
-// enough independent chains to hide the latency of the multiply-add, few enough that none is spilled.
+// The tallest tile, and how many vectors wide a tile of R rows is so that the accumulators fill the
+// registers: enough independent chains to hide the latency of the multiply-add, few enough that none is
+// spilled.
 #if defined(__AVX512F__)
 constexpr int tile_rows = 8;
 constexpr int vectors_for(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }

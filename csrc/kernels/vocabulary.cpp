@@ -42,7 +42,7 @@ OCTAVO_INLINE float gumbel_of(uint32_t bits) {
 // As integers magnitudes compare like floats, and NaN is above all.
 constexpr int32_t infinite_magnitude = 0x7F800000;
 
-// The largest of whole vectors, where none is NaN; `magnitude` takes in theirs, which tell of NaN.
+// The largest of whole vectors, if none is NaN; `magnitude` accumulates their magnitudes, which reveal NaN.
 OCTAVO_INLINE float largest_of(const float* x, int64_t size, IntLanes& magnitude) {
   constexpr int chains = 4;
   const IntLanes mask = broadcast_int(0x7FFFFFFF);

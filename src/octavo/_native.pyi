@@ -4,8 +4,8 @@ Arrays are C-contiguous and of exactly the type named here: nothing is converted
 or layout is a TypeError. A wrong size is a ValueError, an index out of range an IndexError; nothing is
 written then. Every function releases the interpreter's lock while it computes; any thread may call it.
 
-Exactness: a row's bits depend on that row's input alone, never on the rows beside it or on the number of
-threads; and all instruction sets give the same bits, but for attention beside KV in bf16 with AMX
+Exactness: a row's bits depend on that row's input alone, never on other rows or on the number of
+threads; and all instruction sets give the same bits, except for attention over KV in bf16 with AMX
 (OCTAVO_ISA = portable | avx2 | avx2_vnni | avx512 | avx512_bf16 | avx512_amx chooses one; a wrong value is a
 ValueError at first use).
 """
@@ -41,7 +41,7 @@ def read_string_array(data: _Bytes, offset: int, count: int) -> tuple[list[bytes
 def dequantise(data: _Bytes, kind: str, count: int, out: _Floats) -> None:
     """`data`, exactly the bytes of `count` elements, to float32.
 
-    kind, here and below: one of `octavo.kernels.packed.BLOCKS`.
+    kind, in all functions: one of `octavo.kernels.packed.BLOCKS`.
     """
 
 def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) -> None:
@@ -57,7 +57,7 @@ def code_panel_bytes(kind: str, inputs: int) -> int:
 def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, panels: _Bytes) -> None:
     """A matrix as its file stores it to integer panels (ceil(outputs / 16), code_panel_bytes).
 
-    stored: the same kind; or Q8_0 or Q4_1, quantised anew by ggml's arithmetic, group by group. A group that
+    stored: the same kind; or Q8_0 or Q4_1, quantised again by ggml's arithmetic, group by group. A group that
     holds an infinity or a NaN gets a scale that is NaN.
     """
 
