@@ -90,7 +90,7 @@ class RunningCluster:
         command = [*octavo(), "cluster", "serve", *self._model, *self._flags, *self._address]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=self._environment)
-        until(lambda: "ctrl-c ends it" in self.log.read_text() or self.process.poll() is not None)
+        until(lambda: "ctrl-c stops it" in self.log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
 
     def ask(self, *command: str, timeout_s: float = LIMIT_S) -> str:

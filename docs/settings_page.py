@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.api.settings import VLLM_SETTINGS
 from octavo.config import StartOptions
 from octavo.server.settings import ServerSettings
-from octavo.setting import Setting, gone_of, settings_of
+from octavo.setting import Setting, removed_settings_of, settings_of
 from octavo.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def gone() -> Iterator[tuple[str, ...]]:
     """Removed settings."""
     yield "removed setting", "what happens now"
-    for name, each in gone_of(StartOptions).items():
-        yield f"`{name}`", each.gone
+    for name, each in removed_settings_of(StartOptions).items():
+        yield f"`{name}`", each.removed
 
 
 def vllm() -> Iterator[tuple[str, ...]]:

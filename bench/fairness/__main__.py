@@ -13,7 +13,7 @@ from rich.table import Table
 
 from octavo.bench.offline import quantile
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.config import StartOptions
 from octavo.serving.start import start_engine
 from octavo.units import parse_bytes
@@ -21,8 +21,8 @@ from octavo.units import parse_bytes
 
 def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json: bool) -> None:
     """Measure the three situations on one engine and print them."""
-    look_at_machine()
-    with phases() as tell:
+    probe_machine()
+    with show_progress() as tell:
         llm = start_engine(model, options, tell)
         try:
             tell("a quiet tenant alone, beside a flood, and beside a flood without tenants")

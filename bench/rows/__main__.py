@@ -13,7 +13,7 @@ from rich.table import Table
 
 from octavo import _native
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.engine.available import available_cores
 
 _COLUMNS = ("rows", "one chunk", "sequences", "vocabulary", "dearer than more")
@@ -29,12 +29,12 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
     """Measure the whole step of 1 to 17 rows: no count should be dearer than a larger one."""
-    look_at_machine()
+    probe_machine()
     _native.set_num_threads(threads or available_cores())
     table = Table(title=f"1 to 17 rows, {_native.simd_probe()['chosen']}: medians")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
-    with phases() as tell:
+    with show_progress() as tell:
         for cost in measure_rows(model, weights, kv, range(1, 18), context, _ROUNDS, tell):
             if as_json:
                 write(json.dumps(dataclasses.asdict(cost)) + "\n")

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.errors import ConfigError
 
 _COLUMNS = (
@@ -44,8 +44,8 @@ _TO_THE_LEFT = ("task", "mode")
 
 def run(model: str | None, scenario: Scenario, *, as_json: bool) -> None:
     """Measure all cells round after round; print them, and a line for each mode."""
-    look_at_machine()
-    with phases() as tell:
+    probe_machine()
+    with show_progress() as tell:
         results = measure_speculation(model, scenario, tell)
     summaries = summaries_of(results)
     if as_json:
@@ -61,7 +61,7 @@ def run(model: str | None, scenario: Scenario, *, as_json: bool) -> None:
 
 def write_prompts(model: str | None, scenario: Scenario, path: Path) -> None:
     """The prompts as JSON lines, for other programs. Raises ConfigError where they cannot be written."""
-    look_at_machine()
+    probe_machine()
     lines = [json.dumps(prompt) + "\n" for prompt in written_prompts(model, scenario)]
     try:
         path.write_text("".join(lines), encoding="utf-8")

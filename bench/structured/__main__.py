@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 
 
 def run(model: str | None, rows: int, tokens: int, rounds: int, *, as_json: bool) -> None:
     """Measure all variants in turn and print their medians."""
-    look_at_machine()
-    with phases() as tell:
+    probe_machine()
+    with show_progress() as tell:
         results = list(measure_structured(model, rows, tokens, rounds, tell))
     if as_json:
         for each in results:

@@ -15,7 +15,7 @@ from rich.table import Table
 from octavo.bench.offline import quantile
 from octavo.bench.workloads import Load
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.engine.outputs import EngineStats
 from octavo.server.feeds import pause_s
 from octavo.server.frame_rows import stats_row
@@ -27,9 +27,9 @@ CONCURRENCY = 32
 
 def run(words: Sequence[str], scene: Scene, tokens: int, rounds: int, *, as_json: bool) -> None:
     """Measure and print; `words` are options of the server. Raises RequestFailed."""
-    look_at_machine()
+    probe_machine()
     console, turns = Console(highlight=False), list[Round]()
-    with phases() as tell:
+    with show_progress() as tell:
         drawn = draw(scene, FrameWriter({}), told_beside(), pause_s, tell)
         if as_json:
             write(json.dumps({"drawn": asdict(drawn)}) + "\n")

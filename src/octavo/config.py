@@ -267,14 +267,14 @@ class StartOptions:
 
     # Bytes of the KV memory that are allocated at start, so that no prompt waits for them.
     kv_ready_bytes: int = setting(
-        0, gone="a server takes the first GiB of its KV memory at start, the rest when first used"
+        0, removed="a server takes the first GiB of its KV memory at start, the rest when first used"
     )
-    block_size: int = setting(16, choices=(16, 32, 64), gone="a block holds 16 tokens")
+    block_size: int = setting(16, choices=(16, 32, 64), removed="a block holds 16 tokens")
     # 1: the next step is planned while one runs; None: 1 on a GPU, else 0.
     overlap: int | None = setting(
         None,
         bounds=(0, 1),
-        gone="steps overlap on a GPU, where it pays, and do not on a processor, where it does not",
+        removed="steps overlap on a GPU, where it pays, and do not on a processor, where it does not",
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
     max_seqs: int = setting(64, "Sequences that run at once.", bounds=(1, 4096))
 
          |-- Python        LLM("m", max_seqs=8), StartOptions(max_seqs=8)     name, type, default: the field's
-         |-- flag          --max-seqs 8                                       `cli/given.py`
+         |-- flag          --max-seqs 8                                       `cli/flags.py`
          |-- variable      OCTAVO_MAX_SEQS=8
          |-- key           max_seqs = 8, under [engine] of --config FILE
          |-- check         "max_seqs is 0; allowed: 1 to 4,096"               `check`
@@ -14,7 +14,7 @@ values of other types. A field ends with its unit (`kv_memory_bytes`, `session_t
 omit it, since their values have units or are in seconds: `--kv-memory 2GiB`. Nothing here knows the source of
 a value.
 
-CONTRIBUTING.md says how to add one. To remove one, write `gone="what happens now"` in place of its help: the
+CONTRIBUTING.md says how to add one. To remove one, replace its help by `removed="what happens now"`: the
 field stays, for code and tests; flag, variable, key and Python's keyword are refused with that text.
 """
 
@@ -67,7 +67,7 @@ class Setting:
     short: str = ""  # another spelling of the flag
     secret: bool = False  # no message shows the value
     read: Callable[[str, str], object] | None = None  # parses a text and its source to a value
-    gone: str = ""  # of a removed setting: what happens now
+    removed: str = ""  # of a removed setting: what happens now
 
     # `_all_of` fills these in from the field.
     field: str = ""
@@ -150,7 +150,7 @@ class Setting:
 
     def refusal(self, given_as: str) -> ConfigError:
         """The error for a caller who gives a removed setting."""
-        return ConfigError(f"{given_as} is no setting any more: {self.gone}; leave it out")
+        return ConfigError(f"{given_as} is no setting any more: {self.removed}; leave it out")
 
     @property
     def is_size(self) -> bool:
@@ -182,12 +182,12 @@ setting = _as_field(Setting)  # a field with that default; other arguments are t
 
 def settings_of(cls: type[DataclassInstance]) -> tuple[Setting, ...]:
     """The settings among the fields of a dataclass, in their order."""
-    return tuple(each for each in _all_of(cls) if not each.gone)
+    return tuple(each for each in _all_of(cls) if not each.removed)
 
 
-def gone_of(cls: type[DataclassInstance]) -> dict[str, Setting]:
+def removed_settings_of(cls: type[DataclassInstance]) -> dict[str, Setting]:
     """The removed settings among its fields, by name."""
-    return {each.name: each for each in _all_of(cls) if each.gone}
+    return {each.name: each for each in _all_of(cls) if each.removed}
 
 
 def check(options: DataclassInstance) -> None:
@@ -196,7 +196,7 @@ def check(options: DataclassInstance) -> None:
         each.check(getattr(options, each.field), each.name)
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggestions(name: str, known: Iterable[str]) -> str:
     """Suggestions for a misspelt name, for the end of a message; "" if there are none."""
     import difflib  # takes a millisecond, and is needed only for mistakes
 

@@ -10,7 +10,7 @@ from tests.engine.peek import stats_of
 from tests.engine.served import serve_tiny
 
 from octavo.bench.embeddings import fixed_texts, measure_embeddings
-from octavo.cli.bench_embeddings import table_of, write_texts
+from octavo.cli.bench import embeddings_table, save_texts
 from octavo.engine.outputs import ModelCard
 from octavo.errors import ConfigError
 from octavo.params import Pooling
@@ -23,12 +23,12 @@ def test_the_texts_are_fixed_of_many_lengths_and_bounded(tmp_path):
     assert texts == fixed_texts(40, 120)
     lengths = sorted(len(text.split()) for text in texts)
     assert 4 <= lengths[0] < 40 < lengths[-1] <= 120
-    write_texts(tmp_path / "texts.jsonl", 40, 120)
+    save_texts(tmp_path / "texts.jsonl", 40, 120)
     assert [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").open()] == texts
     with pytest.raises(ConfigError, match="allowed: 1 to"):
         fixed_texts(0, 120)
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_texts(tmp_path, 1, 120)
+        save_texts(tmp_path, 1, 120)
 
 
 def test_a_round_is_every_text_once_for_each_pooling():
@@ -44,7 +44,7 @@ def test_a_round_is_every_text_once_for_each_pooling():
     assert all(len(each.seconds) == 2 and each.texts_per_s > 0 for each in results)
     assert stats_of(served.llm).prompt_tokens == 3 * 2 * 8  # one round warms up
     assert len(told) == 6
-    assert table_of(results).row_count == 2
+    assert embeddings_table(results).row_count == 2
     with pytest.raises(ConfigError, match="rounds is 0"):
         measure_embeddings(served.llm, ["a"], list(Pooling), 0)
 

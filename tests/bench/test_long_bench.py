@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo.bench.long import LongRun
 from octavo.bench.workloads import LongSequence
-from octavo.cli.bench_long import table_of
-from octavo.cli.tables import print_all
+from octavo.cli.bench import long_table
+from octavo.cli.terminal import print_all
 
 
 def test_the_table_has_a_column_for_each_way_and_says_the_share_of_the_file(capsys) -> None:  # type: ignore[no-untyped-def]
@@ -13,7 +13,7 @@ def test_the_table_has_a_column_for_each_way_and_says_the_share_of_the_file(caps
     cold = LongRun("cold", 100, 300, 1200.0, 40.0, 50_000_000, 4e9, 0.005, 0.012)
     assert cold.share_of_medium == 0.5
     assert hot.share_of_medium is None
-    print_all(table_of([hot, cold], LongSequence(8000)))
+    print_all(long_table([hot, cold], LongSequence(8000)))
     said = capsys.readouterr().out
     assert "a prompt of 8,000 tokens" in said
     assert "50%" in said

@@ -17,7 +17,7 @@ from tests.processes import running
 from tests.tiers import full
 
 from octavo.cli import answer_view
-from octavo.cli.answer_view import answer_on, length_finished, rendered
+from octavo.cli.answer_view import length_finished, rendered, show_answer
 
 ROOT = Path(__file__).parents[2]
 LETTER = """# Whales
@@ -64,7 +64,7 @@ def console_on(file: io.StringIO, screen: Screen) -> Console:
 def shown(pieces: list[str], width: int = 60, height: int = 12) -> Screen:
     """The screen after an answer of these pieces."""
     screen, file = Screen(width, height), io.StringIO()
-    with answer_on(console_on(file, screen)) as show:
+    with show_answer(console_on(file, screen)) as show:
         for piece in pieces:
             show(piece)
             # A terminal moves to the first column at a line break, as the driver of a real one does.
@@ -111,7 +111,7 @@ def test_lines_end_between_words_at_any_moment(width: int) -> None:
     words = "a cetacean's extraordinarily long breath is remarkable " * 6
     whole, screen = set(words.split()), Screen(width, 30)
     file = io.StringIO()
-    with answer_on(console_on(file, screen)) as show:
+    with show_answer(console_on(file, screen)) as show:
         for end, piece in enumerate(words, 1):
             show(piece)
             screen.write(file.getvalue().replace("\n", "\r\n"))
@@ -163,7 +163,7 @@ def test_text_is_as_it_is_where_no_terminal_lays_it_out(
     term: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=term is not None, _environ={"TERM": term or ""})
-    with answer_on(console) as show:
+    with show_answer(console) as show:
         for piece in ("**bo", "ld**\n", "<think>"):
             show(piece)
     assert capsys.readouterr().out == "**bold**\n<think>\n"

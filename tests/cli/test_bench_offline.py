@@ -24,9 +24,9 @@ from octavo.bench.offline import (
 )
 from octavo.bench.workloads import OfflineOptions
 from octavo.cli import bench
-from octavo.cli.bench import table_of
+from octavo.cli.bench import offline_table
 from octavo.cli.main import app
-from octavo.cli.tables import json_line
+from octavo.cli.terminal import json_line
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.engine.requests import ModelFacts
@@ -156,7 +156,7 @@ def test_a_failed_request_fails_the_run():
 def test_reports_are_json_lines_and_a_table():
     report = measure(FakeLLM(), w1(2, 8, 4, 1))
     assert json.loads(json_line(report))["workload"]["name"] == "W1"
-    assert len(table_of([report, report]).columns) == 3
+    assert len(offline_table([report, report]).columns) == 3
 
 
 def test_planning_is_told_by_step_and_as_a_share_of_the_steps_of_the_run():
@@ -164,7 +164,7 @@ def test_planning_is_told_by_step_and_as_a_share_of_the_steps_of_the_run():
     assert (report.steps, report.step_seconds) == (8, 4.0)
     assert report.plan_share == pytest.approx(0.01)
     console = Console(width=100, record=True)
-    console.print(table_of([report]))
+    console.print(offline_table([report]))
     assert "5.00 (1.0 %)" in console.export_text()
 
 
@@ -222,7 +222,9 @@ def test_workloads_are_those_that_were_asked_for_in_order():
 
 def test_a_workload_is_chosen_by_either_of_its_names(monkeypatch):
     seen = []
-    monkeypatch.setattr(bench, "run", lambda model, engine, workloads, *, as_json: seen.append(workloads))
+    monkeypatch.setattr(
+        bench, "run_offline", lambda model, engine, workloads, *, as_json: seen.append(workloads)
+    )
     for words in (["W1", "w3"], ["independent", "long"]):
         flags = [part for word in words for part in ("--workload", word)]
         result = CliRunner().invoke(app, ["bench", "offline", *flags, "--conc", "1", "--conc", "2"])
@@ -259,7 +261,7 @@ def test_a_run_that_fails_lets_go_of_the_engine(monkeypatch) -> None:
     monkeypatch.setattr(bench, "LLM", lambda *given: llm)
     monkeypatch.setattr(bench, "resolved_settings", lambda *given: {})
     with pytest.raises(RequestFailed, match="NaN"):
-        bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=True)
+        bench.run_offline(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=True)
     assert llm.closed
 
 
@@ -269,7 +271,7 @@ def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json
     engine = {"weights": "int8", "weight_bytes": 1 << 20, "kv": "f32"}
     monkeypatch.setattr(bench, "LLM", lambda *given: llm)
     monkeypatch.setattr(bench, "resolved_settings", lambda *given: engine)
-    bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=as_json)
+    bench.run_offline(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=as_json)
     assert llm.waited  # for memory, which is not what is measured
     assert llm.closed
     told = capsys.readouterr().out

@@ -166,7 +166,7 @@ def test_a_conversation_beyond_the_context_is_told_what_makes_room(
 ) -> None:
     model.refusal = RequestTooLarge("the prompt has too many tokens")
     shown, _ = converse(answerer, "hi")
-    assert shown == "the prompt has too many tokens; /clear makes room\n"
+    assert shown == "the prompt has too many tokens; /clear starts a new conversation\n"
 
 
 def test_thinking_is_shown_and_kept_as_the_model_writes_it(

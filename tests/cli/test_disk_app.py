@@ -68,7 +68,7 @@ def test_doctor_tells_the_disk_cache(tmp_path: Path, own: str) -> None:
     filled(tmp_path)
     lines = disk_lines(StartOptions(disk_cache=str(tmp_path)), own)
     told = dict(lines)
-    assert "free there; this model may take 20.0 GiB" in told["disk cache"]
+    assert "free; this model may use 20.0 GiB" in told["disk cache"]
     mine, others = told["  this model"], told.get("  another", "")
     assert ("4 blocks" in mine, "4 blocks" in others) == (own == NAMESPACE, own != NAMESPACE)
     assert "--disk-cache FOLDER" in disk_lines(StartOptions(), own)[0][1]

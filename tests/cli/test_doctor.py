@@ -5,9 +5,8 @@ import json
 import pytest
 from tests.tiny import over_weights_of, tiny_model
 
-from octavo.cli.doctor import run
+from octavo.cli.doctor import packed_lines, run
 from octavo.cli.doctor_headers import weights_in_words
-from octavo.cli.packed import packed_lines
 from octavo.config import StartOptions
 from octavo.kernels.native_ops import NativeOps
 

@@ -10,7 +10,7 @@ import pytest
 from tests.model.checkpoints import checkpoint, save_checkpoint
 from tests.model.gguf_bench import write_model
 
-from octavo.cli.doctor_headers import Diagnosis, json_of, look
+from octavo.cli.doctor_headers import Diagnosis, diagnose_files, diagnosis_json
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.executor.backend import HostBackend
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelPath:
 def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
     """On a machine with so much memory, which reads 1,000,000 bytes a second."""
     backend = HostBackend("native", NativeOps(options.weights), lambda: available)
-    return look(path, options, Choice(backend, "given"), lambda: 1e6)
+    return diagnose_files(path, options, Choice(backend, "given"), lambda: 1e6)
 
 
 def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: ModelPath) -> None:
@@ -100,7 +100,7 @@ def test_what_nothing_makes_fit_is_told(folder: ModelPath) -> None:
     assert found.fit is not None
     assert not found.fit.fits
     assert dict(found.lines)["blocks"].startswith("none: ")
-    assert found.advice[-1].startswith("none of these makes it fit")
+    assert found.advice[-1].startswith("it fits with none of these")
 
 
 def test_advice_is_what_the_settings_come_to(folder: ModelPath) -> None:
@@ -144,7 +144,7 @@ def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> Non
 
 def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) -> None:
     found = ask(folder, StartOptions(weights="f32"), 16 * MEBIBYTE)
-    told = json.loads(json.dumps(json_of(found)))
+    told = json.loads(json.dumps(diagnosis_json(found)))
     assert found.fit is not None
     assert (told["runs"], told["fits"], told["problems"]) == (True, True, [])
     assert told["settings"]["weight_bytes_by_kind"] == {"F32": found.fit.model.weights.num_bytes}
@@ -152,7 +152,7 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
     assert [other["flags"] for other in told["others"]] == ["--weights q4", "--kv int8"]
     save_checkpoint("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    told = json_of(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
+    told = diagnosis_json(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
     assert (told["runs"], told["fits"], told["settings"]) == (False, False, None)
     assert "tokenizer" in str(told["problems"])
 

@@ -98,7 +98,7 @@ def test_an_alias_that_is_not_here_is_offered(hub, tmp_path):
     assert list((tmp_path / "octavo" / "tiny").iterdir()) == []
     (shown, _) = rows(run("list").stdout)
     assert (shown["model"], shown["size"]) == ("tiny", "2.0 KiB")
-    assert shown["note"] == "not here yet: `octavo models pull tiny`"
+    assert shown["note"] == "not fetched yet: `octavo models pull tiny`"
 
 
 def test_removing_asks_and_removes_only_what_is_named(hub, tmp_path):
@@ -157,7 +157,7 @@ def test_safetensors_are_listed_with_their_type_and_whether_they_are_whole(hub, 
     [path] = (tmp_path / "cache").rglob("config.json")
     path.unlink()
     assert listed()["owner/name"]["is_whole"] is False
-    assert "not whole: `octavo models pull` fetches the rest" in run("list").stdout
+    assert "incomplete: `octavo models pull` fetches the rest" in run("list").stdout
 
 
 COMMIT = 40 * "a"
@@ -257,7 +257,7 @@ def test_an_unfinished_fetch_is_listed_and_goes_with_its_repository(hub, tmp_pat
         "name": "owner/name", "kind": "unfinished", "quant": None, "num_bytes": 50_000, "path": "",
         "num_files": 1, "used_at": 0, "is_whole": False,
     }  # fmt: skip
-    assert "interrupted: `octavo models pull` goes on" in run("list").stdout
+    assert "interrupted: `octavo models pull` continues" in run("list").stdout
     assert "48.8 KiB are free now" in run("rm", "owner/name", "--yes").stdout
     assert set(listed()) == {"tiny"}
 
@@ -268,7 +268,7 @@ def test_empty_caches_are_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none either"))
     assert run("list", "--json").stdout == ""
-    assert "smollm2-135m  93.8 MiB  not here yet" in run("list").stdout
+    assert "smollm2-135m  93.8 MiB  not fetched yet" in run("list").stdout
 
 
 def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
@@ -286,7 +286,7 @@ def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
         said = pull.communicate(timeout=30)[1]
     assert (pull.returncode, said.splitlines()[-1]) == (
         130,
-        "stopped; what was fetched stays, and the same command goes on from there",
+        "stopped; the same command continues the download",
     )
     hub.stall.set()
     assert run("pull", "owner/name").exit_code == 0

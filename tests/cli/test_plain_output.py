@@ -15,7 +15,7 @@ import pytest
 from tests.processes import running
 from tests.tiers import full
 
-from octavo.cli.tables import print_all, table
+from octavo.cli.terminal import print_all, table
 
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")

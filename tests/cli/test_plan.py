@@ -18,10 +18,10 @@ from octavo.bench import calibration as calibrations
 from octavo.bench.calibration import Calibration
 from octavo.bench.traces import RequestTrace, TraceRequest
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
-from octavo.cli.bench_serve import predicted
+from octavo.cli.bench_serve import predict
 from octavo.cli.main import app
-from octavo.cli.plan import of_server, path_of, run_plan, stored
-from octavo.cli.what_if import changed
+from octavo.cli.plan import calibration_of_model, calibration_of_server, path_of, run_plan
+from octavo.cli.what_if import apply_change
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import TierSetup
 from octavo.errors import ConfigError, RequestFailed
@@ -38,7 +38,7 @@ def calibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def planned(capsys: pytest.CaptureFixture[str], asked: PlanOptions) -> list[dict[str, object]]:
-    run_plan(stored("some/model", OPTIONS, 10.0), asked, WorkloadTargets(), as_json=True)
+    run_plan(calibration_of_model("some/model", OPTIONS, 10.0), asked, WorkloadTargets(), as_json=True)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -88,11 +88,11 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    calibration = stored("some/model", OPTIONS, 10.0)
+    calibration = calibration_of_model("some/model", OPTIONS, 10.0)
     run_plan(calibration, PlanOptions(seconds=10, draws=1), WorkloadTargets(), as_json=False)
     out = capsys.readouterr().out
     assert "highest, requests/s" in out
-    assert "guessed tokens are left out" in out
+    assert "speculation is not simulated" in out
 
 
 WRONG = [
@@ -112,7 +112,7 @@ def test_what_if_says_what_is_allowed(text: str) -> None:
     setup = setup_of()
     config = dataclasses.replace(setup.config, bytes_per_block=1000)
     with pytest.raises(ConfigError, match="allowed"):
-        changed(calibration_of(msgspec.structs.replace(setup, config=config)), text)
+        apply_change(calibration_of(msgspec.structs.replace(setup, config=config)), text)
 
 
 def measured_with(**moves: float) -> Calibration:
@@ -127,16 +127,16 @@ def measured_with(**moves: float) -> Calibration:
 def test_tiers_change_where_the_way_to_them_was_measured() -> None:
     calibration = measured_with(load_disk=0.001, store_disk=0.001)
     for text, slots in (("disk_size=2x", 200), ("disk_size=40960", 10)):
-        tier = changed(calibration, text).tier
+        tier = apply_change(calibration, text).tier
         assert tier is not None
         assert (tier.num_slots, tier.num_host, tier.num_readable) == (slots, 0, slots)
-    without = changed(calibration, "disk_size=off")
+    without = apply_change(calibration, "disk_size=off")
     assert without.tier is None
     assert without.setup.config.staging_blocks == 0
-    with pytest.raises(ConfigError, match="measured on its way to or from host memory; allowed"):
-        changed(calibration, "host_cache=1GiB")
-    with pytest.raises(ConfigError, match="measured on its way to or from a disk; allowed"):
-        changed(measured_with(load_disk=0.001), "disk_size=2x")
+    with pytest.raises(ConfigError, match="no transfer times of host memory; allowed"):
+        apply_change(calibration, "host_cache=1GiB")
+    with pytest.raises(ConfigError, match="no transfer times of a disk; allowed"):
+        apply_change(measured_with(load_disk=0.001), "disk_size=2x")
 
 
 def test_tenants_of_a_file_share_as_it_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def server() -> Iterator[str]:
 
 
 def test_a_running_server_is_planned_as_it_is_now(server: str) -> None:
-    calibration = of_server(f"{server}/v1", "")
+    calibration = calibration_of_server(f"{server}/v1", "")
     assert calibration.setup.num_blocks == 10
     assert calibration.setup.config.target_itl_s is None
     assert calibration.tenants == ()
@@ -174,14 +174,16 @@ def test_a_running_server_is_planned_as_it_is_now(server: str) -> None:
 
 def test_without_a_calibration_the_command_that_makes_one_is_named(server: str) -> None:
     path_of(KEY).unlink()
-    with pytest.raises(ConfigError, match=r"allowed: make one there .* \(octavo bench calibrate m\), or fit"):
-        of_server(server, "")
+    with pytest.raises(
+        ConfigError, match=r"allowed: calibrate there .* \(octavo bench calibrate m\), or fit"
+    ):
+        calibration_of_server(server, "")
 
 
 def test_a_url_takes_no_settings_of_an_engine() -> None:
     result = CliRunner().invoke(app, ["plan", "http://127.0.0.1:1", "--max-seqs", "8"])
     assert isinstance(result.exception, ConfigError)
-    assert "--max-seqs: the engine is the server's" in str(result.exception)
+    assert "--max-seqs: the server's engine has its own settings" in str(result.exception)
 
 
 def test_a_key_is_that_of_settings_which_change_steps() -> None:
@@ -194,13 +196,13 @@ def test_a_key_is_that_of_settings_which_change_steps() -> None:
 
 def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
     trace = RequestTrace("two", (TraceRequest(0.0, 16, 4), TraceRequest(1.0, 16, 4)))
-    report = predicted(path_of(KEY), trace, WorkloadTargets())
+    report = predict(path_of(KEY), trace, WorkloadTargets())
     assert report.arrival == "predicted"
     assert report.completed == 2
 
 
 def test_traffic_that_never_fits_fails_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RequestFailed, match="no request could be served"):
+    with pytest.raises(RequestFailed, match="no request can be served"):
         planned(capsys, PlanOptions(inp=50_000, seconds=3))
 
 
@@ -212,5 +214,5 @@ def test_a_trace_and_users_are_not_both_taken(tmp_path: Path) -> None:
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}", encoding="utf-8")
     trace = RequestTrace("one", (TraceRequest(0.0, 16, 4),))
-    with pytest.raises(ConfigError, match="allowed: what `octavo bench calibrate` wrote"):
-        predicted(tmp_path / "no.json", trace, WorkloadTargets())
+    with pytest.raises(ConfigError, match="allowed: a file of `octavo bench calibrate`"):
+        predict(tmp_path / "no.json", trace, WorkloadTargets())

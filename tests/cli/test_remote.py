@@ -91,9 +91,9 @@ def test_a_session_of_any_name_is_asked_for_and_not_found(octavo: Callable[..., 
 
 
 def test_what_cannot_be_sent_is_told(octavo: Callable[..., str]) -> None:
-    with pytest.raises(InvalidRequest, match="UTF-8 text, and a key of ASCII"):
+    with pytest.raises(InvalidRequest, match="UTF-8 text, and an ASCII key"):
         octavo("pins", "add", "a", "\udcff")
-    with pytest.raises(InvalidRequest, match="UTF-8 text, and a key of ASCII"):
+    with pytest.raises(InvalidRequest, match="UTF-8 text, and an ASCII key"):
         octavo("pins", "list", "--api-key", "kéy")
 
 

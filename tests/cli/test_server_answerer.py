@@ -21,7 +21,7 @@ from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny
 from typer.testing import CliRunner
 
-from octavo.cli import place
+from octavo.cli import answer_source
 from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.chat import Conversation, talk
 from octavo.cli.main import app
@@ -144,15 +144,15 @@ def test_bench_serve_loads_the_server_of_the_variable(model: FakeModel, url: str
         (
             ["chat", "--url", NOWHERE, "--threads", "2", "--kv-memory", "1GiB"],
             {},
-            r"^--kv-memory, --threads: the engine is the server's \(--url is .*allowed: .* leave out --url$",
+            r"^--kv-memory, --threads: the server's engine has its own settings \(--url is .*allowed: .* leave out --url$",
         ),
         (
             ["generate", "hi", "--weights", "auto"],
             {"OCTAVO_URL": NOWHERE},
-            r"^--weights: the engine is the server's \(OCTAVO_URL is .*or name a MODEL, which is then loaded",
+            r"^--weights: the server's engine has its own settings \(OCTAVO_URL is .*or name a MODEL, which is then loaded",
         ),
-        (["chat", "--api-key", "secret"], {}, "--api-key is given, and no server is asked"),
-        (["chat", "tiny.gguf", "--api-key", "secret"], {"OCTAVO_URL": NOWHERE}, "no server is asked"),
+        (["chat", "--api-key", "secret"], {}, "--api-key is given without a server"),
+        (["chat", "tiny.gguf", "--api-key", "secret"], {"OCTAVO_URL": NOWHERE}, "without a server"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -172,11 +172,11 @@ def test_a_model_that_is_named_is_loaded_here_and_the_server_of_the_variable_is_
         loaded.append(name)
         yield FakeModel("here")
 
-    monkeypatch.setattr(place, "running_engine", running_engine)
+    monkeypatch.setattr(answer_source, "running_engine", running_engine)
     env = {"OCTAVO_URL": NOWHERE, "OCTAVO_API_KEY": "secret"}
     told = CliRunner().invoke(app, ["generate", "tiny.gguf", "hi"], env=env)
     assert told.stdout == "here\n"
-    assert told.stderr == "tiny.gguf is loaded here; the server of OCTAVO_URL is not asked\n"
+    assert told.stderr == "tiny.gguf is loaded here; the server of OCTAVO_URL is not used\n"
     assert octavo("generate", "hi", env={"OCTAVO_URL": ""}) == "here\n"
     assert octavo("generate", "hi", env={"OCTAVO_API_KEY": "secret"}) == "here\n"
     assert loaded == ["tiny.gguf", None, None]
@@ -318,13 +318,13 @@ def scripted() -> Iterator[Callable[..., str]]:
     ("answers", "says", "written"),
     [
         ([http("<html>", "text/html")], "/v1/models answered 200 without JSON; is it Octavo?", ""),
-        ([http("{}")], "/v1/models tells no model with its max_model_len; is it Octavo?", ""),
-        ([http('{"data": [{"id": "m"}]}')], "tells no model with its max_model_len", ""),
+        ([http("{}")], "/v1/models lists no model with a max_model_len; is it Octavo?", ""),
+        ([http('{"data": [{"id": "m"}]}')], "lists no model with a max_model_len", ""),
         ([MODELS, http("{}")], "/v1/completions answered 200 without events; is it Octavo?", "\n"),
-        ([MODELS, http(BEGUN, EVENTS)], "ended the connection before the answer was whole", "Hel\n"),
-        ([MODELS, http(BEGUN, EVENTS, 1000)], "^http://.* went away in the middle: peer closed", "Hel\n"),
-        ([MODELS, http(BEGUN + "data: [1\n\n", EVENTS)], "sent an event that is no JSON object", "Hel\n"),
-        ([MODELS, http('data: {"error": "?"}\n\n', EVENTS)], "an error without words", "\n"),
+        ([MODELS, http(BEGUN, EVENTS)], "closed the connection before the answer was complete", "Hel\n"),
+        ([MODELS, http(BEGUN, EVENTS, 1000)], "^the connection to http://.* broke: peer closed", "Hel\n"),
+        ([MODELS, http(BEGUN + "data: [1\n\n", EVENTS)], "sent an event that is not a JSON object", "Hel\n"),
+        ([MODELS, http('data: {"error": "?"}\n\n', EVENTS)], "an error without a message", "\n"),
         ([MODELS, http('data: {"error": {"message": "it broke"}}\n\n', EVENTS)], "^it broke$", "\n"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from octavo.cli import doctor, generate, serve
-from octavo.cli.given import TABLES, Only, ResolvedFlags, read_config, resolve, with_settings
+from octavo.cli import chat, doctor, serve
+from octavo.cli.flags import TABLES, Only, ResolvedFlags, read_config, resolve, with_settings
 from octavo.cli.main import app, whole_command
 from octavo.config import WEIGHTS, StartOptions
 from octavo.errors import ConfigError
@@ -153,7 +153,7 @@ def test_the_model_of_the_command_line_comes_before_that_of_the_file(start, writ
 
 def test_benchmarks_measure_the_model_of_the_file_too(write, monkeypatch):
     measured = []
-    monkeypatch.setattr("octavo.cli.bench.run", lambda model, *_, **__: measured.append(model))
+    monkeypatch.setattr("octavo.cli.bench.run_offline", lambda model, *_, **__: measured.append(model))
     path = str(write('model = "of-the-file"\n'))
     for words in ([], ["named"]):
         result = CliRunner().invoke(app, ["bench", "offline", *words, "--config", path])
@@ -202,7 +202,7 @@ def test_a_variable_says_on_or_off(start, text, value):
         ({"OCTAVO_DRAIN_TIMEOUT": "nan"}, "OCTAVO_DRAIN_TIMEOUT is nan; allowed: 0 to 3,600"),
         (
             {"OCTAVO_DISK_CACHE": ""},
-            "OCTAVO_DISK_CACHE is set, and empty; allowed: a value, or a variable that",
+            "OCTAVO_DISK_CACHE is set, and empty; allowed: a value, or an unset variable",
         ),
         ({"OCTAVO_TENANTS": "/no/such/file"}, "/no/such/file"),
         ({"OCTAVO_CONFIG": "/no/such/file"}, "/no/such/file cannot be read"),
@@ -229,11 +229,11 @@ def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
     }
     result = CliRunner().invoke(app, ["serve"], env=misspelt | of_others)
     assert result.exit_code == 0, result.output
-    told = [line for line in result.stderr.splitlines() if "means nothing" in line]
+    told = [line for line in result.stderr.splitlines() if "does not use it" in line]
     assert told == [
-        "octavo: OCTAVO_MAX_SEQ is set, and means nothing to octavo; did you mean OCTAVO_MAX_SEQS? "
-        "(docs/settings.md lists what does)",
-        "octavo: OCTAVO_ZZZ is set, and means nothing to octavo (docs/settings.md lists what does)",
+        "octavo: OCTAVO_MAX_SEQ is set, but octavo does not use it; did you mean OCTAVO_MAX_SEQS? "
+        "(docs/settings.md lists the variables)",
+        "octavo: OCTAVO_ZZZ is set, but octavo does not use it (docs/settings.md lists the variables)",
     ]
 
 
@@ -243,7 +243,7 @@ def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
         ("[engine]\nmax_seq = 8", "there is no setting 'max_seq' in [engine]; near it: max_seqs"),
         ("[engine]\nkv_memory_bytes = 8", "'kv_memory_bytes' in [engine]; near it: kv_memory"),
         ("[engine]\nzzz = 8", "there is no setting 'zzz' in [engine]; docs/settings.md lists all"),
-        ("[engine]\nport = 8", "there is no setting 'port' in [engine]; it stands in [server]"),
+        ("[engine]\nport = 8", "there is no setting 'port' in [engine]; it belongs in [server]"),
         ("[engine]\noverlap = 1", "[engine] overlap is no setting any more: steps overlap on a GPU"),
         (
             "[engin]\nkv = 'f32'",
@@ -262,9 +262,9 @@ def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
         ("[engine]\nkv_memory = '2foo'", "[engine] kv_memory is '2foo'; allowed: a size such as"),
         ("[engine]\nkv_memory = 2.5", "[engine] kv_memory is 2.5; allowed: a size such as 2GiB"),
         ("[server]\nallowed_host = ['a', 3]", "[server] allowed_host number 2 is 3; allowed: text"),
-        ("[engine", "is no TOML"),
-        ("a = " + "[" * 100_000, "is no TOML"),
-        ("\x00", "is no TOML"),
+        ("[engine", "is not TOML"),
+        ("a = " + "[" * 100_000, "is not TOML"),
+        ("\x00", "is not TOML"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_by_name(write, text, says):
@@ -281,7 +281,7 @@ def test_a_file_is_bounded_before_it_is_parsed(tmp_path):
     with pytest.raises(ConfigError, match="is too large; allowed: up to 1,048,576 bytes"):
         read_config(tmp_path / "large")
     (tmp_path / "bytes").write_bytes(b"model = '\xff'")
-    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         read_config(tmp_path / "bytes")
     (tmp_path / "many").write_text(f"[server]\nallowed_host = {['a'] * 1025}")
     with pytest.raises(ConfigError, match="has 1,025 items; allowed: up to 1,024"):
@@ -305,7 +305,7 @@ def test_doctor_says_what_gave_a_setting(monkeypatch, write):
 
 
 def test_settings_of_a_command_alone_have_no_variable(monkeypatch):
-    monkeypatch.setattr(generate, "run", lambda place, params, prompt: taken.append(params))
+    monkeypatch.setattr(chat, "generate", lambda place, params, prompt: taken.append(params))
     taken = []
     words = ["generate", "--top-k", "3", "x"]
     result = CliRunner().invoke(app, words, env={"OCTAVO_TOP_K": "4", "OCTAVO_SEED": "none"})
@@ -321,7 +321,7 @@ class Small:
     size_bytes: int | None = setting(None, "A size.", bounds=(1, 9), group="Sizes")
     kind: str = setting("a", "A kind.", choices=("a", "b"), group="Kinds")
     names: tuple[str, ...] = setting((), "Names.", name="name")
-    old: int = setting(3, gone="it is 3")
+    old: int = setting(3, removed="it is 3")
     inner: int = 4
 
     def __post_init__(self) -> None:

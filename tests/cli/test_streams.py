@@ -74,7 +74,7 @@ def test_a_pipe_that_nobody_reads_any_more_is_left_in_silence() -> None:
 
 def test_what_fails_otherwise_says_so_beside_an_output_that_is_lost() -> None:
     status, _, told = shell("octavo disk list /no/such/folder >/dev/full")
-    assert (status, told.startswith("octavo: /no/such/folder cannot be looked at")) == (2, True)
+    assert (status, told.startswith("octavo: /no/such/folder cannot be read")) == (2, True)
 
 
 def test_an_error_of_the_system_that_is_not_the_outputs_is_not_taken_for_it() -> None:

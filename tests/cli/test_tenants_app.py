@@ -55,7 +55,7 @@ def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
         "1 MiB",
         "4,096 blocks",
         "timeout 60",
-        "nobody is an operator",
+        "no tenant is an operator",
     ):
         assert part in output
     assert rows(output)[1]["tenant"] == "shared"
@@ -67,7 +67,7 @@ def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("max_running = 7", "operator = true"))
     output = octavo("tenants", "check", str(path))
     assert rows(output)[0]["operator"] == "yes"
-    assert "nobody is an operator" not in output
+    assert "no tenant is an operator" not in output
 
 
 @pytest.mark.parametrize("command", [("tenants", "check"), ("serve", "no-model", "--port", "0", "--tenants")])

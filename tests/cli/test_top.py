@@ -19,9 +19,8 @@ from tests.doubles.views import a_session as session
 from tests.doubles.views import a_table as held
 
 from octavo.cli.top_map import cells_of, draw_legend, draw_map, grid_for, states_of
-from octavo.cli.top_rows import Status, ago, draw_events, draw_kept, draw_requests, screen
-from octavo.cli.top_speeds import Speeds
-from octavo.cli.top_text import Column, Look, clean, limited, table, wrapped
+from octavo.cli.top_rows import Speeds, Status, ago, draw_events, draw_kept, draw_requests, draw_screen
+from octavo.cli.top_text import Canvas, Column, clean, limited, table, wrapped
 from octavo.engine.outputs import EngineStats, Glimpse, PromptPart, PromptSplit, SessionState, Source
 from octavo.memory.holders import HolderKind
 from octavo.server.frame_rows import stats_row
@@ -32,8 +31,8 @@ CLEANED = "[red]<img onerror>[31m31m"
 URL = "http://127.0.0.1:8000"
 WHY = "needs 1,130 blocks, 1,012 unheld, of which 14 are promised to running sequences"
 EVIL = "[red]<img onerror>\x1b[31m\u202e\u009b31m"
-GREYS = Look(80, has_greys=True)
-LETTERS = Look(80)
+GREYS = Canvas(80, has_greys=True)
+LETTERS = Canvas(80)
 LIVE = Status("live")
 WAITS = choice(is_running=False, why=WHY, num_computed=0, num_output=0, num_blocks=0, preemptions=2)
 BUSY = glimpse(
@@ -78,14 +77,14 @@ class Stream:
         number = self.reader.number
         assert self.writer.take(seen, {} if self.tenant is not None else {"stats": stats_row(stats)})
         self.reader.feed(self.writer.frame_after(number))
-        self.speeds.look(self.reader)
+        self.speeds.update(self.reader)
         return self
 
-    def lines(self, look: Look = GREYS, status: Status = LIVE) -> list[str]:
-        return [line.plain for line in screen(URL, self.reader, self.speeds, look, status)]
+    def lines(self, look: Canvas = GREYS, status: Status = LIVE) -> list[str]:
+        return [line.plain for line in draw_screen(URL, self.reader, self.speeds, look, status)]
 
 
-def requests_of(stream: Stream, look: Look = LETTERS, limit: int | None = None) -> list[str]:
+def requests_of(stream: Stream, look: Canvas = LETTERS, limit: int | None = None) -> list[str]:
     return [line.plain for line in draw_requests(stream.reader, stream.speeds, look, limit)]
 
 
@@ -96,8 +95,8 @@ def requests_of(stream: Stream, look: Look = LETTERS, limit: int | None = None) 
 def test_no_line_is_wider_than_the_terminal_and_no_screen_higher(
     width: int, height: int | None, has_greys: bool
 ) -> None:
-    look = Look(width, height, has_greys, is_ascii=not has_greys)
-    lines = screen(URL, Stream().tell(BUSY).reader, Speeds(), look, LIVE)
+    look = Canvas(width, height, has_greys, is_ascii=not has_greys)
+    lines = draw_screen(URL, Stream().tell(BUSY).reader, Speeds(), look, LIVE)
     assert max(line.cell_len for line in lines) <= width
     assert height is None or len(lines) <= height
 
@@ -129,12 +128,12 @@ def test_columns_of_what_no_request_has_are_left_out() -> None:
 def test_an_idle_server_is_drawn_too() -> None:
     lines = Stream().tell(glimpse()).lines()
     assert "nothing runs" in lines
-    assert not [line for line in lines if line.startswith(("kept", "what happened"))]
+    assert not [line for line in lines if line.startswith(("kept", "events"))]
 
 
 def test_the_terminal_shows_what_fits_and_says_how_many_more_there_are() -> None:
     many = glimpse(requests=tuple(request(i, changed(WAITS, preemptions=0)) for i in range(50)))
-    lines = Stream().tell(many).lines(Look(80, 24, True))
+    lines = Stream().tell(many).lines(Canvas(80, 24, True))
     assert 20 < len(lines) <= 24
     shown = sum(line.startswith("    needs") for line in lines)
     assert shown >= 5
@@ -155,7 +154,7 @@ def test_where_a_prompt_was_found_and_why_not_is_a_line_in_plain_words() -> None
     split = PromptSplit(96, (*parts, PromptPart(Source.TAIL, 5)))
     stream = Stream().tell(glimpse(requests=(request(9, choice(), choice(1), split=split),)))
     words = "prompt found: 96 in the pool; computed: 16 evicted for request 12, 5 at its end (gone 60 s ago)"
-    assert [line.strip() for line in requests_of(stream, Look(120))].count(words) == 1
+    assert [line.strip() for line in requests_of(stream, Canvas(120))].count(words) == 1
 
 
 def test_running_ones_come_first_and_others_as_they_stand_in_the_queue() -> None:
@@ -168,14 +167,14 @@ def test_a_prompt_s_progress_is_told_in_tokens_and_as_a_bar() -> None:
     first, second = requests_of(stream)[1:]
     assert "512/2,048  █░░░░" in first
     assert "2,048/2,048  █████" in second
-    assert "512/2,048  #----" in requests_of(stream, Look(80, is_ascii=True))[1]
+    assert "512/2,048  #----" in requests_of(stream, Canvas(80, is_ascii=True))[1]
 
 
 def test_columns_without_room_are_words_below_their_rows() -> None:
-    lines = requests_of(Stream().tell(BUSY), Look(40))
+    lines = requests_of(Stream().tell(BUSY), Canvas(40))
     assert lines[0].split() == ["request", "state", "prompt", "output"]
     text = " ".join(" ".join(lines).split())
-    assert "of alice; cached 256; guesses right 20/30; blocks 34" in text
+    assert "of alice; cached 256; drafts accepted 20/30; blocks 34" in text
     assert "preempted 2" in text
 
 
@@ -249,7 +248,7 @@ def some_pool(seed: int, num_blocks: int, **changes: object) -> Glimpse:
 def test_the_map_s_letters_are_those_that_a_look_at_every_table_finds(seed: int) -> None:
     seen = some_pool(seed, 10 + 37 * seed)
     reader = Stream().tell(seen).reader
-    drawn = "".join(line.plain for line in draw_map(states_of(reader), Look(80, 200)))
+    drawn = "".join(line.plain for line in draw_map(states_of(reader), Canvas(80, 200)))
     assert drawn == stupid_letters(seen)
     legend = draw_legend(states_of(reader), LETTERS, None, None)
     counted = " ".join(line.plain for line in legend).split()
@@ -265,13 +264,13 @@ def test_a_frame_of_changes_gives_the_same_map_as_a_snapshot() -> None:
     for seed in range(5):
         stream.tell(some_pool(seed, 200, now=float(seed)))
     assert stream.reader.num_snapshots == 1
-    drawn = "".join(line.plain for line in draw_map(states_of(stream.reader), Look(80, 200)))
+    drawn = "".join(line.plain for line in draw_map(states_of(stream.reader), Canvas(80, 200)))
     assert drawn == stupid_letters(some_pool(4, 200))
 
 
 def test_half_blocks_show_two_rows_of_cells_in_a_line() -> None:
     states = np.array([1, 7] * 8 + [4, 2], np.uint8)  # a row of 16, a row of 2
-    [line] = draw_map(states, Look(16, 24, True))
+    [line] = draw_map(states, Canvas(16, 24, True))
     assert line.plain == "▀" * 16
     assert [str(span.style) for span in line.spans[:3]] == [
         "#2b2b28 on #8f8f88",
@@ -282,9 +281,9 @@ def test_half_blocks_show_two_rows_of_cells_in_a_line() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 15, 16, 100, 960, 961, 5000, 200_000])
 @pytest.mark.parametrize(
-    "look", [GREYS, LETTERS, Look(80, 24, True), Look(40, 10), Look(9, 24), Look(200, 60, True)]
+    "look", [GREYS, LETTERS, Canvas(80, 24, True), Canvas(40, 10), Canvas(9, 24), Canvas(200, 60, True)]
 )
-def test_a_map_of_any_size_fits_and_loses_no_block(blocks: int, look: Look) -> None:
+def test_a_map_of_any_size_fits_and_loses_no_block(blocks: int, look: Canvas) -> None:
     grid = grid_for(blocks, look)
     states = np.ones(blocks, np.uint8)
     states[-1] = 7
@@ -303,7 +302,7 @@ def test_a_cell_of_several_blocks_shows_the_most_used_and_the_legend_says_so() -
     assert (grid.columns, grid.per_cell) == (80, 8)
     assert cells_of(states, grid)[2500 // 8 // 80, 2500 // 8 % 80] == 3
     legend = " ".join(line.plain for line in draw_legend(states, LETTERS, None, 12))
-    assert "offloaded 12  a cell: 8 blocks, the most used" in legend
+    assert "offloaded 12  a cell: the most used of 8 blocks" in legend
     assert ". free 4,999" in legend
 
 
@@ -321,7 +320,7 @@ def test_what_strangers_are_called_is_text_and_nothing_else() -> None:
         for width in (40, 80, 200):
             out = io.StringIO()
             console = Console(file=out, width=width, color_system=None)
-            lines = screen(EVIL, stream.reader, stream.speeds, Look(width), Status(EVIL))
+            lines = draw_screen(EVIL, stream.reader, stream.speeds, Canvas(width), Status(EVIL))
             console.print(Group(*lines), soft_wrap=True)
             assert len(out.getvalue().splitlines()) == len(lines)
             assert not set(out.getvalue()) & set("\x1b\u202e\u009b\r\x07")
@@ -421,7 +420,7 @@ def test_busy_sessions_come_first_and_pins_before_idle_ones() -> None:
 def test_events_are_the_newest_first_with_their_age_and_whole() -> None:
     reader = Stream().tell(BUSY).reader
     lines = [line.plain for line in draw_events(reader, LETTERS, None)]
-    assert lines[:2] == ["what happened", "2 s ago: request 7 lost its blocks (bob)"]
+    assert lines[:2] == ["events", "2 s ago: request 7 lost its blocks (bob)"]
     assert " ".join(" ".join(lines[2:]).split()) == "80 s ago: the pool grew " + "and grew " * 19 + "and grew"
     assert [line.plain for line in draw_events(reader, LETTERS, 3)] == lines[:2]
     assert draw_events(reader, LETTERS, 1) == []

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from octavo.cli import top
 from octavo.cli.main import app
-from octavo.cli.remote_stream import KeyRefused, RemoteServer, refusal_of
+from octavo.cli.remote_stream import KeyRefused, RemoteServer, error_of_answer
 from octavo.cli.top import Watch
 from octavo.cli.top_rows import Status
 from octavo.engine.outputs import EngineStats, Glimpse
@@ -74,7 +74,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
     """A watch that has had these connections, and stands before a network that is silent."""
-    monkeypatch.setattr(top, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(top, "_RETRY_PAUSES_S", (0.0,))
 
     async def until_silent(*connections: Parts) -> Watch:
         network, watch = Network(*connections), Watch(URL, "")
@@ -100,10 +100,10 @@ def test_a_frame_may_come_in_pieces(follow: Callable[..., Watch]) -> None:
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
-        ([], f"trying again: {URL} ended the connection"),
+        ([], f"trying again: {URL} closed the connection"),
         ([RequestFailed("it broke")], "trying again: it broke"),
-        ([b"\x0c\0\0\0" + b"\xff" * 12], f"trying again: {URL} sent what is no frame"),
-        ([b"\x04\0\0\0" + b"\xff" * 4], f"trying again: {URL} sent what is no frame"),
+        ([b"\x0c\0\0\0" + b"\xff" * 12], f"trying again: {URL} sent a malformed frame"),
+        ([b"\x04\0\0\0" + b"\xff" * 4], f"trying again: {URL} sent a malformed frame"),
     ],
 )
 def test_a_lost_connection_is_told_and_what_was_seen_stays(
@@ -111,7 +111,7 @@ def test_a_lost_connection_is_told_and_what_was_seen_stays(
 ) -> None:
     watch = follow([snapshot(), *ending])
     status = watch.status()
-    assert status.text.startswith("no connection since 0 s, " + words)
+    assert status.text.startswith("no connection for 0 s, " + words)
     assert status.is_wrong
     assert watch.reader.requests.keys() == {7}
 
@@ -137,7 +137,7 @@ def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch
         await watch.first.wait()
         assert watch.status() == Status("live")
         now[0] += 8.4
-        assert watch.status().text.startswith("no news for 8 s: a step takes long")
+        assert watch.status().text.startswith("no frame for 8 s: a step takes long")
         following.cancel()
 
     asyncio.run(read())
@@ -147,14 +147,14 @@ def test_another_run_of_the_server_is_told_and_its_clock_is_not_that_of_the_last
     follow: Callable[..., Watch], now: list[float]
 ) -> None:
     watch = follow([snapshot()], [snapshot("2", a_glimpse(requests=SEEN.requests, now=3.0)), HANGS])
-    assert watch.status().text == "live; the server began again just now"
+    assert watch.status().text == "live; the server restarted just now"
     assert watch.speeds.of("output_tokens") is None
     now[0] += 5.0
-    assert watch.status().text == "live; the server began again 5 s ago"
+    assert watch.status().text == "live; the server restarted 5 s ago"
 
 
 def test_before_anything_was_seen_a_failure_ends_it(follow: Callable[..., Watch]) -> None:
-    with pytest.raises(RequestFailed, match="ended the connection before it said anything"):
+    with pytest.raises(RequestFailed, match="closed the connection before it sent a frame"):
         follow([])
     with pytest.raises(RequestFailed, match="it broke"):
         follow([RequestFailed("it broke")], [snapshot()])
@@ -196,7 +196,7 @@ def test_few_colours_or_none_give_letters() -> None:
         console = Console(
             file=io.StringIO(), force_terminal=True, color_system=system, no_color=no_color, width=90
         )
-        look = top._look_of(console, is_paper=True)
+        look = top._make_canvas(console, is_endless=True)
         assert (look.has_greys, look.width, look.height) == (has_greys, 90, None)
 
 
@@ -223,7 +223,7 @@ def test_once_shows_a_server_that_does_nothing_and_leaves() -> None:
         assert "\n..........\n. free 10  c cached 0" in shown
         with pytest.raises(RequestFailed, match="wants an API key"):
             octavo_top("--url", url, "--api-key", "wrong")
-        with pytest.raises(InvalidRequest, match="a key of ASCII"):
+        with pytest.raises(InvalidRequest, match="an ASCII key"):
             octavo_top("--url", url, "--api-key", "kéy")
         with pytest.raises(RequestFailed, match="there is no route GET /v2/v1/kv/watch"):
             octavo_top("--url", f"{url}/v2", "--api-key", "secret")
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_there_and_one_that_is_not_octavo_are_told() -> Non
     with pytest.raises(RequestFailed, match="does not answer"):
         octavo_top("--url", "no address")
     answer = httpx2.Response(404, text="<html>")
-    told = refusal_of(RemoteServer(URL), top._FRAMES, answer)
+    told = error_of_answer(RemoteServer(URL), top._FRAMES, answer)
     assert str(told) == f"{URL}/v1/kv/watch answered 404 without frames; is it Octavo?"
 
 

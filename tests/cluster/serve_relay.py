@@ -18,7 +18,7 @@ from tests.cluster.conftest import new_replica
 from tests.cluster.relaying import fleet_of
 
 from octavo.cli import options as opt
-from octavo.cli.given import Only, with_settings
+from octavo.cli.flags import Only, with_settings
 from octavo.cluster.child import ReplicaChild
 from octavo.cluster.relay import create_relay_server
 from octavo.cluster.spec import NOT_OF_ENGINES, NOT_OF_RELAYS
@@ -59,7 +59,7 @@ def serve(
         for child in children:
             ends.callback(child.kill)
         fleet = fleet_of(children)
-        renderer = start_renderer(opt.named(model, file), engine, lambda _: None)
+        renderer = start_renderer(opt.with_file(model, file), engine, lambda _: None)
         ends.callback(renderer.close)
         relay = create_relay_server(renderer, server, Router(), fleet)
         for one in (signal.SIGINT, signal.SIGTERM):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from octavo.cli.given import resolve
+from octavo.cli.flags import resolve
 from octavo.cluster.spec import ClusterSpec, read_spec, settings_table
 from octavo.config import StartOptions
 from octavo.errors import ConfigError
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_named_with_what_is_allowed(args: dict[str, object], wo
 
 def test_both_forms_of_the_number_of_replicas_are_refused_together() -> None:
     from octavo.cli.cluster import bounds_of
-    from octavo.cli.cluster_app import ClusterOptions
+    from octavo.cli.options import ClusterOptions
 
     assert bounds_of(ClusterOptions()) == (1, 1)
     assert bounds_of(ClusterOptions(replicas=3)) == (3, 3)

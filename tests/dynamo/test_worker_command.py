@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.cli.main import SERVING
+from octavo.cli.main import SERVER_ENGINE
 from octavo.dynamo.command import WorkerOptions, read_command
 from octavo.errors import ConfigError
 
@@ -26,7 +26,7 @@ def test_a_worker_takes_the_engines_flags_and_dynamos():
 
 def test_without_flags_it_is_as_serve_is():
     command = read_command([])
-    assert (command.model, command.engine, command.worker) == (None, SERVING, WorkerOptions())
+    assert (command.model, command.engine, command.worker) == (None, SERVER_ENGINE, WorkerOptions())
 
 
 def test_dynamos_variables_count_where_no_flag_is_given(monkeypatch):

@@ -14,7 +14,7 @@ from tests.endurance.steady import Look, grown, spread
 from tests.endurance.steady import run as run_requests
 
 from octavo.cli.main import run_command
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.config import StartOptions
 from octavo.serving.start import start_engine
 from octavo.units import parse_bytes
@@ -24,8 +24,8 @@ LOOKS = 10
 
 def run(model: str | None, options: StartOptions, num_requests: int, *, as_json: bool) -> None:
     """Send the requests and print what was there meanwhile."""
-    look_at_machine()
-    with phases() as tell:
+    probe_machine()
+    with show_progress() as tell:
         llm = start_engine(model, options, tell)
         try:
             looks = asyncio.run(run_requests(llm, num_requests, -(-num_requests // LOOKS), tell))

@@ -148,7 +148,7 @@ def test_a_mixed_load_replays_with_equal_plans(tmp_path: Path, depth: int) -> No
     assert found.num_plans > 150
     assert found.num_commands > 100
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert in_words(found).endswith("entries replayed: every plan is the same")
+    assert in_words(found).endswith("entries replayed: all plans are the same")
 
 
 def test_a_planted_bug_of_the_scheduler_is_found(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_broke_in_production_is_replayed_up_to_its_recovery_and_behind_it(t
     found = replayed(path)
     assert found.fault == ""
     assert "; recovered then: the engine found its own state broken" in in_words(found)
-    assert in_words(found).endswith("RuntimeError: the executor broke: every plan is the same")
+    assert in_words(found).endswith("RuntimeError: the executor broke: all plans are the same")
 
 
 def test_a_recording_is_bounded_and_ends_with_a_whole_entry(

@@ -9,7 +9,7 @@ from tests.processes import running
 from tests.waiting import LIMIT_S
 from typer.testing import CliRunner
 
-from octavo.cli.given import read_config, resolve
+from octavo.cli.flags import read_config, resolve
 from octavo.cli.main import app
 from octavo.errors import ConfigError
 from octavo.server.settings import ServerSettings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Self, TypedDict, Unpack, cast, get_
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, is_number, shown
 from octavo.params import SEED_MAX
-from octavo.setting import gone_of, near, settings_of
+from octavo.setting import removed_settings_of, settings_of, suggestions
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -251,11 +251,11 @@ def _resolve(name: str, value: object) -> tuple[str, object]:
     if name in _OWN:
         return name, value
     setting = VLLM_SETTINGS.get(name)
-    gone = gone_of(StartOptions).get(name.removesuffix("_bytes"))
-    if setting is None and gone is not None:
-        raise gone.refusal(name)
+    removed = removed_settings_of(StartOptions).get(name.removesuffix("_bytes"))
+    if setting is None and removed is not None:
+        raise removed.refusal(name)
     if setting is None:
-        hint = near(name, [*_OWN, *VLLM_SETTINGS])
+        hint = suggestions(name, [*_OWN, *VLLM_SETTINGS])
         raise ConfigError(f"there is no setting {name!r:.80}{hint}; docs/settings.md lists all")
     if setting.only is not None and value not in setting.only:
         allowed = " or ".join(map(repr, (None, *setting.only[:4])))

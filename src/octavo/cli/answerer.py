@@ -1,10 +1,10 @@
-"""What answers in the terminal, as `chat` and `generate` know it; and the answerer that is an engine in this
-process. `server_answerer` has the other.
+"""The interface through which `chat` and `generate` get answers, implemented for an engine in this process;
+`server_answerer` implements it for a server.
 
-    chat(messages), complete(prompt) --> Pieces: text as it comes, and what the answer has cost so far
+    chat(messages), complete(prompt) --> Pieces: new text, and the answer's usage so far
 
-What was said is the caller's: an answerer keeps nothing between two answers. A caller that leaves an
-iteration early closes it (`contextlib.aclosing`), which ends the answer.
+An answerer keeps no state between answers: the caller has the conversation. A caller that stops an iteration
+early must close it (`contextlib.aclosing`), which cancels the answer.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of an answer's text, perhaps none; `usage` None: not told yet."""
+    """More text of an answer, possibly none; `usage` None: not known yet."""
 
     text: str
     usage: Usage | None
 
 
 class Answerer(Protocol):
-    """Answers with the parameters that it was made with."""
+    """Answers prompts; the sampling parameters are fixed."""
 
     @property
     def name(self) -> str:
-        """The model, and the server where there is one."""
+        """The model's name, and the server's URL if there is one."""
 
     @property
     def context_length(self) -> int: ...
 
     def has_chat_template(self) -> bool:
-        """Whether `chat` is of any use. Raises RequestFailed where nobody says."""
+        """Whether `chat` is supported. Raises RequestFailed if the server does not report it."""
 
     def chat(self, messages: Sequence[ChatMessage]) -> AsyncGenerator[Piece, None]:
         """The next message. Raises OctavoError."""
 
     def complete(self, prompt: str) -> AsyncGenerator[Piece, None]:
-        """What follows a text. Raises OctavoError."""
+        """The continuation of a text. Raises OctavoError."""
 
     async def memory(self) -> str:
-        """The KV memory in words. Raises OctavoError."""
+        """The use of the KV memory, for people. Raises OctavoError."""
 
 
 class EngineAnswerer:
-    """An engine in this process answers."""
+    """Answers with an engine in this process."""
 
     def __init__(self, model: EngineClient, params: SamplerParams) -> None:
         self._model = model
@@ -61,7 +61,7 @@ class EngineAnswerer:
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """The model's name."""
         return self._model.name
 
     @property
@@ -70,7 +70,7 @@ class EngineAnswerer:
         return self._model.context_length
 
     def has_chat_template(self) -> bool:
-        """As the model's files say."""
+        """Whether the model's files have one."""
         return self._model.has_chat_template
 
     def chat(self, messages: Sequence[ChatMessage]) -> AsyncGenerator[Piece, None]:
@@ -78,11 +78,11 @@ class EngineAnswerer:
         return self._answer(self._model.encode_chat(messages))
 
     def complete(self, prompt: str) -> AsyncGenerator[Piece, None]:
-        """What follows a text. Raises OctavoError."""
+        """The continuation of a text. Raises OctavoError."""
         return self._answer(self._model.encode(prompt))
 
     async def memory(self) -> str:
-        """Of the whole pool."""
+        """The use of the whole pool."""
         stats = await self._model.stats()
         return (
             f"{stats.blocks_held:,} blocks held, {stats.blocks_cached:,} cached, "

@@ -1,5 +1,5 @@
-"""The commands under `octavo bench`. What each sends is described in `octavo.bench.workloads`; the work is
-done by the `bench_*` modules beside this."""
+"""The commands of `octavo bench`; the `bench*` modules implement them, and `octavo.bench.workloads` describes
+their workloads."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from octavo.bench.workloads import (
     WorkloadTargets,
 )
 from octavo.cli import options as opt
-from octavo.cli.given import Only, ResolvedFlags, with_settings
+from octavo.cli.flags import Only, ResolvedFlags, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
 from octavo.config import MEASURED, StartOptions
 
-# While a speed is measured nothing is guessed; offline, prompts are not held back for running answers either.
-PLAIN = StartOptions(pace=True, speculate="off")
-OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
-LONG = StartOptions(pace=True, speculate="off", kv_memory_bytes=64 << 20)
-CALIBRATING = StartOptions(pace=True, speculate="off", kv_ready_bytes=2**30)
-HELD = ("weights", "packed_cache", "kv")
-CALIBRATED = ("packed_cache", *MEASURED)
-COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
+# Benchmarks run without speculation; offline, also without pacing.
+LATENCY_ENGINE = StartOptions(pace=True, speculate="off")
+OFFLINE_ENGINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
+LONG_ENGINE = StartOptions(pace=True, speculate="off", kv_memory_bytes=64 << 20)
+CALIBRATION_ENGINE = StartOptions(pace=True, speculate="off", kv_ready_bytes=2**30)
+STORAGE_SETTINGS = ("weights", "packed_cache", "kv")
+COMPUTE_SETTINGS = ("backend", "device", "max_seqs", "step_tokens", "threads")
+CALIBRATION_SETTINGS = ("packed_cache", *MEASURED)
+_BENCH_SETTINGS = (*STORAGE_SETTINGS, *COMPUTE_SETTINGS)
 
 bench_app = typer.Typer(help="Measure this machine, or a server.", no_args_is_help=True)
 
@@ -44,14 +45,17 @@ def offline(
     as_json: opt.AsJson = False,
     *,
     prompts: OfflineOptions,
-    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes", "pace")] = OFFLINE,
+    engine: Annotated[
+        StartOptions, Only(*_BENCH_SETTINGS, "attention", "kv_memory_bytes", "pace")
+    ] = OFFLINE_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
     """Measure how fast this machine computes prompts and answers, without HTTP."""
     from octavo.bench.offline import workloads_of
-    from octavo.cli.bench import run
+    from octavo.cli.bench import run_offline
 
-    run(opt.named(model or resolved.model, file), engine, workloads_of(prompts), as_json=as_json)
+    named = opt.with_file(model or resolved.model, file)
+    run_offline(named, engine, workloads_of(prompts), as_json=as_json)
 
 
 @bench_app.command()
@@ -62,13 +66,13 @@ def latency(
     as_json: opt.AsJson = False,
     *,
     scenario: Latency,
-    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes")] = PLAIN,
+    engine: Annotated[StartOptions, Only(*_BENCH_SETTINGS, "attention", "kv_memory_bytes")] = LATENCY_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
+    """Measure how a long prompt delays running answers, when computed in chunks or in one step."""
     from octavo.cli.bench import run_latency
 
-    run_latency(opt.named(model or resolved.model, file), engine, scenario, as_json=as_json)
+    run_latency(opt.with_file(model or resolved.model, file), engine, scenario, as_json=as_json)
 
 
 @bench_app.command()
@@ -79,13 +83,15 @@ def long(
     as_json: opt.AsJson = False,
     *,
     sequence: LongSequence,
-    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "kv_memory_bytes", "disk_size_bytes")] = LONG,
+    engine: Annotated[
+        StartOptions, Only(*_BENCH_SETTINGS, "kv_memory_bytes", "disk_size_bytes")
+    ] = LONG_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Measure a sequence larger than the KV memory: most of it is on disk, and attention reads it there."""
-    from octavo.cli.bench_long import run
+    """Measure a sequence larger than the KV memory: attention reads most of it from disk."""
+    from octavo.cli.bench import run_long
 
-    run(opt.named(model or resolved.model, file), engine, sequence, as_json=as_json)
+    run_long(opt.with_file(model or resolved.model, file), engine, sequence, as_json=as_json)
 
 
 @bench_app.command()
@@ -104,12 +110,12 @@ def serve(
     targets: WorkloadTargets,
     resolved: ResolvedFlags,
 ) -> None:
-    """Load any OpenAI-compatible endpoint; report latencies, speed, good answers and errors."""
+    """Load an OpenAI-compatible endpoint; report latencies, throughput, goodput and errors."""
     from octavo.bench.endpoint import Endpoint
     from octavo.bench.traces import read_trace, scaled
     from octavo.cli.bench_serve import check_trace, run, run_trace
 
-    # The variable names a server, with /v1 or without; what is typed is any endpoint, taken as it stands.
+    # OCTAVO_URL names an Octavo server, with or without /v1; a typed URL is used unchanged.
     url = url if is_typed(given, "url") else address_of(url, "/v1")
     endpoint = Endpoint(url, options.model or "", api_key, options.timeout_s, options.ignore_eos)
     if played.trace is not None:
@@ -117,8 +123,8 @@ def serve(
         trace = scaled(read_trace(played.trace), rate=played.speed, seconds=played.seconds)
         run_trace(endpoint, trace, load, targets, played.plan, as_json=as_json)
         return
-    at_once = opt.numbers(options.concurrency, "--concurrency")
-    run(endpoint, load, at_once, options, targets, as_json=as_json)
+    concurrencies = opt.parse_numbers(options.concurrency, "--concurrency")
+    run(endpoint, load, concurrencies, options, targets, as_json=as_json)
 
 
 @bench_app.command()
@@ -127,16 +133,16 @@ def quality(
     model: opt.Model = None,
     file: opt.File = None,
     weights: Annotated[
-        str, typer.Option(metavar="KIND,KIND", help="Ways to hold weights that are measured against f32.")
+        str, typer.Option(metavar="KIND,KIND", help="Types of weights to compare with f32.")
     ] = "f32,auto,int8",
     kv: Annotated[
-        str, typer.Option(metavar="KIND,KIND", help="Ways to hold K and V, each with all weights.")
+        str, typer.Option(metavar="KIND,KIND", help="Types of K and V, each with every type of weights.")
     ] = "f32",
     base: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="The model whose f32 is the measure. Default: MODEL itself.",
+            help="The model whose f32 is the reference. Default: MODEL itself.",
             show_default=False,
         ),
     ] = None,
@@ -144,25 +150,25 @@ def quality(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A text in UTF-8. Default: the language topics that ship with Python.",
+            help="A UTF-8 text. Default: the help topics that come with Python.",
             show_default=False,
         ),
     ] = None,
     chunks: Annotated[
-        int, typer.Option(metavar="N", help="Windows of 512 tokens; 0: all of the text.", min=0)
+        int, typer.Option(metavar="N", help="Windows of 512 tokens; 0: the whole text.", min=0)
     ] = 16,
     write_text: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the text that is measured there, and leave.", show_default=False
+            metavar="FILE", help="Write the measured text to this file and exit.", show_default=False
         ),
     ] = None,
     as_json: opt.AsJson = False,
     *,
-    engine: Annotated[StartOptions, Only("threads")] = PLAIN,
+    engine: Annotated[StartOptions, Only("threads")] = LATENCY_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Measure what each way to hold weights, K and V costs in quality, against float32."""
+    """Measure the loss of quality of each type of weights, K and V, against float32."""
     from octavo.cli.bench_quality import run, save_text
 
     if write_text is not None:
@@ -170,7 +176,7 @@ def quality(
         return
     kinds, kvs = weights.split(","), kv.split(",")
     run(
-        opt.named(model or resolved.model, file),
+        opt.with_file(model or resolved.model, file),
         base,
         kinds,
         kvs,
@@ -185,23 +191,23 @@ def quality(
 @with_settings
 def kernels(
     only: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only kernels whose name contains this.", show_default=False)
+        str, typer.Option(metavar="TEXT", help="Only kernels whose names contain this.", show_default=False)
     ] = "",
     paging: Annotated[
         bool,
-        typer.Option("--paging", help="Attention over scattered blocks beside one run, and nothing else."),
+        typer.Option("--paging", help="Only compare attention over scattered and contiguous blocks."),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time for each kernel.", min=0.01, max=3600)
+        float, typer.Option(metavar="SECONDS", help="Time per kernel.", min=0.01, max=3600)
     ] = 0.3,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, or a GPU's kernels: cuda, cuda:1.")
+        str, typer.Option(metavar="NAME", help="cpu, or for a GPU's kernels cuda or cuda:1.")
     ] = "cpu",
     as_json: opt.AsJson = False,
     *,
-    engine: Annotated[StartOptions, Only("threads")] = PLAIN,
+    engine: Annotated[StartOptions, Only("threads")] = LATENCY_ENGINE,
 ) -> None:
-    """Measure each kernel beside the machine's own limits."""
+    """Measure each kernel, as a share of the machine's limits."""
     from octavo.cli.bench_kernels import run, run_on_device, run_paging
 
     if device != "cpu":
@@ -228,20 +234,20 @@ def memory(
         int | None,
         typer.Option(
             metavar="N",
-            help="Requests of each set. Default: 240 and 1,600; of a file all.",
+            help="Requests per set. Default: 240 and 1,600; all of a file.",
             min=1,
             max=100_000,
             show_default=False,
         ),
     ] = None,
     beams: Annotated[
-        bool, typer.Option("--beams", help="Measure sharing among beams, too: takes minutes.")
+        bool, typer.Option("--beams", help="Also measure sharing among beams, which takes minutes.")
     ] = False,
     as_json: opt.AsJson = False,
     *,
     settings: Memory,
 ) -> None:
-    """Show what KV memory is wasted by reserving and in blocks, and what sharing saves."""
+    """Measure the KV memory that reservations and blocks waste, and that sharing saves."""
     from octavo.cli.bench_memory import run
 
     run(settings, trace, requests, beams=beams, as_json=as_json)
@@ -254,23 +260,25 @@ def calibrate(
     file: opt.File = None,
     seconds: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long to load a server of one's own.", min=10, max=3600),
+        typer.Option(metavar="SECONDS", help="How long to load the started server.", min=10, max=3600),
     ] = 120.0,
     recording: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Fit what `serve --record` wrote, and start no server.", show_default=False
+            metavar="FILE",
+            help="Fit a file of `serve --record` instead of starting a server.",
+            show_default=False,
         ),
     ] = None,
     as_json: opt.AsJson = False,
     *,
-    engine: Annotated[StartOptions, Only(*CALIBRATED)] = CALIBRATING,
+    engine: Annotated[StartOptions, Only(*CALIBRATION_SETTINGS)] = CALIBRATION_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Learn what a server's steps take here, so that `octavo plan` can tell what it would do."""
+    """Measure how long a server's steps take here, for the predictions of `octavo plan`."""
     from octavo.cli.plan import run_calibrate
 
-    run_calibrate(opt.named(model or resolved.model, file), engine, seconds, recording, as_json=as_json)
+    run_calibrate(opt.with_file(model or resolved.model, file), engine, seconds, recording, as_json=as_json)
 
 
 @bench_app.command()
@@ -281,19 +289,19 @@ def embeddings(
     write_texts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the texts there as JSON lines, and leave.", show_default=False
+            metavar="FILE", help="Write the texts to this file as JSON lines and exit.", show_default=False
         ),
     ] = None,
     as_json: opt.AsJson = False,
     *,
-    wanted: Embeddings,
-    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED)] = OFFLINE,
+    workload: Embeddings,
+    engine: Annotated[StartOptions, Only(*_BENCH_SETTINGS)] = OFFLINE_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Measure how many texts become embeddings in a second."""
-    from octavo.cli import bench_embeddings
+    """Measure how many texts are embedded per second."""
+    from octavo.cli.bench import run_embeddings, save_texts
 
     if write_texts is not None:
-        bench_embeddings.write_texts(write_texts, wanted.texts, wanted.words)
+        save_texts(write_texts, workload.texts, workload.words)
         return
-    bench_embeddings.run(opt.named(model or resolved.model, file), engine, wanted, as_json=as_json)
+    run_embeddings(opt.with_file(model or resolved.model, file), engine, workload, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`octavo bench memory`: what KV memory is wasted and shared, as tables or JSON lines."""
+"""`octavo bench memory`: wasted and shared KV memory, as tables or JSON lines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from octavo.bench.memory import Bookkeeping, Row, Scattered, Sharing, Waste, Wor
 from octavo.bench.oversubscribed import Oversubscribed
 from octavo.bench.traces import read_trace
 from octavo.bench.workloads import Memory
-from octavo.cli.tables import print_all, print_json, table
-from octavo.cli.terminal import phases
+from octavo.cli.terminal import print_all, print_json, show_progress, table
 from octavo.units import format_bytes
 
-# Requests for waste, enough to fill the pool many times over under every policy; for sharing, where each has
-# several answers; and for oversubscription.
+# Numbers of requests: for waste, enough to fill the pool many times with every policy; for sharing, with
+# several answers each; and for oversubscription.
 _NUM_REQUESTS = {CHATS: (240, 80, 240), INSTRUCTIONS: (1600, 400, 800), LONG_ANSWERS: (0, 0, 120)}
-_SHARED_PART = 3  # of a given number of requests
-_SEARCHED_PART = 10  # of those for sharing: a real model computes them
+_SHARING_DIVISOR = 3  # one of so many requests measures sharing
+_BEAMS_DIVISOR = 10  # and one of so many of these is searched, by a real model
 
 _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
     ("token states", lambda row: f"{row.result.stored:.1%}"),
@@ -38,12 +37,12 @@ _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
 def run(
     settings: Memory, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
 ) -> None:
-    """Measure everything and print it; `beams`: also with searches by the default model, which takes
-    minutes. Raises ConfigError."""
+    """Measure and print; `beams`: also beam searches with the default model, which take minutes. Raises
+    ConfigError."""
     rows: list[Row] = []
     traces, shared, crowded = _traces(settings, trace, num_requests)
-    with phases() as tell:
-        for row in _measured(traces, shared, settings, tell, crowded, beams=beams):
+    with show_progress() as progress:
+        for row in _measured(traces, shared, settings, progress, crowded, beams=beams):
             rows.append(row)
             if as_json:
                 print_json(row, under=type(row).__name__.lower())
@@ -55,24 +54,24 @@ def _measured(
     traces: list[Trace],
     shared: list[Trace],
     settings: Memory,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     crowded: list[Trace],
     *,
     beams: bool,
 ) -> Iterator[Row]:
-    yield from measure(traces, shared, settings, tell, crowded)
+    yield from measure(traces, shared, settings, progress, crowded)
     if beams:
         from octavo.bench.beams import measure_beams
 
         fewer = [
-            dataclasses.replace(trace, jobs=trace.jobs[: max(1, len(trace.jobs) // _SEARCHED_PART)])
+            dataclasses.replace(trace, jobs=trace.jobs[: max(1, len(trace.jobs) // _BEAMS_DIVISOR)])
             for trace in shared
         ]
-        yield from measure_beams(None, fewer, settings, tell)
+        yield from measure_beams(None, fewer, settings, progress)
 
 
 def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) -> list[Table]:
-    """A table for each kind of row, and one of waste for each trace."""
+    """A table for each kind of row; of waste, one for each trace."""
     waste = [row for row in rows if isinstance(row, Waste)]
     return [
         *(
@@ -88,25 +87,25 @@ def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) ->
 
 
 def _traces(settings: Memory, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
-    """Those for waste, smaller ones for sharing, and those for oversubscription."""
+    """The traces for waste, shorter ones for sharing, and those for oversubscription."""
     if path is not None:
         trace = lengths_of(read_trace(path, most=count, longest=settings.max_length))
-        part = max(1, len(trace.jobs) // _SHARED_PART)
+        part = max(1, len(trace.jobs) // _SHARING_DIVISOR)
         return [trace], [dataclasses.replace(trace, jobs=trace.jobs[:part])], [trace]
 
-    def of_all(index: int) -> list[Trace]:
-        given = None if count is None else (count, max(1, count // _SHARED_PART), count)
+    def synthetic_traces(index: int) -> list[Trace]:
+        given = None if count is None else (count, max(1, count // _SHARING_DIVISOR), count)
         return [
             synthetic(source, (given or usual)[index], settings.seed, settings.max_length)
             for source, usual in _NUM_REQUESTS.items()
             if usual[index]
         ]
 
-    return of_all(0), of_all(1), of_all(2)
+    return synthetic_traces(0), synthetic_traces(1), synthetic_traces(2)
 
 
 def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Memory) -> Table:
-    """A column for each policy: what was measured reads downwards."""
+    """A table with a column for each policy."""
     return table(
         f"{trace.name}: {len(trace.jobs):,} requests\n"
         f"on average {trace.prompt_mean:.0f} tokens in and {trace.output_mean:.0f} out, "
@@ -129,7 +128,7 @@ def _worked_table(rows: Sequence[Worked]) -> Table:
         )
         for row in rows
     ]
-    return table("A sequence in blocks, and in a reservation of the maximum", columns, cells)
+    return table("A sequence in blocks, and in a reservation for the maximum length", columns, cells)
 
 
 def _scattered_table(row: Scattered) -> Table:
@@ -141,12 +140,12 @@ def _scattered_table(row: Scattered) -> Table:
     )
     paged = (
         f"blocks of {row.block_size}",
-        "any block will do",
+        "any free block",
         _yes(row.paged_serves),
         f"{row.blocks_taken} blocks in {row.runs_taken} runs" if row.paged_serves else "",
     )
     return table(
-        f"A request of {row.wanted:,} tokens comes to a memory with {row.num_free:,} free slots",
+        f"A request of {row.wanted:,} tokens in a memory with {row.num_free:,} free slots",
         ("memory", "largest hole", "served", "from"),
         [contiguous, paged],
     )
@@ -170,10 +169,10 @@ def _bookkeeping_table(rows: Sequence[Bookkeeping]) -> Table:
 
 
 def _sharing_table(rows: Sequence[Sharing], settings: Memory) -> Table:
-    """A row for each trace, a column for each number of answers."""
+    """A table with a row for each trace and a column for each number of answers."""
     widths = sorted({row.width for row in rows})
     made = table(
-        f"Blocks saved by sharing among the answers to a prompt, blocks of {settings.block_size}",
+        f"Blocks saved by sharing among the answers to one prompt, blocks of {settings.block_size}",
         ("trace", "method", *(f"n = {width}" for width in widths)),
     )
     for trace, method in dict.fromkeys((row.trace, row.method) for row in rows):
@@ -185,14 +184,14 @@ def _sharing_table(rows: Sequence[Sharing], settings: Memory) -> Table:
 
 
 def _oversubscribed_tables(rows: Sequence[Oversubscribed]) -> list[Table]:
-    """One for each kind of machine: throughput, gaps and requests at once beside an admission that knows all
-    lengths."""
+    """A table for each kind of machine: throughput, gaps and concurrent requests, relative to an admission
+    with known lengths."""
     tables = []
     for costs in dict.fromkeys(row.costs for row in rows):
         own = [row for row in rows if row.costs == costs]
         made = table(
             f"{own[0].demand:g} times more demand than blocks, {costs},\n"
-            "beside an admission that knows every length and never preempts",
+            "relative to an admission with known lengths, which never preempts",
             ("trace", "tier", "throughput", "p99 gap", "at once", "preempted\n(kept)", "again"),
         )
         for row in own:

@@ -1,4 +1,4 @@
-"""`octavo bench quality`: what each way to hold weights and KV costs, as a table or JSON lines."""
+"""`octavo bench quality`: the loss of quality of types of weights and KV, as a table or JSON lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.table import Table
 
 from octavo.bench.quality import BASE, CHUNK, Quality, StorageChoice, measure
 from octavo.bench.text import Sample, sample_text
-from octavo.cli.tables import print_all, print_json, table
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.terminal import print_all, print_json, probe_machine, show_progress, table, write
 from octavo.config import HOST_KV_KINDS, WEIGHTS
 from octavo.errors import ConfigError
 from octavo.units import format_bytes
@@ -34,11 +33,11 @@ def run(
     for setting, given, allowed in (("--weights", weights, WEIGHTS), ("--kv", kvs, HOST_KV_KINDS)):
         if not set(given) <= set(allowed):
             raise ConfigError(f"{setting} is {','.join(given)}; allowed: {', '.join(allowed)}")
-    look_at_machine()
+    probe_machine()
     sample = sample_text(text)
     choices = [StorageChoice(each, kv) for each in weights for kv in kvs]
-    with phases() as tell:
-        found = measure(model, base_model, choices, sample.text, num_chunks, threads, tell)
+    with show_progress() as progress:
+        found = measure(model, base_model, choices, sample.text, num_chunks, threads, progress)
     if as_json:
         about = {"text": sample.source, "digest": sample.digest}
         print_json(*(dataclasses.asdict(quality) | about for quality in found))
@@ -47,7 +46,7 @@ def run(
 
 
 def save_text(text: Path | None, target: Path) -> None:
-    """Write the very bytes that are measured, for another program to read. Raises ConfigError."""
+    """Write the measured text, byte for byte, for other programs. Raises ConfigError."""
     sample = sample_text(text)
     try:
         target.write_bytes(sample.text.encode())
@@ -57,12 +56,12 @@ def save_text(text: Path | None, target: Path) -> None:
 
 
 def table_of(found: Sequence[Quality], sample: Sample) -> Table:
-    """A row for each choice."""
+    """A table with a row for each choice."""
     title = (
         f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
         f"{CHUNK}\n{sample.source}, digest {sample.digest}\n"
         f"KL: divergence in nats from {BASE.weights} weights and {BASE.kv} KV, +-: its standard error; "
-        "top-1:\nthe likeliest token is the same; tok/s: of prompts; memory: of weights"
+        "top-1:\nsame likeliest token; tok/s: of prompts; memory: of weights"
     )
     rows = [
         (

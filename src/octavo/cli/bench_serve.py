@@ -1,4 +1,4 @@
-"""`octavo bench serve`: load an endpoint, then a table for a person, or JSON lines for a program."""
+"""`octavo bench serve`: load an endpoint, and report as a table or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from octavo.bench.load_processes import apply_from_processes
 from octavo.bench.planner import Planner, Traffic
 from octavo.bench.traces import RequestTrace
 from octavo.bench.workloads import Load, LoadOptions, WorkloadTargets
-from octavo.cli.given import SettingOrigin
-from octavo.cli.tables import print_all, print_json, table
-from octavo.cli.terminal import phases
+from octavo.cli.flags import SettingOrigin
+from octavo.cli.terminal import print_all, print_json, show_progress, table
 from octavo.errors import ConfigError, RequestFailed
 
 _ROWS: tuple[tuple[str, Callable[[LoadReport], str]], ...] = (
     ("complete answers", lambda report: f"{report.completed} of {report.requests}"),
     ("errors", lambda report: str(sum(report.errors.values()))),
     ("output tokens/s", lambda report: f"{report.output_tokens_per_s:.1f}"),
-    ("first token", lambda report: _told(report.ttft_ms)),
-    ("between tokens", lambda report: _told(report.itl_ms)),
-    ("end to end", lambda report: _told(report.e2e_ms)),
+    ("first token", lambda report: _percentiles(report.ttft_ms)),
+    ("between tokens", lambda report: _percentiles(report.itl_ms)),
+    ("end to end", lambda report: _percentiles(report.e2e_ms)),
     ("good answers", lambda report: str(report.good)),
     ("goodput, answers/s", lambda report: f"{report.goodput_per_s:.2f}"),
     ("seconds", lambda report: f"{report.seconds:.1f}"),
@@ -45,13 +44,13 @@ def run(
     *,
     as_json: bool,
 ) -> None:
-    """One run for each concurrency, or one at a rate. Raises RequestFailed when no answer was complete."""
+    """One run for each concurrency, or one at a rate. Raises RequestFailed if no answer was complete."""
     if options.rate is None:
         arrivals = [Arrival(count) for count in concurrencies]
     else:
         arrivals = [Arrival(rate_per_s=options.rate)]
-    with phases() as tell:
-        reports = asyncio.run(_run_all(endpoint, load, arrivals, options, targets, tell, as_json))
+    with show_progress() as progress:
+        reports = asyncio.run(_run_all(endpoint, load, arrivals, options, targets, progress, as_json))
     _show(reports, as_json=as_json)
 
 
@@ -64,50 +63,51 @@ def run_trace(
     *,
     as_json: bool,
 ) -> None:
-    """One run, of a trace's requests; before it, what the calibration in `plan` predicts. Raises as `run`."""
-    expected = [] if plan is None else [predicted(plan, trace, targets)]
+    """One run of a trace's requests, compared with the prediction of the calibration in `plan`. Raises as
+    `run`."""
+    expected = [] if plan is None else [predict(plan, trace, targets)]
 
-    async def play_it(tell: Callable[[str], None]) -> LoadReport:
+    async def play_it(progress: Callable[[str], None]) -> LoadReport:
         async with Client(endpoint) as client:
-            return await play(client, trace, load, targets, lambda text: tell(f"{trace.name}: {text}"))
+            return await play(client, trace, load, targets, lambda text: progress(f"{trace.name}: {text}"))
 
-    with phases() as tell:
-        report = asyncio.run(play_it(tell))
+    with show_progress() as progress:
+        report = asyncio.run(play_it(progress))
     if as_json:
         for one in (*expected, report):
             print_json(one)
     _show([report, *expected], as_json=as_json)
 
 
-def predicted(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> LoadReport:
-    """One draw. Raises ConfigError for what is no calibration."""
+def predict(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> LoadReport:
+    """The report of one simulated run. Raises ConfigError if the file is no calibration."""
     calibration = read_calibration(path)
     if calibration is None:
         raise ConfigError(
-            f"--plan {path} is no calibration of this version; allowed: what `octavo bench calibrate` wrote"
+            f"--plan {path} is no calibration of this version; allowed: a file of `octavo bench calibrate`"
         )
     planner = Planner(calibration, targets, calibration.setup)
     return dataclasses.replace(planner.run_draw(Traffic(trace)).report, arrival="predicted")
 
 
 def check_trace(origins: Sequence[SettingOrigin], options: LoadOptions) -> None:
-    """Raise ConfigError where something is given that a trace decides."""
+    """Raise ConfigError for options that a trace determines."""
     wrong = [origin.source for origin in origins if origin.setting.field in _NOT_WITH_TRACE]
     wrong += ["--processes"] * (options.processes > 1)
     if wrong:
         raise ConfigError(
-            f"--trace and {wrong[0]} are both given; allowed: one of them (a trace says what is sent and "
-            "when, and one process sends it)"
+            f"--trace and {wrong[0]} are both given; allowed: one of them (a trace determines the requests "
+            "and their times, and one process sends them)"
         )
 
 
 def _show(reports: Sequence[LoadReport], *, as_json: bool) -> None:
-    """For a person; for a program each was printed. Raises RequestFailed when no answer was complete."""
+    """Print the table; JSON was printed during the runs. Raises RequestFailed if no answer was complete."""
     if not as_json:
         print_all(table_of(reports), *(f"- {line}" for line in notes_of(reports)))
     if not any(report.completed for report in reports):
-        told = "; ".join(f"{kind}: {detail}" for kind, detail in reports[0].error_details.items())
-        raise RequestFailed(f"no answer was complete: {told}")
+        errors = "; ".join(f"{kind}: {detail}" for kind, detail in reports[0].error_details.items())
+        raise RequestFailed(f"no answer was complete: {errors}")
 
 
 async def _run_all(
@@ -116,7 +116,7 @@ async def _run_all(
     arrivals: Sequence[Arrival],
     options: LoadOptions,
     targets: WorkloadTargets,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     as_json: bool,
 ) -> list[LoadReport]:
     reports: list[LoadReport] = []
@@ -124,17 +124,17 @@ async def _run_all(
         for arrival in arrivals:
             num_requests = options.n or requests_for(arrival)
 
-            def tell_of_run(text: str, name: str = f"{load.kind}, {arrival.in_words()}") -> None:
-                tell(f"{name}: {text}")
+            def report_progress(text: str, name: str = f"{load.kind}, {arrival.in_words()}") -> None:
+                progress(f"{name}: {text}")
 
-            # A seed for each run: a prompt of an earlier run would be found in the endpoint's cache.
+            # A seed per run: the endpoint's cache may hold the prompts of earlier runs.
             own = dataclasses.replace(load, seed=load.seed + len(reports))
             if options.processes == 1:
-                report = await apply(client, own, num_requests, arrival, targets, tell_of_run)
+                report = await apply(client, own, num_requests, arrival, targets, report_progress)
             else:
                 named = dataclasses.replace(endpoint, model=client.model)
                 report = await apply_from_processes(
-                    named, own, num_requests, arrival, targets, options.processes, tell_of_run
+                    named, own, num_requests, arrival, targets, options.processes, report_progress
                 )
             reports.append(report)
             if as_json:
@@ -143,38 +143,38 @@ async def _run_all(
 
 
 def requests_for(arrival: Arrival) -> int:
-    """Enough for a steady state: twice those in flight, within bounds; many of a random process."""
+    """Number of requests for a steady state: twice those in flight, within bounds; at a rate, the maximum."""
     if arrival.rate_per_s is not None:
         return _REQUESTS_MAX
     return max(arrival.concurrency, min(_REQUESTS_MAX, max(_REQUESTS_MIN, 2 * arrival.concurrency)))
 
 
 def table_of(reports: Sequence[LoadReport]) -> Table:
-    """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
+    """A table with a column for each report, which fits a narrow terminal."""
     targets = reports[0].targets
     return table(
         f"octavo bench serve: {reports[0].workload}; times in ms, p50 / p95 / p99\n"
-        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean",
+        f"good: first token within {targets.ttft_ms:g} ms, a mean of {targets.itl_ms:g} ms between tokens",
         ("", *(report.arrival for report in reports)),
         [(name, *map(value, reports)) for name, value in _ROWS],
     )
 
 
 def notes_of(reports: Sequence[LoadReport]) -> list[str]:
-    """Errors by kind, and what makes figures hard to compare."""
+    """Errors by kind, and reasons why figures are hard to compare."""
     lines = []
     for report in reports:
         for kind, count in report.errors.items():
             lines.append(f"{report.arrival}: {count} x {kind}: {report.error_details[kind]}")
         if report.short:
-            lines.append(f"{report.arrival}: {report.short} answers were shorter than asked for")
+            lines.append(f"{report.arrival}: {report.short} answers were shorter than requested")
         if report.tokens_per_chunk > 1.05:
             lines.append(
-                f"{report.arrival}: a chunk carries {report.tokens_per_chunk:.2f} tokens in the mean, "
-                "so the time between tokens is that of several"
+                f"{report.arrival}: a chunk has {report.tokens_per_chunk:.2f} tokens on average, so the time "
+                "between tokens is that between chunks"
             )
     return lines
 
 
-def _told(spread: Spread) -> str:
+def _percentiles(spread: Spread) -> str:
     return f"{spread.p50:.0f} / {spread.p95:.0f} / {spread.p99:.0f}"

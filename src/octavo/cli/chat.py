@@ -1,4 +1,5 @@
-"""`octavo chat`: a conversation in the terminal. Ctrl-c stops the answer and keeps the conversation."""
+"""`octavo chat` and `octavo generate`: answers in the terminal. In a chat, ctrl-c stops the answer and keeps
+the conversation."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.markup import escape
 
-from octavo.cli.answer_view import answer_on
+from octavo.cli.answer_source import AnswerSource, open_answerer
+from octavo.cli.answer_view import show_answer
 from octavo.cli.answerer import Answerer
-from octavo.cli.place import Place, answering
 from octavo.cli.terminal import is_screen, write
 from octavo.errors import ConfigError, OctavoError, RequestTooLarge
 from octavo.params import SamplerParams
@@ -21,16 +22,16 @@ from octavo.text.named_templates import GIVE_ONE
 from octavo.types import ChatMessage, Usage
 
 HELP = """/help   this list
-/raw    the last answer as the model wrote it, without layout
-/stats  what the last answer cost, and the KV memory
-/clear  forget the conversation
-/exit   leave (ctrl-d too)
+/raw    the last answer without formatting
+/stats  tokens and times of the last answer, and the KV memory
+/clear  start a new conversation
+/exit   exit (also ctrl-d)
 ctrl-c  stop the answer, keep the conversation"""
 
 
-def run(place: Place, params: SamplerParams, system: str | None) -> None:
-    """Talk until the person leaves. Raises ConfigError for a model that cannot chat."""
-    with answering(place, params) as answerer:
+def chat(source: AnswerSource, params: SamplerParams, system: str | None) -> None:
+    """Chat until the user exits. Raises ConfigError for a model that has no chat template."""
+    with open_answerer(source, params) as answerer:
         if not answerer.has_chat_template():
             raise ConfigError(f"{answerer.name} has no chat template; use octavo generate, {GIVE_ONE}")
         console, size = Console(highlight=False), f"context {answerer.context_length:,} tokens"
@@ -51,18 +52,18 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
                 write(conversation.last_answer() + "\n")
             elif command == "/clear":
                 conversation.clear()
-                console.print("forgotten", style="dim")
+                console.print("new conversation", style="dim")
             elif command == "/stats":
-                _tell(runner, conversation, console)
+                _show_statistics(runner, conversation, console)
             elif command.startswith("/"):
-                console.print(f"{command} is no command; /help lists them", markup=False)
+                console.print(f"{command} is no command; /help lists the commands", markup=False)
             elif command:
                 _answer(runner, conversation, command, console)
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far and what the last answer cost."""
+    """The messages so far, and usage and times of the last answer."""
 
     answerer: Answerer
     system: str | None
@@ -75,13 +76,13 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
+        """Remove all messages except the system message."""
         self.messages = [] if self.system is None else [ChatMessage("system", self.system)]
 
     async def answer(self, text: str, show: Callable[[str], None]) -> None:
-        """Answer one message; what was shown before a cancellation stays part of the conversation.
+        """Answer one message. A cancelled answer stays in the conversation, as far as it was shown.
 
-        Raises OctavoError; then the conversation is as before.
+        Raises OctavoError, and then leaves the conversation unchanged.
         """
         question, begun = ChatMessage("user", text), time.perf_counter()
         parts: list[str] = []
@@ -102,12 +103,12 @@ class Conversation:
                 self.messages += [question, ChatMessage("assistant", "".join(parts))]
 
     def last_answer(self) -> str:
-        """What the model said last; "": nothing yet."""
-        said = [message.content for message in self.messages if message.role == "assistant"]
-        return said[-1] if said else ""
+        """The last answer; "": none yet."""
+        answers = [message.content for message in self.messages if message.role == "assistant"]
+        return answers[-1] if answers else ""
 
     async def statistics(self) -> str:
-        """The last answer and the memory, in words. Raises OctavoError."""
+        """Statistics of the last answer and the memory, for people. Raises OctavoError."""
         memory = f"memory: {await self.answerer.memory()}"
         if self.usage is None:
             return memory
@@ -121,32 +122,31 @@ class Conversation:
 
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, text: str, console: Console) -> None:
-    """One answer; an error or ctrl-c ends it and nothing else."""
-    with _going_on(console), answer_on(console) as show:
+    """Answer one message; after an error or ctrl-c the chat continues."""
+    with _errors_shown(console), show_answer(console) as show:
         runner.run(conversation.answer(text, show))
 
 
-def _tell(runner: asyncio.Runner, conversation: Conversation, console: Console) -> None:
-    """The statistics; a server that does not tell them ends nothing."""
-    with _going_on(console):
+def _show_statistics(runner: asyncio.Runner, conversation: Conversation, console: Console) -> None:
+    with _errors_shown(console):
         console.print(runner.run(conversation.statistics()), markup=False)
 
 
 @contextmanager
-def _going_on(console: Console) -> Iterator[None]:
-    """What goes wrong is told, and the conversation goes on."""
+def _errors_shown(console: Console) -> Iterator[None]:
+    """Print errors instead of raising them, so that the chat continues."""
     try:
         yield
     except KeyboardInterrupt:
         console.print("\n(stopped)" if not is_screen(console) else "(stopped)", style="dim")
     except RequestTooLarge as error:
-        console.print(f"{error}; /clear makes room", style="red", markup=False)
+        console.print(f"{error}; /clear starts a new conversation", style="red", markup=False)
     except OctavoError as error:
         console.print(str(error), style="red", markup=False)
 
 
 def _read_line() -> str | None:
-    """One line of input; ctrl-c gives an empty one, ctrl-d None. Readline adds editing and history."""
+    """One line of input; ctrl-c returns an empty line, ctrl-d None. Readline adds editing and history."""
     import readline  # noqa: F401
 
     try:
@@ -157,3 +157,18 @@ def _read_line() -> str | None:
     except EOFError:
         write("\n")
         return None
+
+
+def generate(source: AnswerSource, params: SamplerParams, prompt: str) -> None:
+    """Write the continuation of `prompt` and a line break. Ctrl-c ends the command."""
+    with open_answerer(source, params) as answerer:
+        try:
+            asyncio.run(_stream_text(answerer, prompt))
+        finally:
+            write("\n")
+
+
+async def _stream_text(answerer: Answerer, prompt: str) -> None:
+    async with aclosing(answerer.complete(prompt)) as pieces:
+        async for piece in pieces:
+            write(piece.text)

@@ -1,6 +1,7 @@
-"""A process of a server with front ends: `python -m octavo.cli.child DESCRIPTOR`, as a supervisor starts it.
+"""An engine or front-end process, started by a server's supervisor: `python -m octavo.cli.child DESCRIPTOR`.
 
-It reads its job from standard input, says by the control socket when it is ready, and ends when that closes.
+It reads its job from standard input, reports on the control socket when it is ready, and ends when that
+closes.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _FLUSH_S = 5.0
 
 
 def main() -> None:
-    """Do the job."""
-    # Blocked, not ignored: uvicorn would set handlers.
+    """Run the job."""
+    # Blocked, not ignored: uvicorn would install handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     control = socket.socket(fileno=int(sys.argv[1]))
     run_command(lambda: run(control))
 
 
 def run(control: socket.socket) -> None:
-    """What standard input says."""
+    """Run the job that standard input describes."""
     job = decode_job(sys.stdin.buffer.read())
     replica = job.settings.replica
     if replica is not None:
@@ -60,35 +61,35 @@ def run(control: socket.socket) -> None:
 
 
 def run_engine(job: EngineJob, control: socket.socket) -> None:
-    """Load the model, and serve front ends until the supervisor says so or is gone. Raises as
+    """Load the model, and serve front ends until the supervisor ends it or is gone. Raises as
     `start_engine`."""
     from octavo.cli.serve import traffic_of
-    from octavo.cli.terminal import look_at_machine, phases
+    from octavo.cli.terminal import probe_machine, show_progress
     from octavo.serving.front_end_link import FrontEnds
     from octavo.serving.start import started_engine, warm
 
-    look_at_machine()
+    probe_machine()
     traffic = traffic_of(job.settings)
     roster = job.settings.roster
     policies_of = None if roster is None else roster.tenants.policies
 
     def on_give_up(reason: str) -> None:
-        say(control, GAVE_UP + reason.encode()[: MESSAGE_BYTES_MAX // 2])
+        send(control, GAVE_UP + reason.encode()[: MESSAGE_BYTES_MAX // 2])
 
-    words: queue.SimpleQueue[tuple[bytes, list[int]]] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[tuple[bytes, list[int]]] = queue.SimpleQueue()
     is_loading = True
 
     def listen() -> None:
         while True:
-            word, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
-            if not word and is_loading:
-                os._exit(1)  # the supervisor is gone, and there is nothing to be saved
-            words.put((word, descriptors))
-            if not word:
+            message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
+            if not message and is_loading:
+                os._exit(1)  # the supervisor is gone, and there is no state to save
+            messages.put((message, descriptors))
+            if not message:
                 return
 
     threading.Thread(target=listen, name="octavo-control", daemon=True).start()
-    with phases() as report:
+    with show_progress() as report:
         start = None if job.settings.replica is None else job.settings.replica.start
         starting = started_engine(job.model, job.options, report, policies_of, start)
         with starting as started:
@@ -98,13 +99,13 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
     gc.freeze()  # as `run_server`
     try:
         while True:
-            word, descriptors = words.get()
-            if word.startswith(FRONT_END):
-                index = int(word.removeprefix(FRONT_END))
+            message, descriptors = messages.get()
+            if message.startswith(FRONT_END):
+                index = int(message.removeprefix(FRONT_END))
                 front_ends.add(socket.socket(fileno=descriptors[0]), index)
-            elif word in (b"", END):  # b"": the supervisor is gone
+            elif message in (b"", END):  # b"": the supervisor is gone
                 break
-        if not word:
+        if not message:
             front_ends.wait_until_gone(job.settings.drain_timeout_s + _FLUSH_S)
     finally:
         gc.unfreeze()
@@ -113,7 +114,7 @@ def run_engine(job: EngineJob, control: socket.socket) -> None:
 
 
 def run_front_end(job: FrontEndJob, control: socket.socket) -> None:
-    """Serve until the supervisor says so, or is gone, or the engine is. Of that the supervisor tells."""
+    """Serve until the supervisor stops it or is gone, or the engine is gone, which the supervisor reports."""
     try:
         serve_front_end(job, control)
     except EngineStopped:
@@ -121,7 +122,7 @@ def run_front_end(job: FrontEndJob, control: socket.socket) -> None:
 
 
 def serve_front_end(job: FrontEndJob, control: socket.socket) -> None:
-    """The same. Raises EngineStopped, or ConfigError."""
+    """Serve HTTP for the engine of another process. Raises EngineStopped, ConfigError."""
     from octavo.serving.remote_host import connect
     from octavo.serving.start import check_template
 
@@ -132,25 +133,25 @@ def serve_front_end(job: FrontEndJob, control: socket.socket) -> None:
     front_end = FrontEnd(job.index, host, host.welcome.run_id, int(time.time()), job.engine_pid, job.metrics)
     scrapes = None if job.scrapes is None else socket.socket(fileno=job.scrapes)
     server = build_server(
-        client, job.settings, lambda url: say(control, READY + client.name.encode()), front_end, scrapes
+        client, job.settings, lambda url: send(control, READY + client.name.encode()), front_end, scrapes
     )
 
-    def obey() -> None:
-        while (word := control.recv(MESSAGE_BYTES_MAX)) in (STOP, HANGUP):
-            server.command(word.decode())
+    def follow_commands() -> None:
+        while (command := control.recv(MESSAGE_BYTES_MAX)) in (STOP, HANGUP):
+            server.command(command.decode())
         server.command(STOP.decode())  # the supervisor is gone
 
-    threading.Thread(target=obey, name="octavo-control", daemon=True).start()
+    threading.Thread(target=follow_commands, name="octavo-control", daemon=True).start()
     try:
         run_server(server, client, socket.socket(fileno=job.listener))
     finally:
         client.close()
 
 
-def say(control: socket.socket, word: bytes) -> None:
-    """Does nothing where the supervisor is gone."""
+def send(control: socket.socket, message: bytes) -> None:
+    """Send a message to the supervisor, if it is still there."""
     with contextlib.suppress(OSError):
-        control.send(word)
+        control.send(message)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The work of `octavo cluster`. It loads Ray, on demand; `cluster_app.py` has the flags."""
+"""The implementation of `octavo cluster`, which loads Ray on demand; `cluster_app.py` has the flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from octavo.cli.admin import Columns, show, text
-from octavo.cli.terminal import phases
+from octavo.cli.terminal import show_progress
 from octavo.cluster.ports import listening_ports
 from octavo.cluster.ray_access import ClusterFailed, check_ray, set_environment
 from octavo.cluster.spec import ClusterSpec, Table, settings_table
@@ -31,11 +31,11 @@ from octavo.server.settings import ServerSettings
 from octavo.setting import settings_of
 
 if TYPE_CHECKING:
-    from octavo.cli.cluster_app import ClusterOptions
-    from octavo.cli.given import ResolvedFlags
+    from octavo.cli.flags import ResolvedFlags
+    from octavo.cli.options import ClusterOptions
 
-_STOP_S = 150.0  # beyond the drain timeout
-_LOOK_S = 1.0
+_STOP_TIMEOUT_S = 150.0  # longer than the drain timeout
+_POLL_S = 1.0
 MEMBERS: Columns = {
     "kind": text("kind"),
     "slot": lambda row: "" if row["slot"] is None else str(row["slot"]),
@@ -56,14 +56,14 @@ def spec_of(
     *,
     open_cluster: bool,
 ) -> tuple[ClusterSpec, tuple[str, ...]]:
-    """What a command line asks for, and the keys that it gives, which are in no file yet. Raises
+    """The cluster that a command line describes, and the keys of --api-key, which are in no file yet. Raises
     ConfigError."""
     check_ray()
     low, high = bounds_of(cluster)
     table = given_table(resolved, ServerSettings)
     keys: tuple[str, ...] = ()
     if table.pop("api_key", None) is not None:
-        os.environ.pop("OCTAVO_API_KEY", None)  # which every process of Ray would inherit
+        os.environ.pop("OCTAVO_API_KEY", None)  # every process of Ray would inherit it
         keys = server.keys
     spec = ClusterSpec(
         model=model,
@@ -82,14 +82,14 @@ def spec_of(
 
 
 def given_table(resolved: ResolvedFlags, cls: type[StartOptions] | type[ServerSettings]) -> Table:
-    """What was given of these settings, by flags, variables or a file."""
+    """The given settings of this dataclass, from flags, variables or a file."""
     names = {each.name for each in settings_of(cls)}
     given = [each for each in resolved.origins if each.setting.name in names]
     return settings_table((each.setting, each.value) for each in given)
 
 
 def bounds_of(cluster: ClusterOptions) -> tuple[int, int]:
-    """The least and the most replicas. Raises ConfigError."""
+    """The minimum and maximum number of replicas. Raises ConfigError."""
     if cluster.replicas is not None:
         if (cluster.min_replicas, cluster.max_replicas) != (None, None):
             raise ConfigError("--replicas is given with --min-replicas or --max-replicas; allowed: one form")
@@ -99,11 +99,11 @@ def bounds_of(cluster: ClusterOptions) -> tuple[int, int]:
 
 
 def print_config(spec: ClusterSpec, keys: tuple[str, ...]) -> None:
-    """On standard output. Raises ConfigError."""
+    """Print the Serve config file. Raises ConfigError."""
     if keys:
         raise ConfigError(
-            "--print-config is given with --api-key, and the file holds no secret; allowed: --api-key-file "
-            "or --tenants"
+            "--print-config and --api-key are both given, and the file must hold no secret; allowed: "
+            "--api-key-file or --tenants"
         )
     from octavo.cluster.ray_apps import config_file
 
@@ -113,25 +113,26 @@ def print_config(spec: ClusterSpec, keys: tuple[str, ...]) -> None:
 def serve(
     spec: ClusterSpec, keys: tuple[str, ...], name: str, address: str | None, *, open_cluster: bool
 ) -> None:
-    """Serve until a signal; then stop all that was started. A second signal does not wait for requests."""
+    """Serve until a signal, then stop everything that was started. A second signal stops without waiting for
+    requests."""
     folder = ClusterFolder(name)
     where = folder.find_address()
     if where is not None and _is_serving(where):
         raise ConfigError(
-            f"cluster {name} is served here by process {where.pid}; allowed: another --name, or octavo "
-            "cluster stop first"
+            f"cluster {name} is already served here by process {where.pid}; allowed: another --name, or "
+            "octavo cluster stop first"
         )
     token = None if open_cluster or address is not None else folder.make_token()
     set_environment(token, is_open=open_cluster)
-    from octavo.cluster import ray_cluster  # it loads Ray, which reads the environment once
+    from octavo.cluster import ray_cluster  # loads Ray, which reads the environment once
 
-    is_ours = address is None  # the folder: a cluster that runs may have been started here
+    owns_folder = address is None  # with an address, the folder may be that of the running cluster
     try:
-        with phases() as report:
+        with show_progress() as report:
             report("starting Ray ..." if address is None else "joining Ray ...")
             found = ray_cluster.enter(address, is_open=open_cluster)
         ray_cluster.refuse_second()
-        is_ours = True
+        owns_folder = True
         folder.write_address(
             ClusterAddress(found, os.getpid(), None if token is None else str(token), open_cluster)
         )
@@ -141,43 +142,44 @@ def serve(
         _serve_until_signal(spec, is_own=address is None, is_open=open_cluster)
     finally:
         ray_cluster.leave()
-        if is_ours:
+        if owns_folder:
             folder.forget()
 
 
 def _serve_until_signal(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
-    """On the Ray that this process is of. Raises ConfigError or ClusterFailed, when all has ended again."""
+    """Serve on the Ray that this process has joined. Raises ConfigError or ClusterFailed, after everything
+    was stopped."""
     from octavo.cluster import ray_cluster
 
     signals = _Signals()
     try:
-        with phases() as report:
+        with show_progress() as report:
             spec = ray_cluster.begin(spec, report)
         _show_ready(spec, is_own=is_own, is_open=is_open)
         signals.is_serving = True
-        while not signals.came.wait(_LOOK_S) and ray_cluster.running_spec() is not None:
+        while not signals.received.wait(_POLL_S) and ray_cluster.running_spec() is not None:
             pass
     except KeyboardInterrupt:
-        pass  # while it started: what there is by now ends
+        pass  # during the start
     finally:
         Console(stderr=True).print(
-            "octavo stops; requests that run may end (a second signal: now)", style="dim"
+            "octavo stops when the running requests have ended (a second signal: now)", style="dim"
         )
         with contextlib.suppress(KeyboardInterrupt):
             ray_cluster.end()
 
 
 def status(name: str, address: str | None, *, open_cluster: bool, as_json: bool) -> None:
-    """Print the members, one a row."""
-    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+    """Print the cluster's processes, one per row."""
+    with _join(name, address, open_cluster=open_cluster) as ray_cluster:
         rows = [dataclasses.asdict(member) for member in ray_cluster.members()]
     show(rows, MEMBERS, as_json=as_json)
 
 
 def scale(name: str, address: str | None, cluster: ClusterOptions, *, open_cluster: bool) -> None:
-    """Return when as many serve."""
+    """Change the number of replicas; returns when so many serve."""
     low, high = bounds_of(cluster)
-    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+    with _join(name, address, open_cluster=open_cluster) as ray_cluster:
         ray_cluster.scale(low, high)
     typer.echo(f"replicas: {low}" if low == high else f"replicas: {low} to {high}")
 
@@ -190,7 +192,7 @@ def update(
     *,
     open_cluster: bool,
 ) -> None:
-    """Return when no replica is left that was not started by this."""
+    """Replace the replicas; returns when all of them are new."""
     engine = given_table(resolved, StartOptions)
 
     def change(spec: ClusterSpec) -> ClusterSpec:
@@ -200,47 +202,47 @@ def update(
             replicas_per_node=cluster.replicas_per_node or spec.replicas_per_node,
         )
 
-    with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+    with _join(name, address, open_cluster=open_cluster) as ray_cluster:
         spec = ray_cluster.update(change)
-    typer.echo(f"all replicas are of revision {spec.revision}")
+    typer.echo(f"all replicas have revision {spec.revision}")
 
 
 def stop(name: str, address: str | None, *, open_cluster: bool) -> None:
-    """Return when every process of it has gone."""
+    """Stop the cluster; returns when all its processes have ended."""
     folder = ClusterFolder(name)
     if address is None and _is_serving(where := folder.read_address()):
         os.kill(where.pid, signal.SIGTERM)
         _wait_end(where.pid)
     else:
         try:
-            with _joined(name, address, open_cluster=open_cluster) as ray_cluster:
+            with _join(name, address, open_cluster=open_cluster) as ray_cluster:
                 ray_cluster.end()
         except ClusterFailed:
             if address is not None:
                 raise
-        folder.forget()  # also of a process that was killed, and its Ray with it
+        folder.forget()  # also if its process and Ray were killed
     typer.echo("stopped")
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first one is noted, a second one, or one during the start, interrupts the main
-    thread."""
+    """SIGTERM and SIGINT: the first sets `received`; a second one, or one during the start, interrupts the
+    main thread."""
 
     def __init__(self) -> None:
-        self.came, self.is_serving = threading.Event(), False
+        self.received, self.is_serving = threading.Event(), False
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.came.is_set() or not self.is_serving:
-            self.came.set()
+        if self.received.is_set() or not self.is_serving:
+            self.received.set()
             raise KeyboardInterrupt
-        self.came.set()
+        self.received.set()
 
 
 @contextlib.contextmanager
-def _joined(name: str, address: str | None, *, open_cluster: bool) -> Iterator[ModuleType]:
-    """`ray_cluster`, as a client of a cluster that runs. Raises ConfigError or ClusterFailed."""
+def _join(name: str, address: str | None, *, open_cluster: bool) -> Iterator[ModuleType]:
+    """The module `ray_cluster`, joined to a running cluster. Raises ConfigError or ClusterFailed."""
     token = None
     if address is None:
         where = ClusterFolder(name).read_address()
@@ -257,24 +259,26 @@ def _joined(name: str, address: str | None, *, open_cluster: bool) -> Iterator[M
 
 
 def _is_serving(where: ClusterAddress) -> bool:
-    """Whether its process lives, and is still that one."""
+    """Whether the process is alive and is still a cluster's."""
     with contextlib.suppress(OSError):
         return b"cluster" in Path(f"/proc/{where.pid}/cmdline").read_bytes()
     return False
 
 
 def _wait_end(pid: int) -> None:
-    """Raises ConfigError where it takes too long."""
+    """Wait until a process ends. Raises ConfigError after a timeout."""
     descriptor = os.pidfd_open(pid)
     try:
-        if not select.select([descriptor], [], [], _STOP_S)[0]:
-            raise ConfigError(f"process {pid} still stops after {_STOP_S:.0f} s; allowed: a second SIGTERM")
+        if not select.select([descriptor], [], [], _STOP_TIMEOUT_S)[0]:
+            raise ConfigError(
+                f"process {pid} has not ended after {_STOP_TIMEOUT_S:.0f} s; allowed: a second SIGTERM"
+            )
     finally:
         os.close(descriptor)
 
 
 def _show_ready(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
-    """The banner: where, for whom, and what else listens."""
+    """Print the banner: the address, who can reach it, and the other open ports."""
     settings = spec.server_settings()
     scheme = "http" if settings.tls_cert is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -283,15 +287,15 @@ def _show_ready(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> None:
     replicas = "1 replica" if spec.max_replicas == 1 else f"{count} replicas"
     console.print(
         f"[bold]octavo[/] serves {spec.model or DEFAULT_ALIAS} with {replicas} at "
-        f"{scheme}://{host}:{settings.port}/v1   (ctrl-c ends it)"
+        f"{scheme}://{host}:{settings.port}/v1   (ctrl-c stops it)"
     )
-    keys = "every request needs a key" if settings.has_keys else "no key is asked for"
+    keys = "every request needs a key" if settings.has_keys else "no key is needed"
     console.print(f"reachable by {describe_reach(settings)}; {keys}", style="dim")
     where = "on their nodes' addresses" if spec.private_network else "on loopback"
-    console.print(f"replicas listen {where}, and answer to the cluster's key alone", style="dim")
+    console.print(f"replicas listen {where}, and accept only the cluster's key", style="dim")
     style = "yellow" if is_open else "dim"
-    token = "it asks for no token: everyone there can run code here" if is_open else "it asks for its token"
-    console.print(f"Ray listens on all interfaces, whatever is set; {token}", style=style)
+    token = "without a token: every host that reaches it can run code here" if is_open else "with a token"
+    console.print(f"Ray always listens on all interfaces, {token}", style=style)
     if is_own:
         for each in listening_ports(os.getpid()):
             if each.is_on_all_interfaces:

@@ -1,22 +1,22 @@
-"""`octavo cluster`: many replicas of a model on Ray, started, looked at, scaled, updated and stopped.
+"""The flags of `octavo cluster`: start, inspect, scale, update and stop replicas of a model on Ray.
 
-What each command does is in `cli/cluster.py`, which loads Ray; this file is the flags.
+`cli/cluster.py`, which loads Ray, implements the commands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from octavo.cli import options as opt
-from octavo.cli.given import Only, ResolvedFlags, with_settings
+from octavo.cli.flags import Only, ResolvedFlags, with_settings
+from octavo.cli.options import ClusterOptions
 from octavo.cluster.spec import NOT_OF_ENGINES, NOT_OF_RELAYS
 from octavo.cluster.state import DEFAULT_NAME
 from octavo.config import StartOptions
 from octavo.server.settings import ServerSettings
-from octavo.setting import setting, settings_of
+from octavo.setting import settings_of
 
 cluster_app = typer.Typer(
     help="Serve a model with many replicas, on Ray (docs/cluster.md).", no_args_is_help=True
@@ -26,33 +26,12 @@ _ENGINE = tuple(each.field for each in settings_of(StartOptions) if each.name no
 _SERVER = tuple(each.field for each in settings_of(ServerSettings) if each.name not in NOT_OF_RELAYS)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """How many replicas, and where. `ClusterSpec` checks the bounds."""
-
-    replicas: int | None = setting(None, "Replicas of the model.", unset="1", group="Cluster")
-    min_replicas: int | None = setting(
-        None, "With --max-replicas: start and stop replicas by load.", unset="1"
-    )
-    max_replicas: int | None = setting(None, "Replicas at most.", unset="none are started by load")
-    requests_per_replica: int = setting(8, "Running and waiting requests of a replica, for these two.")
-    replicas_per_node: int | None = setting(
-        None,
-        "Replicas of a node, which divide its threads and memory.",
-        unset="as many as the nodes need",
-    )
-    relays_per_node: int = setting(2, "Processes of a node that take clients, on one port.")
-    private_network: bool = setting(
-        False, "Let replicas listen on their nodes' addresses, for relays of other machines."
-    )
-
-
-Name = Annotated[str, typer.Option(metavar="NAME", help="The cluster, of several on this machine.")]
+Name = Annotated[str, typer.Option(metavar="NAME", help="Which of this machine's clusters.")]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="HOST:PORT of a Ray that runs. Default: the one that this machine's cluster has.",
+        help="HOST:PORT of a running Ray. Default: that of this machine's cluster.",
         show_default=False,
     ),
 ]
@@ -60,7 +39,7 @@ OpenCluster = Annotated[
     bool,
     typer.Option(
         "--allow-open-cluster",
-        help="Use a Ray without a token: everyone who reaches its ports runs code on every node.",
+        help="Use a Ray without a token: anyone who reaches its ports can run code on every node.",
     ),
 ]
 
@@ -75,13 +54,13 @@ def serve(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="HOST:PORT of a Ray to join. Default: one is started, and ends with this command.",
+            help="HOST:PORT of a Ray to join. Default: start one, which ends with this command.",
             show_default=False,
         ),
     ] = None,
     open_cluster: OpenCluster = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print a Serve config file that does the same, and leave.")
+        bool, typer.Option("--print-config", help="Print an equivalent Serve config file and exit.")
     ] = False,
     *,
     cluster: ClusterOptions,
@@ -92,7 +71,7 @@ def serve(
     """Serve a model with several replicas behind one address, until ctrl-c."""
     from octavo.cli import cluster as commands
 
-    named = opt.named(model or resolved.model, file)
+    named = opt.with_file(model or resolved.model, file)
     spec, keys = commands.spec_of(named, cluster, resolved, server, open_cluster=open_cluster)
     if print_config:
         commands.print_config(spec, keys)
@@ -107,7 +86,7 @@ def status(
     open_cluster: OpenCluster = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show the replicas and relays, with their slots, states and places."""
+    """Show the replicas and relays, with their slots, states and nodes."""
     from octavo.cli import cluster as commands
 
     commands.status(name, address, open_cluster=open_cluster, as_json=as_json)
@@ -122,7 +101,7 @@ def scale(
     *,
     cluster: Annotated[ClusterOptions, Only("replicas", "min_replicas", "max_replicas")],
 ) -> None:
-    """Have another number of replicas; those that stay run on."""
+    """Change the number of replicas without restarting the others."""
     from octavo.cli import cluster as commands
 
     commands.scale(name, address, cluster, open_cluster=open_cluster)
@@ -139,7 +118,7 @@ def update(
     engine: Annotated[StartOptions, Only(*_ENGINE)],
     resolved: ResolvedFlags,
 ) -> None:
-    """Replace the replicas one after another: by the installed Octavo, with what flags change."""
+    """Replace the replicas one by one with the installed Octavo and the given settings."""
     from octavo.cli import cluster as commands
 
     commands.update(name, address, cluster, resolved, open_cluster=open_cluster)
@@ -147,7 +126,7 @@ def update(
 
 @cluster_app.command("stop")
 def stop(name: Name = DEFAULT_NAME, address: Address = None, open_cluster: OpenCluster = False) -> None:
-    """Stop a cluster whole: requests that run may end, and every process goes."""
+    """Stop a whole cluster, after its running requests have ended."""
     from octavo.cli import cluster as commands
 
     commands.stop(name, address, open_cluster=open_cluster)

@@ -1,25 +1,25 @@
-"""`octavo doctor`: what would be used, why, and what to change."""
+"""`octavo doctor`: the resolved settings and their reasons, and advice."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from octavo.cli.disk_app import namespace_line
 from octavo.cli.doctor_headers import (
     diagnose,
-    given_lines,
-    json_of_given,
     machine_advice,
     machine_lines,
     print_lines,
+    settings_json,
+    settings_lines,
     weights_in_words,
 )
 from octavo.cli.doctor_ranks import diagnose_ranks
-from octavo.cli.given import SettingOrigin
-from octavo.cli.packed import packed_lines
-from octavo.cli.tables import print_json
-from octavo.cli.terminal import look_at_machine, phases
+from octavo.cli.flags import SettingOrigin
+from octavo.cli.terminal import print_json, probe_machine, show_progress
 from octavo.config import StartOptions
 from octavo.engine.backends import choose_backend
 from octavo.engine.windows import waste_in_words, window_waste
@@ -27,9 +27,11 @@ from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
+from octavo.model.files.packed_file import Pack
+from octavo.model.files.packed_file import survey as survey_packs
 from octavo.model.spec import ModelSpec
 from octavo.serving.start import Budget, StartedEngine, build_engine, packed_folder
-from octavo.units import blocks_for, format_bytes
+from octavo.units import blocks_for, format_age, format_bytes
 
 
 def run(
@@ -40,9 +42,10 @@ def run(
     load: bool = False,
     as_json: bool = False,
 ) -> bool:
-    """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
-    and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
-    look_at_machine()
+    """Print whether the model runs and fits, from its headers; with `load`, or for a GPU, load it as `serve`
+    would and print what was resolved. Returns False if it does not run or fit. Raises ConfigError,
+    ModelError."""
+    probe_machine()
     if options.tensor_parallel_size > 1 and not load:
         return diagnose_ranks(model, options, origins, as_json=as_json)
     if not load:
@@ -56,31 +59,31 @@ def run(
 def _run_loaded(
     model: str | None, options: StartOptions, origins: Sequence[SettingOrigin], as_json: bool
 ) -> None:
-    with phases() as tell:
-        # Without what is kept on disk: looking at it must not make it.
-        looked_at = replace(options, disk_cache=None, packed_cache=False, record=None)
-        started = build_engine(model, looked_at, tell)
+    with show_progress() as report:
+        # Without caches on disk: a diagnosis must not create them.
+        diskless = replace(options, disk_cache=None, packed_cache=False, record=None)
+        started = build_engine(model, diskless, report)
         started.engine.close()
-    machine = look_at_machine()  # again: it tells the threads that the engine uses
+    machine = probe_machine()  # again: now it has the engine's number of threads
     lines = [
         *machine_lines(machine),
-        *given_lines(origins),
+        *settings_lines(origins),
         *model_lines(started, options),
         *budget_lines(started.budget, options),
         *window_lines(started.loaded.model.spec, started.budget),
         *disk_lines(options, namespace_of(started.fingerprint)),
         *packed_lines_of(started, options),
     ]
-    told = advice(started, options, machine)
+    advice = advice_of(started, options, machine)
     if as_json:
         resolved = [{"name": name.strip(), "text": text} for name, text in lines]
-        print_json({"resolved": resolved, "advice": told, "given": json_of_given(origins)})
+        print_json({"resolved": resolved, "advice": advice, "given": settings_json(origins)})
     else:
-        print_lines(lines, told)
+        print_lines(lines, advice)
 
 
 def model_lines(started: StartedEngine, options: StartOptions) -> list[tuple[str, str]]:
-    """The model and the backend."""
+    """Lines about the backend, the model, its weights and its KV."""
     spec, facts, backend = started.loaded.model.spec, started.facts, started.backend
     shape = kv_shape(started.loaded.model, started.budget.block_size, options.kv)
     return [
@@ -103,37 +106,37 @@ def model_lines(started: StartedEngine, options: StartOptions) -> list[tuple[str
 
 
 def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]:
-    """The blocks, in words."""
+    """Lines about the blocks and the limits."""
     return [
         ("blocks", budget.in_words()),
         ("why", budget.reason),
         (
             "limits",
             f"{options.max_seqs:,} sequences run at once, {options.step_tokens:,} tokens in a step, "
-            f"{options.max_queue:,} requests wait",
+            f"up to {options.max_queue:,} requests wait",
         ),
     ]
 
 
 def window_lines(spec: ModelSpec, budget: Budget) -> list[tuple[str, str]]:
-    """What windows leave unused; nothing where layers see all positions."""
+    """A line about KV memory that sliding windows leave unused; none without windows."""
     waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
     return [] if waste is None else [("windows", waste_in_words(spec, waste))]
 
 
 def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
-    """The disk cache, if one was asked for: its folder, what this model has there, and what others left."""
+    """Lines about the disk cache: its folder, this model's cache in it, and those of others."""
     folder = options.disk_folder
     if folder is None:
-        return [("disk cache", "none: --disk-cache FOLDER keeps blocks that memory has no room for")]
+        return [("disk cache", "none: --disk-cache FOLDER keeps blocks that do not fit into memory")]
     found, free = survey(folder), bytes_free(folder)
     mine = [namespace_line(namespace) for namespace in found if namespace.name == own]
     others = [namespace for namespace in found if namespace.name != own]
     lines = [
         (
             "disk cache",
-            f"{folder}, {'an unknown size' if free is None else format_bytes(free)} free there; "
-            f"this model may take {format_bytes(options.disk_size_bytes)}",
+            f"{folder}, {'an unknown size' if free is None else format_bytes(free)} free; "
+            f"this model may use {format_bytes(options.disk_size_bytes)}",
         ),
         ("  this model", mine[0] if mine else "nothing yet"),
     ]
@@ -141,15 +144,15 @@ def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
         age = (
             f"removed when unused for {options.disk_max_age_days:,} days"
             if options.disk_max_age_days
-            else "never removed by itself"
+            else "not removed automatically"
         )
         lines += [("  another", namespace_line(namespace)) for namespace in others]
-        lines.append(("", f"{age}, or by `octavo disk clean {folder}`"))
+        lines.append(("", f"{age}; `octavo disk clean {folder}` removes them"))
     return lines
 
 
 def packed_lines_of(started: StartedEngine, options: StartOptions) -> list[tuple[str, str]]:
-    """What is kept of packed weights; nothing for a backend that keeps none."""
+    """Lines about the cache of packed weights; none for a backend without one."""
     packed = packed_folder(replace(options, packed_cache=started.backend.name == "native"), started.backend)
     if packed is None:
         return []
@@ -157,8 +160,31 @@ def packed_lines_of(started: StartedEngine, options: StartOptions) -> list[tuple
     return packed_lines(packed.folder, own, options.packed_cache)
 
 
-def advice(started: StartedEngine, options: StartOptions, machine: Machine) -> list[str]:
-    """What to change, and why; nothing where nothing is wrong."""
+def packed_lines(folder: Path, own: Path, is_on: bool) -> list[tuple[str, str]]:
+    """Lines about the folder of packed weights: this model's file (`own`), and those of others."""
+    found, free = survey_packs(folder), bytes_free(folder)
+    mine = [pack for pack in found if pack.path == own]
+    others = [pack for pack in found if pack.path != own]
+    first = "off: --packed-cache keeps packed weights on disk, for a quick start"
+    if is_on:
+        first = f"{folder}, {'an unknown size' if free is None else format_bytes(free)} free"
+    lines = [("packed weights", first)]
+    if is_on or mine:
+        lines.append(("  this model", pack_line(mine[0]) if mine else "nothing yet: the next start makes it"))
+    lines += [("  another", pack_line(pack)) for pack in others]
+    if others:
+        lines.append(("", "not removed automatically; each may be deleted, and is made again when needed"))
+    return lines
+
+
+def pack_line(pack: Pack) -> str:
+    """ "/cache/packed/3f0c...-1.packed: 4.3 GiB, last used 3 days ago"."""
+    used = format_age(time.time() - pack.used_at)
+    return f"{pack.path}: {format_bytes(pack.num_bytes)}, last used {used} ago"
+
+
+def advice_of(started: StartedEngine, options: StartOptions, machine: Machine) -> list[str]:
+    """Changes that would help, with reasons."""
     lines = []
     budget, context = started.budget, started.facts.context_length
     tokens = budget.num_blocks * budget.block_size
@@ -169,10 +195,10 @@ def advice(started: StartedEngine, options: StartOptions, machine: Machine) -> l
             f"refused. Give --kv-memory {enough} or a smaller --context-length."
         )
     if budget.num_bytes > machine.memory_available:
-        lines.append("the pool is larger than the memory available now; give a smaller --kv-memory.")
+        lines.append("the pool is larger than the available memory; give a smaller --kv-memory.")
     lines += machine_advice(options, machine)
     if options.host_cache_bytes:
         lines.append("--host-cache is slower here than the same memory in --kv-memory: both are host memory.")
     if options.backend == "reference":
-        lines.append("the reference backend is the specification in NumPy; use --backend native to serve.")
+        lines.append("the reference backend is slow, made for comparison; use --backend native to serve.")
     return lines

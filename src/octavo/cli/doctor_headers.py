@@ -1,9 +1,9 @@
-"""`octavo doctor` before loading: does the model run, does it fit, how fast, and what would help.
+"""`octavo doctor` before loading: whether the model runs and fits, how fast, and which settings would help.
 
-    headers -> measured weights -> Fit -> lines        the same for other settings -> what would help
+    headers -> measured weights -> Fit -> lines        the same for other settings -> advice
 
-Only headers and settings are read, so the answer takes a second whatever the file's size; of a repository
-that is not here, only they are fetched.
+It reads (or fetches, from a remote repository) only headers and configurations, so it takes about a second
+for files of any size.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from octavo.cli.given import SettingOrigin
-from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.cli.flags import SettingOrigin
+from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.engine.windows import waste_in_words, window_waste
@@ -39,33 +39,31 @@ from octavo.text.chat import FITS_NO_FORMAT
 from octavo.units import blocks_for, format_bytes
 
 Lines = list[tuple[str, str]]
-CONTEXT_LEAST = 2048  # shorter ones are not proposed
+CONTEXT_MIN = 2048  # shorter contexts are not suggested
 _INT8 = "--weights int8"
-
-
-Tried = Sequence[tuple[str, Fit]]  # other settings, in words, and what comes of them
+Alternatives = Sequence[tuple[str, Fit]]  # flags, and the fit with them
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found: the problems for which the model does not run, else a fit."""
+    """The problems that prevent the model from running, or its fit."""
 
     name: str
     checked: ModelCheck
     lines: Lines
     fit: Fit | None = None
     bytes_per_s: float = 0.0
-    others: Tried = ()
+    alternatives: Alternatives = ()
     advice: Sequence[str] = ()
 
     @property
     def runs(self) -> bool:
-        """Nothing of it is unsupported."""
+        """Whether all of it is supported."""
         return self.fit is not None
 
     @property
     def fits(self) -> bool:
-        """It runs, and there is memory for it."""
+        """Whether it runs and there is enough memory."""
         return self.fit is not None and self.fit.fits
 
 
@@ -77,40 +75,42 @@ def diagnose(
     *,
     as_json: bool = False,
 ) -> bool:
-    """Print the answer for a processor's backend; whether the model runs and fits. Raises ModelNotFound where
-    there are no files, ConfigError."""
-    with phases() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
+    """Print the diagnosis for a backend of the processor; returns whether the model runs and fits. Raises
+    ModelNotFound, ConfigError."""
+    with show_progress() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
         path = resolve(model, report, partial(fetch_headers, Path(folder)))
         report("reading headers, and measuring the memory's bandwidth")
-        found = look(path, options, choice, measure_read)
+        found = diagnose_files(path, options, choice, measure_read)
     if as_json:
-        write(json.dumps(json_of(found) | {"given": json_of_given(origins)}, indent=2) + "\n")
+        write(json.dumps(diagnosis_json(found) | {"given": settings_json(origins)}, indent=2) + "\n")
         return found.runs and found.fits
-    machine = look_at_machine()
+    machine = probe_machine()
     where = f"{choice.backend.name} on {choice.backend.device}: {choice.reason}"
-    lines = [*machine_lines(machine), *given_lines(origins), ("backend", where)]
+    lines = [*machine_lines(machine), *settings_lines(origins), ("backend", where)]
     print_lines([*lines, *found.lines], [*found.advice, *machine_advice(options, machine)])
     return found.runs and found.fits
 
 
-def print_lines(lines: Lines, told: Sequence[str]) -> None:
-    """Names and what is said of each, then advice, for a person."""
+def print_lines(lines: Lines, advice: Sequence[str]) -> None:
+    """Print names with their texts, then the advice."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in lines:
         table.add_row(f"[bold]{name}[/]", escape(text))
     console = Console(highlight=False)
     console.print(table)
-    for line in told:
+    for line in advice:
         console.print(f"- {line}", markup=False)
 
 
-def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Callable[[], float]) -> Diagnosis:
-    """The answer for the files of a model. Raises ConfigError."""
+def diagnose_files(
+    path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Callable[[], float]
+) -> Diagnosis:
+    """The diagnosis of a model's files. Raises ConfigError."""
     checked = check_model(path, options.weights, options.context_length)
     if checked.problems or checked.opened is None or checked.measured is None:
         parts = ", ".join(dict.fromkeys(problem.part for problem in checked.problems))
-        told = [(problem.part, problem.text) for problem in checked.problems]
-        return Diagnosis(path.name, checked, [("runs", f"no, because of its {parts}"), *told])
+        problems = [(problem.part, problem.text) for problem in checked.problems]
+        return Diagnosis(path.name, checked, [("runs", f"no, because of its {parts}"), *problems])
     fit = fit_of(checked.measured, choice.backend, options, choice.backend.memory_available())
     speed = bandwidth()
     lines = [
@@ -119,8 +119,10 @@ def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Call
         *model_lines(checked, checked.opened, fit),
         *memory_lines(fit, speed),
     ]
-    others = [
-        (words, tried) for words, tried in _tried(checked.opened, fit, choice) if _is_better(fit, tried)
+    alternatives = [
+        (flags, other)
+        for flags, other in _fits_with_changes(checked.opened, fit, choice)
+        if _is_better(fit, other)
     ]
     return Diagnosis(
         path.name,
@@ -128,16 +130,20 @@ def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Call
         lines,
         fit,
         speed,
-        others,
-        [*_doubts(checked), *_chats(checked, options), *advice(fit, others, speed)],
+        alternatives,
+        [
+            *_vocabulary_doubts(checked),
+            *_template_advice(checked, options),
+            *advice_of_fit(fit, alternatives, speed),
+        ],
     )
 
 
-def _doubts(checked: ModelCheck) -> list[str]:
+def _vocabulary_doubts(checked: ModelCheck) -> list[str]:
     return [checked.vocabulary.doubt] if checked.vocabulary and checked.vocabulary.doubt else []
 
 
-def _chats(checked: ModelCheck, options: StartOptions) -> list[str]:
+def _template_advice(checked: ModelCheck, options: StartOptions) -> list[str]:
     vocabulary = checked.vocabulary
     if vocabulary is None or options.chat_template is not None:
         return []
@@ -150,7 +156,7 @@ def _chats(checked: ModelCheck, options: StartOptions) -> list[str]:
 
 
 def machine_lines(machine: Machine) -> Lines:
-    """The processor and the memory."""
+    """Lines about the processor and the memory."""
     return [
         ("processor", f"{machine.cpu}, {machine.cores} cores for this process, {machine.threads} threads"),
         ("instructions", f"{machine.chosen} kernels chosen ({', '.join(machine.usable)} run here)"),
@@ -161,23 +167,25 @@ def machine_lines(machine: Machine) -> Lines:
     ]
 
 
-def given_lines(origins: Sequence[SettingOrigin]) -> Lines:
-    """The settings that were given, and by what; nothing where all are the defaults."""
-    told = [f"{each.setting.name} is {each.setting.in_words(each.value)} ({each.source})" for each in origins]
-    return [("" if place else "given", text) for place, text in enumerate(told)]
+def settings_lines(origins: Sequence[SettingOrigin]) -> Lines:
+    """Lines about the settings that were given, and their sources."""
+    texts = [
+        f"{each.setting.name} is {each.setting.in_words(each.value)} ({each.source})" for each in origins
+    ]
+    return [("" if place else "given", text) for place, text in enumerate(texts)]
 
 
-def json_of_given(origins: Sequence[SettingOrigin]) -> dict[str, object]:
-    """The same as values."""
+def settings_json(origins: Sequence[SettingOrigin]) -> dict[str, object]:
+    """The given settings and their sources as values."""
     return {each.setting.name: {"value": each.value, "source": each.source} for each in origins}
 
 
 def machine_advice(options: StartOptions, machine: Machine) -> list[str]:
-    """What is slow here, whatever the model."""
+    """Reasons why any model is slow here."""
     lines = []
     if machine.chosen == "portable":
         lines.append(
-            "only portable kernels run here: no AVX2 or AVX-512 was found, so expect a fraction of the speed."
+            "only portable kernels run here, without AVX2 or AVX-512: expect a fraction of the speed."
         )
     if options.threads is not None and options.threads > machine.cores:
         lines.append(
@@ -193,7 +201,7 @@ def weights_in_words(weights: ModelWeights, mode: str) -> str:
 
 
 def verdict(fit: Fit) -> str:
-    """Whether it fits, in words."""
+    """Whether the model fits, with sizes."""
     sizes = f"{format_bytes(fit.needed)} needed, {format_bytes(fit.available)} available now"
     what = "weights and the pool" if fit.options.kv_memory_bytes else "weights and one user"
     if fit.is_loading_the_most:
@@ -202,7 +210,7 @@ def verdict(fit: Fit) -> str:
 
 
 def model_lines(checked: ModelCheck, opened: OpenedFiles, fit: Fit) -> Lines:
-    """The model, its files and its weights."""
+    """Lines about the model, its files and its weights."""
     model, source = fit.model, opened.source
     spec = model.spec
     lines = [
@@ -216,21 +224,21 @@ def model_lines(checked: ModelCheck, opened: OpenedFiles, fit: Fit) -> Lines:
         ("weights", weights_in_words(model.weights, fit.options.weights)),
         (
             "loading",
-            f"reads {format_bytes(model.file_bytes)}, and holds one tensor of the file at a time beside the "
-            f"weights: {format_bytes(model.largest_tensor_bytes)} at most",
+            f"reads {format_bytes(model.file_bytes)}, and needs memory for one tensor of the file at a time "
+            f"besides the weights: at most {format_bytes(model.largest_tensor_bytes)}",
         ),
     ]
     if isinstance(source, DequantisedFiles):
         lines.insert(2, ("quantised", source.in_words()))
     if checked.vocabulary is not None:
-        words = checked.vocabulary
-        chats = "no chat template" if words.template is None else words.template.in_words()
-        lines.append(("tokenizer", f"{words.name}, {words.size:,} tokens; {chats}"))
+        vocabulary = checked.vocabulary
+        template = "no chat template" if vocabulary.template is None else vocabulary.template.in_words()
+        lines.append(("tokenizer", f"{vocabulary.name}, {vocabulary.size:,} tokens; {template}"))
     return lines
 
 
 def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
-    """KV, blocks and users; the speed, with its arithmetic."""
+    """Lines about KV, blocks, users and speed."""
     model, spec = fit.model, fit.model.spec
     lines = [
         (
@@ -258,16 +266,16 @@ def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
         (
             "speed",
             f"at most {fit.tokens_per_s(bytes_per_s):,.1f} tokens/s for one user: a token reads "
-            f"{format_bytes(model.bytes_read_for_a_token)} of weights{experts}, memory gives "
-            f"{format_bytes(bytes_per_s)} a second (measured now); {in_context_in_words(fit, bytes_per_s)}",
+            f"{format_bytes(model.bytes_read_for_a_token)} of weights{experts}, at "
+            f"{format_bytes(bytes_per_s)}/s (measured now); {speed_in_context(fit, bytes_per_s)}",
         )
     )
     return lines
 
 
 def longest_in_words(fit: Fit) -> str:
-    """ "2,736 tokens in the pool; 8,192 with --disk-cache, 5,456 of them cold: each token reads 234 MiB
-    there"."""
+    """ "2,736 tokens in the pool; 8,192 with --disk-cache FOLDER, 5,456 of them cold: each token reads their
+    234 MiB there, ..."."""
     assert fit.budget is not None
     context, size = fit.model.spec.context_length, fit.options.block_size
     hot = min(context, fit.budget.num_blocks * size)
@@ -276,25 +284,25 @@ def longest_in_words(fit: Fit) -> str:
     options = fit.options
     slots = (options.host_cache_bytes + options.disk_size_bytes) // fit.bytes_per_block
     cold = min(context - hot, slots * size)
-    named = "the tiers below" if options.disk_cache or options.host_cache_bytes else "--disk-cache FOLDER"
+    tiers = "the offload tiers" if options.disk_cache or options.host_cache_bytes else "--disk-cache FOLDER"
     read = fit.kv_read(cold)
     return (
-        f"{hot:,} tokens in the pool; {hot + cold:,} with {named}, {cold:,} of them cold: each token reads "
-        f"their {format_bytes(read)} there, so {1e9 / max(1, read):,.1f} tokens/s for each GB/s that is read"
+        f"{hot:,} tokens in the pool; {hot + cold:,} with {tiers}, {cold:,} of them cold: each token reads "
+        f"their {format_bytes(read)} there, so {1e9 / max(1, read):,.1f} tokens/s per GB/s of the device"
     )
 
 
-def in_context_in_words(fit: Fit, bytes_per_s: float) -> str:
-    """ "at most 31.2 with 3,000 tokens in context, whose 422 MiB of K and V it reads too"."""
+def speed_in_context(fit: Fit, bytes_per_s: float) -> str:
+    """ "at most 31.2 with 3,000 tokens in context, of which it also reads 422 MiB of K and V"."""
     tokens = min(USER_TOKENS, fit.model.spec.context_length)
     return (
-        f"at most {_in_context(fit, bytes_per_s):,.1f} with {tokens:,} tokens in context, whose "
-        f"{format_bytes(fit.kv_read(tokens))} of K and V it reads too"
+        f"at most {_tokens_per_s_in_context(fit, bytes_per_s):,.1f} with {tokens:,} tokens in context, of "
+        f"which it also reads {format_bytes(fit.kv_read(tokens))} of K and V"
     )
 
 
-def _in_context(fit: Fit, bytes_per_s: float) -> float:
-    """Tokens a second with a user's conversation in context."""
+def _tokens_per_s_in_context(fit: Fit, bytes_per_s: float) -> float:
+    """Tokens per second with a user's conversation in context."""
     return fit.tokens_per_s(bytes_per_s, min(USER_TOKENS, fit.model.spec.context_length))
 
 
@@ -307,32 +315,33 @@ def users_in_words(fit: Fit) -> str:
     return f"{fit.users(USER_TOKENS):,} of {USER_TOKENS:,} tokens at once, {whole}"
 
 
-def advice(fit: Fit, others: Tried, bytes_per_s: float) -> list[str]:
-    """What would make it fit, or faster, or serve more."""
+def advice_of_fit(fit: Fit, alternatives: Alternatives, bytes_per_s: float) -> list[str]:
+    """Settings with which the model fits, is faster, or serves more users."""
     lines = []
-    for words, tried in others:
-        verb = "" if fit.fits == tried.fits else " it fits;" if tried.fits else " it does not fit;"
+    for flags, other in alternatives:
+        verb = "" if fit.fits == other.fits else " it fits;" if other.fits else " it does not fit;"
+        in_context = _tokens_per_s_in_context(other, bytes_per_s)
         lines.append(
-            f"{words}:{verb} weights {format_bytes(tried.model.weights.num_bytes)}, "
-            f"{format_bytes(tried.bytes_per_token)} of KV per token, {users_in_words(tried)}, at most "
-            f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s, "
-            f"{_in_context(tried, bytes_per_s):,.1f} in context{f'; {INT8_COST}' if words == _INT8 else ''}"
+            f"{flags}:{verb} weights {format_bytes(other.model.weights.num_bytes)}, "
+            f"{format_bytes(other.bytes_per_token)} of KV per token, {users_in_words(other)}, at most "
+            f"{other.tokens_per_s(bytes_per_s):,.1f} tokens/s, {in_context:,.1f} in context"
+            f"{f'; {INT8_COST}' if flags == _INT8 else ''}"
         )
-    if not fit.fits and not any(tried.fits for _, tried in others):
-        lines.append("none of these makes it fit: take a smaller model, or a machine with more memory")
+    if not fit.fits and not any(other.fits for _, other in alternatives):
+        lines.append("it fits with none of these: use a smaller model, or a machine with more memory")
     return lines
 
 
-def _tried(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterator[tuple[str, Fit]]:
-    """Other settings on the same headers, those that the files allow."""
-    for words, changed in _changes(fit):
-        tried = _try(opened, choice, fit, changed)
-        if tried is not None:
-            yield words, tried
+def _fits_with_changes(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterator[tuple[str, Fit]]:
+    """The fits of other settings that the files allow."""
+    for flags, changed in _changes(fit):
+        other = _fit_with(opened, choice, fit, changed)
+        if other is not None:
+            yield flags, other
 
 
-def _try(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
-    """The fit of other settings; None where the files do not allow them."""
+def _fit_with(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
+    """The fit with other settings; None if the files do not allow them."""
     now = fit.options
     try:
         if (changed.weights, changed.context_length) == (now.weights, now.context_length):
@@ -345,7 +354,7 @@ def _try(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -
 
 
 def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
-    """Settings to try, in words and as options: fewer bits of weights, of KV, both, a shorter context."""
+    """Other settings, as flags and as options: fewer bits of weights, of KV, of both, a shorter context."""
     now = fit.options
     changes = []
     if fit.model.weights.main_kind == "BF16":
@@ -368,23 +377,26 @@ def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
         changes.append((f"--kv-memory {mebibytes}MiB", replace(now, kv_memory_bytes=mebibytes * 2**20)))
     tokens = fit.budget.num_blocks * block_size
     shorter = 1 << (tokens.bit_length() - 1)
-    if CONTEXT_LEAST <= shorter < context:
+    if CONTEXT_MIN <= shorter < context:
         changes.append((f"--context-length {shorter}", replace(now, context_length=shorter)))
     return changes
 
 
-def _is_better(fit: Fit, tried: Fit) -> bool:
-    """Less memory, or more users: a change that saves nothing is not told."""
-    if tried.options.weights != fit.options.weights and tried.model.num_bytes >= fit.model.num_bytes:
-        return False  # they have no more bits already
-    saves = tried.model.num_bytes < fit.model.num_bytes or tried.bytes_per_block < fit.bytes_per_block
-    whole, of_tried = fit.model.spec.context_length, tried.model.spec.context_length
-    more = tried.users(of_tried) > fit.users(whole) or tried.users(USER_TOKENS) > fit.users(USER_TOKENS)
-    return saves or more
+def _is_better(fit: Fit, other: Fit) -> bool:
+    """Whether other settings need less memory, or serve more users."""
+    if other.options.weights != fit.options.weights and other.model.num_bytes >= fit.model.num_bytes:
+        return False  # the weights already have no more bits
+    saves = other.model.num_bytes < fit.model.num_bytes or other.bytes_per_block < fit.bytes_per_block
+    context, other_context = fit.model.spec.context_length, other.model.spec.context_length
+    return (
+        saves
+        or other.users(other_context) > fit.users(context)
+        or other.users(USER_TOKENS) > fit.users(USER_TOKENS)
+    )
 
 
-def json_of(found: Diagnosis) -> dict[str, object]:
-    """The answer as values, for scripts; sizes are bytes, speeds are for one user and at most."""
+def diagnosis_json(found: Diagnosis) -> dict[str, object]:
+    """The diagnosis as values; sizes are in bytes, speeds are upper bounds for one user."""
     fit, vocabulary = found.fit, found.checked.vocabulary
     return {
         "model": found.name,
@@ -394,14 +406,14 @@ def json_of(found: Diagnosis) -> dict[str, object]:
         "has_chat_template": vocabulary is not None and vocabulary.template is not None,
         "bytes_by_stored_kind": dict(found.checked.stored),
         "read_bytes_per_s": found.bytes_per_s,
-        "settings": None if fit is None else _json_of_fit(fit, found.bytes_per_s),
+        "settings": None if fit is None else _fit_json(fit, found.bytes_per_s),
         "others": [
-            {"flags": words} | _json_of_fit(tried, found.bytes_per_s) for words, tried in found.others
+            {"flags": flags} | _fit_json(other, found.bytes_per_s) for flags, other in found.alternatives
         ],
     }
 
 
-def _json_of_fit(fit: Fit, bytes_per_s: float) -> dict[str, object]:
+def _fit_json(fit: Fit, bytes_per_s: float) -> dict[str, object]:
     waste = window_waste(fit.model.spec, fit.bytes_per_token)
     return {
         "weights": fit.options.weights,
@@ -417,6 +429,6 @@ def _json_of_fit(fit: Fit, bytes_per_s: float) -> dict[str, object]:
         "users": fit.users(USER_TOKENS),
         "user_tokens": USER_TOKENS,
         "tokens_per_s": fit.tokens_per_s(bytes_per_s),
-        "tokens_per_s_in_context": _in_context(fit, bytes_per_s),
+        "tokens_per_s_in_context": _tokens_per_s_in_context(fit, bytes_per_s),
         "window_waste_bytes": 0 if waste is None else waste.num_bytes,
     }

@@ -1,6 +1,6 @@
-"""`octavo doctor MODEL -tp N`: what each rank would have, which devices are missing, what a step gathers.
+"""`octavo doctor MODEL -tp N`: the memory of each rank, the missing devices, and the bytes a step gathers.
 
-Only headers are read, so it answers on a machine without any of the devices.
+It reads only headers, so it works on a machine without the devices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from octavo.cli.doctor_headers import json_of_given, print_lines
-from octavo.cli.given import SettingOrigin
-from octavo.cli.terminal import phases, write
+from octavo.cli.doctor_headers import print_lines, settings_json
+from octavo.cli.flags import SettingOrigin
+from octavo.cli.terminal import show_progress, write
 from octavo.config import StartOptions
 from octavo.engine.backends import find_missing_devices
 from octavo.executor.runner import kv_shape_of
@@ -28,21 +28,21 @@ from octavo.model.spec import ModelSpec
 from octavo.model.split import Split, check_ranks
 from octavo.units import format_bytes
 
-POSITIONS = (1, 32, 512)  # of a step: one user, a crowd, a prompt's chunk
+POSITIONS = (1, 32, 512)  # of a step: one user, many users, a prompt's chunk
 _FLOAT_BYTES = 4
-# A gather's start and rate between two devices: what the sizes of links allow, not measured here.
+# Latency and rate of a gather between two devices: assumed, not measured here.
 LINKS = {"NVLink": (6e-6, 300e9), "PCIe": (20e-6, 20e9)}
 
 
 @dataclass(frozen=True, slots=True)
 class Gathers:
-    """What a rank gets from the others in a step."""
+    """The gathers in which a rank receives data of the others in a step."""
 
     count: int
     num_bytes: int
 
     def seconds(self, link: str) -> float:
-        """Over a link of that name, as assumed."""
+        """The time over a link with that name in `LINKS`."""
         start_s, bytes_per_s = LINKS[link]
         return self.count * start_s + self.num_bytes / bytes_per_s
 
@@ -50,16 +50,16 @@ class Gathers:
 def diagnose_ranks(
     model: str | None, options: StartOptions, origins: Sequence[SettingOrigin] = (), *, as_json: bool = False
 ) -> bool:
-    """Print the answer; whether the model runs and all devices are there. Raises ModelNotFound, ConfigError:
-    the model cannot be split so."""
+    """Print the diagnosis; returns whether the model runs and no device is missing. Raises ModelNotFound, and
+    ConfigError if the model cannot be split into so many ranks."""
     num_ranks = options.tensor_parallel_size
-    with phases() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
+    with show_progress() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
         path = resolve(model, report, partial(fetch_headers, Path(folder)))
         report("reading headers")
         checked = check_model(path, options.weights, options.context_length)
         if checked.problems or checked.opened is None or checked.measured is None:
-            told = [(problem.part, problem.text) for problem in checked.problems]
-            print_lines([("runs", "no"), *told], [])
+            problems = [(problem.part, problem.text) for problem in checked.problems]
+            print_lines([("runs", "no"), *problems], [])
             return False
         spec = checked.measured.spec
         check_ranks(num_ranks, spec.num_heads, spec.num_kv_heads)
@@ -72,21 +72,21 @@ def diagnose_ranks(
     missing = find_missing_devices(options)
     number_bytes = _FLOAT_BYTES if options.weights == "f32" or options.device == "cpu" else 2
     lines = [
-        ("ranks", f"{num_ranks}, which answer with the bits of one device"),
-        ("devices", "all are here" if not missing else f"missing: {'; '.join(missing)}"),
+        ("ranks", f"{num_ranks}, with bitwise the same answers as one device"),
+        ("devices", "none is missing" if not missing else f"missing: {'; '.join(missing)}"),
         *_rank_lines(parts, options),
         *_gather_lines(spec, num_ranks, number_bytes),
     ]
     if as_json:
         found = [{"name": name, "text": text} for name, text in lines]
-        write(json.dumps({"ranks": found, "given": json_of_given(origins)}, indent=2) + "\n")
+        write(json.dumps({"ranks": found, "given": settings_json(origins)}, indent=2) + "\n")
     else:
         print_lines(lines, [])
     return not missing
 
 
 def _rank_lines(parts: Sequence[MeasuredModel], options: StartOptions) -> list[tuple[str, str]]:
-    """Weights, blocks and peak of each."""
+    """A line with weights, blocks and peak of each rank."""
     lines, num_ranks = [], len(parts)
     for rank, part in enumerate(parts):
         weights, largest = bytes_on_device(part, options)
@@ -101,18 +101,18 @@ def _rank_lines(parts: Sequence[MeasuredModel], options: StartOptions) -> list[t
 
 
 def bytes_on_device(part: MeasuredModel, options: StartOptions) -> tuple[int, int]:
-    """A rank's weights with its tables, and what the largest slice of a tensor takes while it is read."""
+    """Bytes of a rank's weights with its tables, and of the largest slice of a tensor while it loads."""
     matrices = [part.weights.embedding, part.weights.output]
     matrices += [linear.weight for layer in part.weights.layers for linear in layer.linears]
     largest = _FLOAT_BYTES * max(math.prod(matrix.shape) for matrix in matrices)
     if options.device == "cpu":
         return part.num_bytes, largest
-    each = _FLOAT_BYTES if options.weights == "f32" else 2  # integers are de-quantised on a GPU
+    each = _FLOAT_BYTES if options.weights == "f32" else 2  # a GPU holds de-quantised weights
     return part.weights.num_parameters * each + part.table_bytes, largest
 
 
 def share_of_block(spec: ModelSpec, split: Split, options: StartOptions) -> int:
-    """Bytes of a block on that rank, in whole pages."""
+    """Bytes of a rank's part of a block, in whole pages."""
     whole = kv_shape_of(spec, options.block_size, options.kv)
     heads = len(split.kv_heads(whole.num_kv_heads))
     return -(-_kv_bytes(whole, heads) // 4096) * 4096
@@ -125,7 +125,7 @@ def _kv_bytes(shape: KvShape, heads: int) -> int:
 
 
 def gathers_of(spec: ModelSpec, num_ranks: int, positions: int, number_bytes: int) -> Gathers:
-    """Of a step over so many positions: all of them sampled, or of a prompt's chunk the last one."""
+    """The gathers of a step over so many positions: all are sampled, or the last one of a prompt's chunk."""
     sampled = 1 if positions > 32 else positions
     inner = spec.ffn_size
     if spec.routing is not None:
@@ -134,11 +134,11 @@ def gathers_of(spec: ModelSpec, num_ranks: int, positions: int, number_bytes: in
     columns = positions * widths * number_bytes + sampled * spec.vocab_size * _FLOAT_BYTES
     others = columns * (num_ranks - 1) // num_ranks
     embedding = positions * spec.hidden_size * number_bytes * (num_ranks - 1)
-    told = sampled * spec.hidden_size * number_bytes  # hidden rows, and tokens
+    hidden = sampled * spec.hidden_size * number_bytes
     inner_gathers = 1
-    if spec.routing is not None:  # one for each expert that is chosen
+    if spec.routing is not None:  # one per chosen expert
         inner_gathers = min(spec.num_experts, positions * spec.routing.top_k)
-    return Gathers(spec.num_layers * (3 + inner_gathers) + 4, others + embedding + told)
+    return Gathers(spec.num_layers * (3 + inner_gathers) + 4, others + embedding + hidden)
 
 
 def _gather_lines(spec: ModelSpec, num_ranks: int, number_bytes: int) -> list[tuple[str, str]]:
@@ -150,5 +150,5 @@ def _gather_lines(spec: ModelSpec, num_ranks: int, number_bytes: int) -> list[tu
         lines.append(
             (what, f"{format_bytes(gathers.num_bytes)} in {gathers.count:,} gathers to each rank; {times}")
         )
-    lines.append(("", "times are predicted from the links' usual rates; none was measured here"))
+    lines.append(("", "times are predicted from typical rates of these links, not measured"))
     return lines

@@ -1,8 +1,7 @@
-"""The `octavo` command: what exists and which options it takes. The work is done by the module of each
-command.
+"""The `octavo` command: its subcommands and their options. Another module implements each command.
 
-Heavy modules are imported inside commands, so that `octavo --help` answers at once. An error that a person
-can meet ends the process with its message and no traceback: 2 for a wrong setting, 1 for all else.
+Commands import heavy modules in their functions, so that `octavo --help` is fast. An expected error ends the
+process with its message, without a traceback: status 2 for a wrong setting, 1 for others.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typer.core import TyperCommand, TyperGroup
 from octavo import __version__
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli import options as opt
-from octavo.cli.bench_app import CALIBRATED, CALIBRATING, bench_app
+from octavo.cli.bench_app import CALIBRATION_ENGINE, CALIBRATION_SETTINGS, bench_app
 from octavo.cli.cluster_app import cluster_app
 from octavo.cli.disk_app import disk_app
-from octavo.cli.given import Only, ResolvedFlags, with_settings
+from octavo.cli.flags import Only, ResolvedFlags, with_settings
 from octavo.cli.models_app import models_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
 from octavo.cli.server_apps import pins_app, pool_app, sessions_app
@@ -33,13 +32,13 @@ from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, TenantsRefused
 from octavo.server.settings import ServerSettings
 
-# What a server's defaults are, where they are not those of a script; `doctor` and the terminal have them too.
-TALKING = StartOptions(pace=True)
-SERVING = StartOptions(pace=True, kv_ready_bytes=2**30)
-CHATTING = opt.Sampling(temperature=0.7, top_p=0.95)
-CONTINUING = opt.Sampling(max_tokens=128)
-# What an engine in a terminal is asked for; a server's other settings have no use there.
-HERE = (
+# Defaults that differ from those of the Python API.
+TERMINAL_ENGINE = StartOptions(pace=True)
+SERVER_ENGINE = StartOptions(pace=True, kv_ready_bytes=2**30)
+CHAT_SAMPLING = opt.Sampling(temperature=0.7, top_p=0.95)
+GENERATE_SAMPLING = opt.Sampling(max_tokens=128)
+# The engine's settings that are useful in a terminal.
+TERMINAL_SETTINGS = (
     "weights",
     "packed_cache",
     "context_length",
@@ -50,9 +49,11 @@ HERE = (
     "kv_memory_bytes",
 )
 
-# What prompts depend on, and what a server has that generates nothing.
-RENDERED = ("context_length", "chat_template", "tool_parser", "reasoning_parser", "served_name")
-ASKED = (
+# The settings of `octavo render`: the engine's that change prompts, and the server's without generation.
+RENDER_ENGINE_SETTINGS = (
+    *("context_length", "chat_template", "tool_parser", "reasoning_parser", "served_name"),
+)
+RENDER_SERVER_SETTINGS = (
     *("host", "port", "unix_socket", "tls_cert", "tls_key", "log_level", "log_format"),
     *("api_keys", "key_file", "roster", "insecure", "allowed_hosts", "allowed_origins"),
 )
@@ -76,12 +77,12 @@ app.add_typer(tenants_app, name="tenants")
 
 def main() -> None:
     """The entry point of the console script."""
-    # By this name also as `python -m octavo`: completion asks by it.
+    # The same name for `python -m octavo`: shell completion uses it.
     run_command(lambda: whole_command()(prog_name="octavo"))
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command to its end. An error that a person can meet is a sentence, and the exit status."""
+    """Run a command. An expected error becomes one line on standard error and the exit status."""
     with standard_streams():
         try:
             command()
@@ -96,14 +97,14 @@ def run_command(command: Callable[[], object]) -> None:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Whether the system has refused memory."""
+    """Whether the system refused to allocate memory."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _shortage_in_words(error: Exception) -> str:
-    """What was refused, and what to change. It imports nothing: there may be no room."""
+    """The message for refused memory. It imports nothing, since an import needs memory."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     is_bounded = most != resource.RLIM_INFINITY
     allowed = f"; allowed: {most >> 20:,} MiB of addresses (ulimit -v)" if is_bounded else ""
@@ -114,26 +115,25 @@ def _shortage_in_words(error: Exception) -> str:
 
 
 def whole_command() -> TyperGroup:
-    """All commands, as typer makes them, but for the <bool> and <str> that it writes in --help behind flags
-    and arguments."""
+    """All commands as typer makes them, without the <bool> and <str> in --help."""
     whole = cast(TyperGroup, typer.main.get_command(app))
-    _leave_out_types(whole)
+    _hide_types(whole)
     return whole
 
 
-def _leave_out_types(command: TyperGroup | TyperCommand) -> None:
+def _hide_types(command: TyperGroup | TyperCommand) -> None:
     for each in command.get_params(typer.Context(command)):
-        if each.param_type_name == "argument":  # whose metavar is its name
+        if each.param_type_name == "argument":  # its metavar is its name
             vars(each)["display_type_rich"] = lambda ctx: None
         elif getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        _leave_out_types(inner)
+        _hide_types(inner)
 
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     """Serve language models from paged KV memory."""
     if version:
@@ -148,14 +148,14 @@ def serve(
     model: opt.Model = None,
     file: opt.File = None,
     *,
-    engine: StartOptions = SERVING,
+    engine: StartOptions = SERVER_ENGINE,
     server: ServerSettings,
     resolved: ResolvedFlags,
 ) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
 
-    run(opt.named(model or resolved.model, file), engine, server, given.obj)
+    run(opt.with_file(model or resolved.model, file), engine, server, given.obj)
 
 
 @app.command()
@@ -164,14 +164,14 @@ def render(
     model: opt.Model = None,
     file: opt.File = None,
     *,
-    engine: Annotated[StartOptions, Only(*RENDERED)] = SERVING,
-    server: Annotated[ServerSettings, Only(*ASKED)],
+    engine: Annotated[StartOptions, Only(*RENDER_ENGINE_SETTINGS)] = SERVER_ENGINE,
+    server: Annotated[ServerSettings, Only(*RENDER_SERVER_SETTINGS)],
     resolved: ResolvedFlags,
 ) -> None:
-    """Serve the tokens of prompts without loading weights: for routers, next to a server of the model."""
-    from octavo.cli.render import run
+    """Render and tokenize prompts over HTTP, without weights: for routers, next to a server."""
+    from octavo.cli.serve import run_renderer
 
-    run(opt.named(model or resolved.model, file), engine, server)
+    run_renderer(opt.with_file(model or resolved.model, file), engine, server)
 
 
 @app.command()
@@ -182,20 +182,20 @@ def chat(
     file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     *,
-    sampling: Annotated[opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")] = CHATTING,
-    engine: Annotated[StartOptions, Only(*HERE, "chat_template")] = TALKING,
+    sampling: Annotated[
+        opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")
+    ] = CHAT_SAMPLING,
+    engine: Annotated[StartOptions, Only(*TERMINAL_SETTINGS, "chat_template")] = TERMINAL_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Talk to a model in the terminal: one that is loaded here, or a server's (--url)."""
-    from octavo.cli.chat import run
-    from octavo.cli.place import Here, place_of
+    """Chat with a model in the terminal: one that is loaded here, or a server's (--url)."""
+    from octavo.cli.answer_source import LocalEngine, choose_source
+    from octavo.cli.chat import chat
 
-    here = Here(opt.named(model or (None if url else resolved.model), file), engine)
-    run(place_of(given, here, url, api_key), sampling.params, system)
+    local = LocalEngine(opt.with_file(model or (None if url else resolved.model), file), engine)
+    chat(choose_source(given, local, url, api_key), sampling.params, system)
 
 
 @app.command()
@@ -206,44 +206,44 @@ def generate(
         list[str],
         typer.Argument(
             metavar="[MODEL] PROMPT",
-            help="A model, as for serve, and the text to continue (- reads standard input).",
+            help="A model, as for serve, and the text to continue (-: read from standard input).",
         ),
     ],
     file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
     *,
-    sampling: opt.Sampling = CONTINUING,
-    engine: Annotated[StartOptions, Only(*HERE)] = TALKING,
+    sampling: opt.Sampling = GENERATE_SAMPLING,
+    engine: Annotated[StartOptions, Only(*TERMINAL_SETTINGS)] = TERMINAL_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Continue a text by a model that is loaded here, or a server's (--url)."""
+    """Continue a text with a model that is loaded here, or a server's (--url)."""
     if len(words) > 2:
         raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
-    from octavo.cli.generate import run
-    from octavo.cli.place import Here, place_of
+    from octavo.cli.answer_source import LocalEngine, choose_source
+    from octavo.cli.chat import generate
 
-    here = Here(opt.named(model or (None if url else resolved.model), file), engine)
-    place = place_of(given, here, url, api_key)
-    run(place, sampling.params, sys.stdin.read() if prompt == "-" else prompt)
+    local = LocalEngine(opt.with_file(model or (None if url else resolved.model), file), engine)
+    source = choose_source(given, local, url, api_key)
+    generate(source, sampling.params, sys.stdin.read() if prompt == "-" else prompt)
 
 
 @app.command()
 def replay(
     recording: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What `serve --record` wrote.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="A file of `serve --record`.", show_default=False)
     ],
     check_every: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
-            help="Check all invariants after each N-th step; 0: never. They cost far more than the plans.",
+            help="Check all invariants after every N-th step; 0: never. Checks take much longer than plans.",
         ),
     ] = 1,
 ) -> None:
-    """Run a recording through the scheduler again: the first plan that differs, if any."""
+    """Replay a recording through the scheduler and report the first plan that differs."""
     from octavo.cli.replay import run
 
     run(recording, check_every)
@@ -257,7 +257,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="MODEL|URL",
-            help="A model, as for serve, or the address of a running server: its settings, pool and tenants.",
+            help="A model, as for serve, or a running server's URL, for its settings, pool and tenants.",
             show_default=False,
             autocompletion=opt.complete_model,
         ),
@@ -267,24 +267,24 @@ def plan(
     api_key: ApiKey = "",
     as_json: opt.AsJson = False,
     *,
-    asked: PlanOptions,
+    options: PlanOptions,
     targets: WorkloadTargets,
-    engine: Annotated[StartOptions, Only(*CALIBRATED, "target_itl_s")] = CALIBRATING,
+    engine: Annotated[StartOptions, Only(*CALIBRATION_SETTINGS, "target_itl_s")] = CALIBRATION_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Tell how a server would do under traffic that is not there yet: latencies, users, what limits it."""
-    from octavo.cli.place import Here, place_of
-    from octavo.cli.plan import of_server, run_plan, stored
+    """Predict a server's latencies, users and bottleneck under traffic that you describe."""
+    from octavo.cli.answer_source import LocalEngine, choose_source
+    from octavo.cli.plan import calibration_of_model, calibration_of_server, run_plan
 
     is_url = model is not None and model.startswith(("http://", "https://"))
-    here = Here(None if is_url else opt.named(model or (None if url else resolved.model), file), engine)
-    asks = (model, "the argument") if is_url else (url, "")
-    place = place_of(given, here, asks[0], api_key, named_by=asks[1])
-    if isinstance(place, Here):
-        calibration = stored(place.model, place.options, asked.calibrate_s)
+    named = None if is_url else opt.with_file(model or (None if url else resolved.model), file)
+    server_url, named_by = (model, "the argument") if is_url else (url, "")
+    source = choose_source(given, LocalEngine(named, engine), server_url, api_key, named_by=named_by)
+    if isinstance(source, LocalEngine):
+        calibration = calibration_of_model(source.model, source.options, options.calibrate_s)
     else:
-        calibration = of_server(place.url, place.api_key)
-    run_plan(calibration, asked, targets, as_json=as_json)
+        calibration = calibration_of_server(source.url, source.api_key)
+    run_plan(calibration, options, targets, as_json=as_json)
 
 
 @app.command()
@@ -292,20 +292,17 @@ def plan(
 def doctor(
     model: opt.Model = None,
     file: opt.File = None,
-    load: Annotated[
-        bool, typer.Option("--load", help="Load the model to tell, and not its headers alone.")
-    ] = False,
+    load: Annotated[bool, typer.Option("--load", help="Load the whole model, not only its headers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
     *,
-    engine: StartOptions = TALKING,
+    engine: StartOptions = TERMINAL_ENGINE,
     resolved: ResolvedFlags,
 ) -> None:
-    """Say before loading whether a model runs and fits here, and how fast. Status 1: no."""
+    """Report before loading whether a model runs and fits here, and how fast. Exit status 1: no."""
     from octavo.cli.doctor import run
 
-    if not run(
-        opt.named(model or resolved.model, file), engine, resolved.origins, load=load, as_json=as_json
-    ):
+    named = opt.with_file(model or resolved.model, file)
+    if not run(named, engine, resolved.origins, load=load, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -314,12 +311,12 @@ def top(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = "",
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time between two pictures.", min=0.1, max=60)
+        float, typer.Option(metavar="SECONDS", help="Time between updates.", min=0.1, max=60)
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show once and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show once and exit.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Watch a running server's KV memory: its blocks, and who waits and why."""
+    """Watch a running server's KV memory: its blocks, and which requests wait and why."""
     from octavo.cli.top import run
 
     run(url, api_key, interval, once=once, as_json=as_json)

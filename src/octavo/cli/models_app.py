@@ -1,4 +1,4 @@
-"""`octavo models`: what the caches hold, fetching a model before it is needed, and removing one."""
+"""`octavo models`: list the fetched models, fetch one, and remove one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from octavo.cli import options as opt
 from octavo.cli.admin import Columns, Row, Yes, confirm_removal, number, show, text
-from octavo.cli.terminal import phases
+from octavo.cli.terminal import show_progress
 from octavo.errors import ModelNotFound
 from octavo.units import format_age, format_bytes
 
@@ -24,19 +24,19 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="As `octavo models list` shows it: an alias, or owner/name[:QUANT].",
+        help="As shown by `octavo models list`: an alias, or owner/name[:QUANT].",
         autocompletion=opt.complete_cached,
     ),
 ]
-_ABSENT, _UNFINISHED = "absent", "unfinished"  # kinds of what cannot be served
+_ABSENT, _UNFINISHED = "absent", "unfinished"  # kinds of models that cannot be served
 
 
 def _note(model: Row) -> str:
     if model["kind"] == _ABSENT:
-        return f"not here yet: `octavo models pull {model['name']}`"
+        return f"not fetched yet: `octavo models pull {model['name']}`"
     if model["kind"] == _UNFINISHED:
-        return "interrupted: `octavo models pull` goes on"
-    return "" if model["is_whole"] else "not whole: `octavo models pull` fetches the rest"
+        return "interrupted: `octavo models pull` continues"
+    return "" if model["is_whole"] else "incomplete: `octavo models pull` fetches the rest"
 
 
 COLUMNS: Columns = {
@@ -55,7 +55,7 @@ COLUMNS: Columns = {
 
 @models_app.command("list")
 def list_models(as_json: opt.AsJson = False) -> None:
-    """List what was fetched and where it is, and the aliases that can be had."""
+    """List the fetched models and their paths, and the aliases that can be fetched."""
     from octavo.model.hub.alias import ALIASES
     from octavo.model.hub.cache import cached_models
 
@@ -71,27 +71,27 @@ def list_models(as_json: opt.AsJson = False) -> None:
         if name not in here
     ]
     show(rows, COLUMNS, as_json=False)
-    typer.echo("any other: `octavo models pull owner/name[:QUANT]`, from Hugging Face")
+    typer.echo("others: `octavo models pull owner/name[:QUANT]` fetches from Hugging Face")
 
 
 @models_app.command("pull")
 def pull(model: opt.Model = None, file: opt.File = None) -> None:
-    """Fetch a model, check it, make it ready; after an interrupt, go on where it ended."""
+    """Fetch and check a model; an interrupted download continues where it stopped."""
     from octavo.model.hub.cache import bytes_of
     from octavo.model.hub.paths import resolve
 
     try:
-        with phases() as report:
-            found = resolve(opt.named(model, file), report)
+        with show_progress() as report:
+            found = resolve(opt.with_file(model, file), report)
     except KeyboardInterrupt:
-        typer.echo("stopped; what was fetched stays, and the same command goes on from there", err=True)
+        typer.echo("stopped; the same command continues the download", err=True)
         raise typer.Exit(130) from None
     typer.echo(f"{found.name}: {format_bytes(bytes_of(found))}, {found.kind}, {found.path}")
 
 
 @models_app.command("rm")
 def remove(name: Name, yes: Yes = False) -> None:
-    """Remove a model from the caches: one quantisation, or a whole repository."""
+    """Remove a model's files: one quantisation, or a whole repository."""
     from octavo.model.hub.cache import cached_models, find_cached, remove_cached
 
     found = find_cached(name, cached_models())
@@ -104,5 +104,5 @@ def remove(name: Name, yes: Yes = False) -> None:
 
 
 def rows_of(models: Sequence[CachedModel]) -> list[Row]:
-    """A row for each model: its fields."""
+    """A row for each model."""
     return [dataclasses.asdict(each) | {"path": str(each.path)} for each in models]

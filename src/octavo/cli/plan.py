@@ -1,4 +1,4 @@
-"""`octavo bench calibrate` and `octavo plan`: measure a server once, and ask what it would do."""
+"""`octavo bench calibrate` and `octavo plan`: measure a server's steps once, and predict its latencies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from octavo.bench.planner import Balancer, Planner, Server, Traffic
 from octavo.bench.replicas import Routing, balancer_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
-from octavo.cli.remote import ask, require_operator
-from octavo.cli.tables import print_all, print_json, table
-from octavo.cli.terminal import phases, running_engine
-from octavo.cli.what_if import changed
+from octavo.cli.remote import require_operator, send
+from octavo.cli.terminal import print_all, print_json, running_engine, show_progress, table
+from octavo.cli.what_if import apply_change
 from octavo.config import StartOptions
 from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.errors import ConfigError, RequestFailed
@@ -48,7 +47,7 @@ def run_calibrate(
     *,
     as_json: bool,
 ) -> None:
-    """Measure, store, and say how far the model of the machine is off. Raises ConfigError, RequestFailed."""
+    """Measure, store, and print the error of the model of the machine. Raises ConfigError, RequestFailed."""
     made = make(model, options, seconds, recording)
     path = path_of(calibration_key(model, options))
     calibrations.write(made, path)
@@ -64,7 +63,7 @@ def run_calibrate(
         print_json(summary)
         return
     print_all(
-        f"{made.num_steps:,} steps of up to {made.rows_max} sequences; of those that were held out, half are "
+        f"{made.num_steps:,} steps of up to {made.rows_max} sequences; half of the held-out steps are "
         f"predicted within {made.error_p50:.1%}, 95 % within {made.error_p95:.1%}",
         f"stored in {path}",
     )
@@ -73,7 +72,7 @@ def run_calibrate(
 def make(
     model: str | None, options: StartOptions, seconds: float, recording: Path | None = None
 ) -> Calibration:
-    """From a recording that is there, or from a server that is started and loaded."""
+    """Make a calibration from a recording, or from a server that is started and loaded."""
 
     def serve(own: StartOptions, port: int) -> None:
         settings = ServerSettings(port=port, log_level="warning")
@@ -81,20 +80,21 @@ def make(
         with open_listener(settings) as listener, running_engine(model, own) as llm:
             run_server(llm, listener, settings, lambda url: None)
 
-    with phases() as tell:
+    with show_progress() as report:
         if recording is not None:
-            tell(f"reading {recording}")
+            report(f"reading {recording}")
             return calibrations.fit(recording)
-        return calibrate(serve, options, seconds, tell)
+        return calibrate(serve, options, seconds, report)
 
 
 def path_of(key: str) -> Path:
-    """Where the calibration of a key is kept."""
+    """The file of the calibration with this key."""
     return cache_folder() / FOLDER / f"{key}.json"
 
 
-def stored(model: str | None, options: StartOptions, seconds: float) -> Calibration:
-    """Of this model and these settings on this machine, with their target; it is made where there is none."""
+def calibration_of_model(model: str | None, options: StartOptions, seconds: float) -> Calibration:
+    """The stored calibration of this model and these settings on this machine, with their target; made if
+    there is none."""
     path = path_of(calibration_key(model, options))
     if (calibration := calibrations.read(path)) is None:
         calibration = make(model, options, seconds)
@@ -117,7 +117,7 @@ class _Target(msgspec.Struct):
 
 
 class _Server(msgspec.Struct):
-    """What a planner reads of /v1/kv."""
+    """The fields of /v1/kv that a planner needs."""
 
     calibration: _Key
     counts: _Counts
@@ -126,24 +126,26 @@ class _Server(msgspec.Struct):
     target: _Target | None = None
 
 
-def of_server(url: str, api_key: str) -> Calibration:
-    """Of a running server: its pool, target and tenants as they are now, over the calibration that is stored
-    for its model, settings and machine. Raises OctavoError where it does not answer, and ConfigError where
-    there is no calibration: its steps can only be measured under load."""
-    shown = require_operator(ask(url, api_key, "GET", "/v1/kv"))
+def calibration_of_server(url: str, api_key: str) -> Calibration:
+    """The stored calibration of a running server's model, settings and machine, with the server's current
+    pool, target and tenants. Raises OctavoError if the server does not answer, ConfigError if there is no
+    calibration: steps can only be measured under load."""
+    answer = require_operator(send(url, api_key, "GET", "/v1/kv"))
     try:
-        server = msgspec.convert(shown, _Server)
-        named = [row for row in server.tenants if "weight" in row]  # the others are not in its file any more
-        tenants = tuple(msgspec.convert(row, TenantPolicy) for row in named)
+        server = msgspec.convert(answer, _Server)
+        listed = [row for row in server.tenants if "weight" in row]  # the others left the tenants file
+        tenants = tuple(msgspec.convert(row, TenantPolicy) for row in listed)
     except msgspec.ValidationError as error:
-        raise RequestFailed(f"{url}: /v1/kv says not what it must: {error}; is it this version?") from None
+        raise RequestFailed(
+            f"the answer of {url}/v1/kv is malformed: {error}; is the server of this version?"
+        ) from None
     path, command = path_of(server.calibration.key), server.calibration.command
     if (calibration := calibrations.read(path)) is None:
         raise ConfigError(
-            f"there is no calibration of the model, settings and machine of {url}, and steps are measured "
-            f"under load alone; allowed: make one there while it serves no one ({command}), or fit one to "
-            f"what it records at work (octavo serve --record FILE, then {command} --recording FILE); from "
-            f"another machine copy it to {path}"
+            f"there is no calibration of the model, settings and machine of {url}, and steps can only be "
+            f"measured under load; allowed: calibrate there while it is idle ({command}), or fit a recording "
+            f"of its work (octavo serve --record FILE, then {command} --recording FILE); copy a calibration "
+            f"from another machine to {path}"
         )
     setup = calibration.setup
     target_s = None if server.target is None else server.target.seconds
@@ -154,98 +156,100 @@ def of_server(url: str, api_key: str) -> Calibration:
 
 
 def run_plan(
-    calibration: Calibration, asked: PlanOptions, targets: WorkloadTargets, *, as_json: bool
+    calibration: Calibration, options: PlanOptions, targets: WorkloadTargets, *, as_json: bool
 ) -> None:
-    """Forecast, as it is and for each what-if, side by side. Raises ConfigError for what the calibration does
-    not cover."""
+    """Print the forecasts of the calibrated server and of each what-if in columns. Raises ConfigError for
+    changes that the calibration does not cover."""
     columns = [("as it is", calibration)]
-    columns += [(text, changed(calibration, text)) for text in asked.what_if]
+    columns += [(text, apply_change(calibration, text)) for text in options.what_if]
     forecasts: list[Column] = []
-    with phases() as tell:
-        traffic = traffic_of(asked, calibration.setup)
+    with show_progress() as report:
+        traffic = traffic_of(options, calibration.setup)
         for name, own in columns:
-            planner = Planner(own, targets, own.setup, draws=asked.draws, tell=_telling(tell, name))
-            if asked.replicas > 1:
-                planner.replicas, planner.balancer = asked.replicas, _balancer_of(asked, own.setup)
+            planner = Planner(own, targets, own.setup, draws=options.draws, tell=_with_name(report, name))
+            if options.replicas > 1:
+                planner.replicas, planner.balancer = options.replicas, _balancer_of(options, own.setup)
             forecast = planner.forecast(traffic)
-            forecasts.append((name, forecast, _highest(planner, asked, traffic)))
+            forecasts.append((name, forecast, _highest(planner, options, traffic)))
     first = forecasts[0][1]
     if sum(first.refused.values()) == len(traffic.trace.requests):
-        raise RequestFailed(f"no request could be served ({', '.join(first.refused)}): {first.why_refused}")
+        raise RequestFailed(f"no request can be served ({', '.join(first.refused)}): {first.why_refused}")
     if as_json:
         for name, forecast, highest in forecasts:
             figures = msgspec.to_builtins(forecast)
-            found = {"highest": highest.number, "highest_bound": highest.bound, "of": unit_of(asked)}
+            found = {"highest": highest.number, "highest_bound": highest.bound, "of": unit_of(options)}
             print_json({"what_if": name, **figures, **found})
         return
-    print_all(_table(forecasts, asked, targets), *_notes(forecasts, calibration))
+    print_all(_table(forecasts, options, targets), *_notes(forecasts, calibration))
 
 
-def _telling(tell: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda text: tell(f"planning, {name}: {text}")
+def _with_name(report: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda text: report(f"planning, {name}: {text}")
 
 
-def _balancer_of(asked: PlanOptions, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Balancer]:
-    routing, delay_s, seed = Routing(asked.router), asked.report_delay_s, asked.seed
+def _balancer_of(options: PlanOptions, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Balancer]:
+    routing, delay_s, seed = Routing(options.router), options.report_delay_s, options.seed
     return lambda servers: balancer_of(routing, servers, setup, delay_s, seed)
 
 
-def traffic_of(asked: PlanOptions, setup: SchedulerSetup) -> Traffic:
-    """What was asked about."""
-    if asked.trace is not None:
-        trace = read_trace(asked.trace)
+def traffic_of(options: PlanOptions, setup: SchedulerSetup) -> Traffic:
+    """The traffic that the options describe."""
+    if options.trace is not None:
+        trace = read_trace(options.trace)
         longest = setup.config.context_length - 1
-        return Traffic(scaled(trace, rate=asked.speed, seconds=asked.seconds * asked.speed, longest=longest))
-    if asked.users:
-        each = max(1, round(asked.seconds / max(asked.think_s, 1.0)))
-        count = min(100_000, asked.users * each)
-        return Traffic(_alike(asked, [0.0] * count), asked.users, asked.think_s)
-    return Traffic(_alike(asked, _arrivals(asked, asked.rate)))
+        return Traffic(
+            scaled(trace, rate=options.speed, seconds=options.seconds * options.speed, longest=longest)
+        )
+    if options.users:
+        each = max(1, round(options.seconds / max(options.think_s, 1.0)))
+        count = min(100_000, options.users * each)
+        return Traffic(_uniform_trace(options, [0.0] * count), options.users, options.think_s)
+    return Traffic(_uniform_trace(options, _arrivals(options, options.rate)))
 
 
-def _arrivals(asked: PlanOptions, rate: float) -> list[float]:
-    """Random times of that mean rate."""
-    r, times, now = random.Random(f"arrivals {asked.seed}"), list[float](), 0.0
-    while (now := now + r.expovariate(rate)) < asked.seconds:
+def _arrivals(options: PlanOptions, rate: float) -> list[float]:
+    """Random arrival times with that mean rate."""
+    r, times, now = random.Random(f"arrivals {options.seed}"), list[float](), 0.0
+    while (now := now + r.expovariate(rate)) < options.seconds:
         times.append(now)
     return times or [0.0]
 
 
-def _alike(asked: PlanOptions, arrivals: Sequence[float]) -> RequestTrace:
-    requests = tuple(TraceRequest(at, asked.inp, asked.out) for at in arrivals)
-    return RequestTrace(f"{asked.inp} tokens in, {asked.out} out", requests)
+def _uniform_trace(options: PlanOptions, arrivals: Sequence[float]) -> RequestTrace:
+    requests = tuple(TraceRequest(at, options.inp, options.out) for at in arrivals)
+    return RequestTrace(f"{options.inp} tokens in, {options.out} out", requests)
 
 
-def unit_of(asked: PlanOptions) -> str:
-    """What `highest` counts."""
-    return "times the trace's speed" if asked.trace else "users" if asked.users else "requests/s"
+def unit_of(options: PlanOptions) -> str:
+    """The unit of `highest`."""
+    return "times the trace's speed" if options.trace else "users" if options.users else "requests/s"
 
 
-def _highest(planner: Planner, asked: PlanOptions, traffic: Traffic) -> HighestLoad:
-    """The highest rate, number of users or speed that keeps the targets."""
-    if asked.trace is not None:
+def _highest(planner: Planner, options: PlanOptions, traffic: Traffic) -> HighestLoad:
+    """The highest rate, number of users or speed within the targets."""
+    if options.trace is not None:
 
-        def faster(speed: float) -> Traffic:
+        def at_speed(speed: float) -> Traffic:
             return Traffic(scaled(traffic.trace, rate=speed))
 
-        found = planner.highest(faster, 0.125, 8.0)
-        return HighestLoad(found.number * asked.speed, found.bound)
-    if asked.users:
+        found = planner.highest(at_speed, 0.125, 8.0)
+        return HighestLoad(found.number * options.speed, found.bound)
+    if options.users:
 
-        def more(users: float) -> Traffic:
-            own = dataclasses.replace(asked, users=max(1, round(users)))
+        def with_users(users: float) -> Traffic:
+            own = dataclasses.replace(options, users=max(1, round(users)))
             return traffic_of(own, planner.setup)
 
-        found = planner.highest(more, 1.0, 256.0)
+        found = planner.highest(with_users, 1.0, 256.0)
         return HighestLoad(float(round(found.number)), found.bound)
 
-    def oftener(rate: float) -> Traffic:
-        return Traffic(_alike(asked, _arrivals(asked, rate)))
+    def at_rate(rate: float) -> Traffic:
+        return Traffic(_uniform_trace(options, _arrivals(options, rate)))
 
-    return planner.highest(oftener, RATE_MIN, 64.0)
+    return planner.highest(at_rate, RATE_MIN, 64.0)
 
 
-def _table(forecasts: Sequence[Column], asked: PlanOptions, targets: WorkloadTargets) -> Table:
+def _table(forecasts: Sequence[Column], options: PlanOptions, targets: WorkloadTargets) -> Table:
     def row(name: str, value: Callable[[Forecast], str]) -> tuple[str, ...]:
         return (name, *(value(forecast) for _, forecast, _ in forecasts))
 
@@ -257,22 +261,22 @@ def _table(forecasts: Sequence[Column], asked: PlanOptions, targets: WorkloadTar
         row("end to end, p50", lambda f: _in_words(f.e2e_ms["p50"])),
         row("output tokens/s", lambda f: _in_words(f.output_tokens_per_s, 1)),
         row("good answers", lambda f: _part_in_words(f.good)),
-        row("prompt tokens found", lambda f: f"{f.hit_rate:.0%}"),
-        row("blocks of a server, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
-        row("sequences of a server, peak", lambda f: f"{f.running_peak:,}"),
+        row("prefix cache hits, tokens", lambda f: f"{f.hit_rate:.0%}"),
+        row("blocks per server, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
+        row("sequences per server, peak", lambda f: f"{f.running_peak:,}"),
         row("preemptions", lambda f: f"{f.preemptions:,}"),
-        row("waits are for", lambda f: f.limit or "nothing"),
-        (f"highest, {unit_of(asked)}", *(highest.in_words() for _, _, highest in forecasts)),
+        row("requests wait for", lambda f: f.limit or "nothing"),
+        (f"highest, {unit_of(options)}", *(highest.in_words() for _, _, highest in forecasts)),
     ]
     for name in dict.fromkeys(name for _, forecast, _ in forecasts for name in forecast.of_tenants):
         own = [forecast.of_tenants.get(name) for _, forecast, _ in forecasts]
         first = ["" if one is None else _in_words(one["ttft_ms_p95"]) for one in own]
         good = ["" if one is None else _part_in_words(one["good"]) for one in own]
         rows += [(f"{name}: first token, p95", *first), (f"{name}: good answers", *good)]
-    several = f"{asked.replicas} replicas, router {asked.router}; " if asked.replicas > 1 else ""
+    several = f"{options.replicas} replicas, router {options.router}; " if options.replicas > 1 else ""
     title = (
-        f"octavo plan; {several}times in ms, the least to the most of several draws\n"
-        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean"
+        f"octavo plan; {several}times in ms, lowest to highest of several simulations\n"
+        f"good: first token within {targets.ttft_ms:g} ms, a mean of {targets.itl_ms:g} ms between tokens"
     )
     return table(title, ("", *(name for name, _, _ in forecasts)), rows)
 
@@ -288,7 +292,7 @@ def _part_in_words(found: Range) -> str:
 def _notes(forecasts: Sequence[Column], calibration: Calibration) -> list[str]:
     notes = [
         f"- the calibration predicts half of its steps within {calibration.error_p50:.1%}, 95 % within "
-        f"{calibration.error_p95:.1%}; guessed tokens are left out"
+        f"{calibration.error_p95:.1%}; speculation is not simulated"
     ]
     for name, forecast, _ in forecasts:
         notes += [f"- {name}: {count} requests refused: {kind}" for kind, count in forecast.refused.items()]

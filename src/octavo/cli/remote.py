@@ -1,4 +1,4 @@
-"""A running server, asked from the command line: JSON in and out, and errors in its own words."""
+"""Requests from the command line to a running server: JSON in and out, with the server's error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.errors import InvalidRequest, OctavoError, RequestFailed
 
 URL_VARIABLE = "OCTAVO_URL"
 Url = Annotated[
-    str, typer.Option(metavar="URL", envvar=URL_VARIABLE, help="The server's address, with /v1 or without.")
+    str, typer.Option(metavar="URL", envvar=URL_VARIABLE, help="The server's URL, with or without /v1.")
 ]
 OtherUrl = Annotated[
     str | None,
@@ -20,7 +20,7 @@ OtherUrl = Annotated[
         "--url",
         metavar="URL",
         envvar=URL_VARIABLE,
-        help="Ask this running server, and load no model here.",
+        help="Use this running server instead of loading a model.",
         show_default=False,
     ),
 ]
@@ -29,7 +29,7 @@ ApiKey = Annotated[
     typer.Option(
         metavar="KEY",
         envvar="OCTAVO_API_KEY",
-        help="The server's key, where it wants one.",
+        help="The server's API key, if it needs one.",
         show_default=False,
     ),
 ]
@@ -37,58 +37,59 @@ Tenant = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The tenant whose it is, with an operator's key. Default: the key's own.",
+        help="The owning tenant, for an operator's key. Default: the key's tenant.",
         show_default=False,
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
-_TIMEOUT_S = 600.0  # a pin's prompt is computed before it answers
+_TIMEOUT_S = 600.0  # a pin is answered when its prompt is computed
 
 
-def ask(
+def send(
     url: str, api_key: str, method: str, path: str, body: dict[str, object] | None = None
 ) -> dict[str, object]:
-    """The server's answer. Raises OctavoError with its words, or with what is wrong on the way to it."""
+    """Send a request; returns the answer's JSON object. Raises OctavoError with the server's message, or for
+    a failed connection."""
     import httpx2
 
-    whole, headers = address_of(url, path), headers_with(api_key)
+    address, headers = address_of(url, path), headers_with(api_key)
     try:
-        answer = httpx2.request(method, whole, json=body, headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx2.request(method, address, json=body, headers=headers, timeout=_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise no_answer(url, error) from None
     except UnicodeError:
         raise cannot_be_sent() from None
     except ValueError:
-        raise InvalidRequest("a number cannot be sent: allowed are finite ones") from None
+        raise InvalidRequest("a number cannot be sent; allowed: finite numbers") from None
     try:
-        told = answer.json()
+        found = answer.json()
     except ValueError:
-        raise RequestFailed(f"{whole} answered {answer.status_code} without JSON; is it Octavo?") from None
+        raise RequestFailed(f"{address} answered {answer.status_code} without JSON; is it Octavo?") from None
     if answer.status_code >= 400:
-        raise RequestFailed(words_of(told) or f"{whole} answered {answer.status_code}")
-    if not isinstance(told, dict):
-        raise OctavoError(f"{whole} answered something else than an object")
-    return told
+        raise RequestFailed(error_message(found) or f"{address} answered {answer.status_code}")
+    if not isinstance(found, dict):
+        raise OctavoError(f"the answer of {address} is not a JSON object")
+    return found
 
 
 def address_of(url: str, path: str) -> str:
-    """A route of the server; `url` may end in /v1, as clients write it."""
+    """The address of a route; `url` may end in /v1, as for OpenAI's clients."""
     return url.rstrip("/").removesuffix("/v1") + path
 
 
 def is_typed(given: typer.Context, name: str) -> bool:
-    """Whether a parameter stands in the command line, and is neither a default nor a variable's."""
+    """Whether a parameter comes from the command line, not from a default or a variable."""
     source = given.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def headers_with(api_key: str) -> dict[str, str]:
-    """The headers of a request with that key; "": there is none."""
+    """The headers for a key; "": no key."""
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def no_answer(url: str, error: Exception) -> RequestFailed:
-    """What went wrong on the way to the server, in words."""
+    """The error for a server that cannot be reached."""
     return RequestFailed(
         f"{url or 'an empty URL'} does not answer: {error or type(error).__name__}; is `octavo serve` "
         f"running there? (--url, or {URL_VARIABLE}, names another)"
@@ -96,47 +97,47 @@ def no_answer(url: str, error: Exception) -> RequestFailed:
 
 
 def cannot_be_sent() -> InvalidRequest:
-    """What a person gave is no text, or the key no header."""
+    """The error for an argument that is not text, or a key that is no header."""
     return InvalidRequest(
-        "an argument, the address, or the key cannot be sent: allowed are UTF-8 text, and a key of ASCII"
+        "an argument, the URL or the key cannot be sent; allowed: UTF-8 text, and an ASCII key"
     )
 
 
-def require_operator(told: Mapping[str, object]) -> Mapping[str, object]:
-    """What /v1/kv told, which is the whole. Raises InvalidRequest where the key is not an operator's."""
-    if "counts" not in told:
-        raise InvalidRequest(f"the key is that of {told.get('tenant')}; allowed: an operator's")
-    return told
+def require_operator(kv: Mapping[str, object]) -> Mapping[str, object]:
+    """The same answer of /v1/kv. Raises InvalidRequest if it is a tenant's view, not an operator's."""
+    if "counts" not in kv:
+        raise InvalidRequest(f"the key is that of {kv.get('tenant')}; allowed: an operator's")
+    return kv
 
 
 def path_part(text: str, what: str) -> str:
-    """A name as one part of a path, whatever it holds. Raises InvalidRequest for none: the path would be that
-    of another thing."""
+    """A name, quoted as one part of a path. Raises InvalidRequest for an empty one, which would make the path
+    of another object."""
     if not text:
         raise InvalidRequest(f"the {what} is empty; allowed: one that `octavo {what}s list` shows")
-    if text in (".", ".."):  # which an address otherwise loses on the way
+    if text in (".", ".."):  # clients and proxies remove these from paths
         return text.replace(".", "%2E")
-    return _quoted(text)
+    return _quote(text)
 
 
-def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="surrogateescape")  # an argument may be no text
+def _quote(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")  # an argument need not be text
 
 
 def of_tenant(path: str, tenant: str | None) -> str:
-    """The path of a thing that is that tenant's; None: the key's own."""
-    return path if tenant is None else f"{path}?tenant={_quoted(tenant)}"
+    """The path of a tenant's object; None: of the key's tenant."""
+    return path if tenant is None else f"{path}?tenant={_quote(tenant)}"
 
 
-def listed(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[str, object]]:
-    """What the key may see of a list; or of it, what is that tenant's."""
-    things = ask(url, api_key, "GET", path).get("data")
-    if not isinstance(things, list):
-        raise RequestFailed(f"{address_of(url, path)} lists nothing; is it Octavo?")
-    return [thing for thing in things if tenant in (None, thing["tenant"])]
+def fetch_list(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[str, object]]:
+    """The items of a list that the key may see; `tenant`: only that tenant's."""
+    items = send(url, api_key, "GET", path).get("data")
+    if not isinstance(items, list):
+        raise RequestFailed(f"the answer of {address_of(url, path)} has no list; is it Octavo?")
+    return [item for item in items if tenant in (None, item["tenant"])]
 
 
-def words_of(told: object) -> str:
-    """The message of an answer that is an error; "": it has none."""
-    error = told.get("error") if isinstance(told, dict) else None
+def error_message(answer: object) -> str:
+    """The message of a JSON error; "": it has none."""
+    error = answer.get("error") if isinstance(answer, dict) else None
     return str(error.get("message", "")) if isinstance(error, dict) else ""

@@ -1,18 +1,18 @@
-"""`octavo replay`: a recording through the scheduler again."""
+"""`octavo replay`: run a recording through the scheduler again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.cli.terminal import phases, write
+from octavo.cli.terminal import show_progress, write
 from octavo.engine.replay import ReplayResult, replay
 from octavo.errors import RequestFailed
 
 
 def run(recording: Path, check_every: int) -> None:
-    """Say how it went. Raises ConfigError for what is no recording, RequestFailed where a plan differs or an
-    invariant breaks."""
-    with phases() as report:
+    """Replay and print the result. Raises ConfigError if the file is no recording, RequestFailed if a plan
+    differs or an invariant breaks."""
+    with show_progress() as report:
         replayed = replay(recording, lambda num: report(f"{num:,} entries replayed"), check_every=check_every)
     write(f"{in_words(replayed)}\n")
     if replayed.fault:
@@ -20,7 +20,7 @@ def run(recording: Path, check_every: int) -> None:
 
 
 def in_words(replayed: ReplayResult) -> str:
-    """ "812 plans and 96 commands of 2,040 entries replayed: every plan is the same"."""
+    """ "812 plans and 96 commands of 2,040 entries replayed: all plans are the same"."""
     text = (
         f"{replayed.num_plans:,} plans and {replayed.num_commands:,} commands of {replayed.num_entries:,} "
         "entries replayed"
@@ -29,4 +29,4 @@ def in_words(replayed: ReplayResult) -> str:
         text += f"; recovered then: {reason}"
     if replayed.is_cut:
         text += "; the file ends inside an entry, as after a kill"
-    return text + ("" if replayed.fault else ": every plan is the same")
+    return text + ("" if replayed.fault else ": all plans are the same")

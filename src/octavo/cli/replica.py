@@ -1,10 +1,10 @@
-"""A server that is one replica of a cluster: `python -m octavo.cli.replica DESCRIPTOR MODEL FLAGS`, as
-`octavo.cluster.child` starts it; what follows the descriptor is what `octavo serve` takes.
+"""A server process that is one replica of a cluster: `python -m octavo.cli.replica DESCRIPTOR MODEL FLAGS`,
+started by `octavo.cluster.child`. The arguments after the descriptor are those of `octavo serve`.
 
-    parent   one line of JSON: key, slot, name, disk        then the end of file: stop in order
-    here     {"progress": "..."} ... {"port": 40123}         a line each
+    parent sends    one line of JSON: key, slot, name, disk; end of file: shut down gracefully
+    this sends      {"progress": "..."} ... {"port": 40123}, one per line
 
-The system kills this process when the thread that started it ends, also with kill -9.
+The kernel kills this process when the thread that started it ends, also after kill -9.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Parent:
-    """The process that started this one, at the other end of a socket. Raises ConfigError where it does not
-    say which replica this is."""
+    """The process that started this one, at the other end of a socket. Raises ConfigError if it does not send
+    a replica's line."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -41,16 +41,16 @@ class Parent:
         threading.Thread(target=self._wait_end, name="octavo-parent", daemon=True).start()
 
     def report_progress(self, text: str) -> None:
-        """A phase of the start."""
-        self._say({"progress": str(text)})
+        """Report a phase of the start."""
+        self._send({"progress": str(text)})
 
     def report_ready(self, port: int) -> None:
-        """It serves there."""
-        self._say({"port": port})
+        """Report that the replica serves on this port."""
+        self._send({"port": port})
 
-    def _say(self, word: dict[str, object]) -> None:
-        with contextlib.suppress(OSError):  # it has gone, and so does this process
-            self._control.sendall(msgspec.json.encode(word) + b"\n")
+    def _send(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended: `_wait_end` stops this process
+            self._control.sendall(msgspec.json.encode(message) + b"\n")
 
     def _wait_end(self) -> None:
         with contextlib.suppress(OSError):
@@ -60,24 +60,25 @@ class Parent:
 
 
 def die_with_parent() -> None:
-    """Of Linux alone: elsewhere the end of the parent's socket is what ends this process."""
+    """Have the kernel kill this process with its parent. Only on Linux; elsewhere the end of the parent's
+    socket stops it."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
-    """Serve until the parent ends the socket, or itself."""
-    die_with_parent()  # first: where the parent has ended by now, its line is missing
+    """Serve until the parent closes the socket, or ends."""
+    die_with_parent()  # first: if the parent has ended already, reading its line fails
     run_command(run)
 
 
 def run() -> None:
-    """As `octavo serve`. Raises ConfigError."""
+    """Run `octavo serve` as a replica. Raises ConfigError."""
     try:
         control = socket.socket(fileno=int(sys.argv[1]))
     except (IndexError, ValueError, OSError):
         raise ConfigError(
-            f"the descriptor is {sys.argv[1:2]}; allowed: that of a socket which octavo.cluster.child made"
+            f"the descriptor is {sys.argv[1:2]}; allowed: that of a socket from octavo.cluster.child"
         ) from None
     whole_command()(["serve", *sys.argv[2:]], prog_name="octavo", obj=Parent(control))
 

@@ -1,5 +1,5 @@
-"""`octavo pins`, `octavo sessions` and `octavo pool`: what a running server keeps in its KV memory, and how
-large that is. Each command asks one route and shows the answer."""
+"""`octavo pins`, `octavo sessions` and `octavo pool`: pins, sessions and the size of a running server's KV
+memory. Each command calls one route and shows the answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from octavo.server.former_names import without_former_fields
 from octavo.units import format_bytes, parse_bytes
 
 pins_app = typer.Typer(help="Keep prompts in a running server's KV memory.", no_args_is_help=True)
-sessions_app = typer.Typer(help="Look after chats whose KV memory a server keeps.", no_args_is_help=True)
-pool_app = typer.Typer(help="Look at and resize a running server's KV memory.", no_args_is_help=True)
+sessions_app = typer.Typer(help="Manage chats whose KV memory a server keeps.", no_args_is_help=True)
+pool_app = typer.Typer(help="Show and resize a running server's KV memory.", no_args_is_help=True)
 
 PinName = Annotated[
     str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots, dashes and underscores.")
 ]
-SessionId = Annotated[str, typer.Argument(metavar="ID", help="As `octavo sessions list` shows it.")]
-Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="How long it lasts.")]
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="As shown by `octavo sessions list`.")]
+Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="Time until it expires.")]
 
 
 def _left(row: Row) -> str:
@@ -66,8 +66,8 @@ POOL: Columns = {
 # -- pins ----------------------------------------------------------------------------------------------------
 @server_command(pins_app, "list", has_tenant=True)
 def list_pins(call: Call) -> None:
-    """List all pins, with their blocks and the time that is left."""
-    call.show(PINS, *call.listed("/v1/kv/pins"), none="no pins")
+    """List all pins, with their blocks and remaining time."""
+    call.show(PINS, *call.fetch_list("/v1/kv/pins"), none="no pins")
 
 
 @server_command(pins_app, "add")
@@ -75,7 +75,7 @@ def add_pin(
     call: Call,
     name: PinName,
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="The text to keep (- reads standard input).")
+        str, typer.Argument(metavar="PROMPT", help="The text to keep (-: read from standard input).")
     ],
     ttl: Ttl = 3600.0,
     for_tenant: Annotated[
@@ -83,7 +83,7 @@ def add_pin(
         typer.Option(
             "--tenant",
             metavar="NAME",
-            help="The tenant that it is for (shared: all), with an operator's key. Default: the key's own.",
+            help="The owning tenant (shared: all), for an operator's key. Default: the key's tenant.",
             show_default=False,
         ),
     ] = None,
@@ -91,33 +91,33 @@ def add_pin(
     """Compute a prompt and keep its full blocks in memory."""
     body: dict[str, object] = {"name": name, "prompt": sys.stdin.read() if prompt == "-" else prompt}
     body |= {"ttl": ttl} if for_tenant is None else {"ttl": ttl, "tenant": for_tenant}
-    call.show(PINS, call.ask("POST", "/v1/kv/pins", body))
+    call.show(PINS, call.send("POST", "/v1/kv/pins", body))
 
 
 @server_command(pins_app, "renew", has_tenant=True)
 def renew_pin(call: Call, name: PinName, ttl: Ttl = 3600.0) -> None:
-    """Let a pin last --ttl seconds from now."""
-    call.show(PINS, call.ask("PATCH", f"/v1/kv/pins/{path_part(name, 'pin')}", {"ttl": ttl}))
+    """Set a pin's expiry to --ttl seconds from now."""
+    call.show(PINS, call.send("PATCH", f"/v1/kv/pins/{path_part(name, 'pin')}", {"ttl": ttl}))
 
 
 @server_command(pins_app, "delete", has_tenant=True)
 def delete_pin(call: Call, name: PinName) -> None:
-    """Delete a pin; its blocks stay cached until they are needed."""
-    call.ask("DELETE", f"/v1/kv/pins/{path_part(name, 'pin')}")
-    call.tell_deleted(name)
+    """Delete a pin; its blocks stay cached until they are evicted."""
+    call.send("DELETE", f"/v1/kv/pins/{path_part(name, 'pin')}")
+    call.show_deleted(name)
 
 
 # -- sessions ------------------------------------------------------------------------------------------------
 @server_command(sessions_app, "list", has_tenant=True)
 def list_sessions(call: Call) -> None:
-    """List all sessions, with their bytes and where those are."""
-    call.show(SESSIONS, *call.listed("/v1/sessions"), none="no sessions")
+    """List all sessions, with their bytes in memory and on disk."""
+    call.show(SESSIONS, *call.fetch_list("/v1/sessions"), none="no sessions")
 
 
 @server_command(sessions_app, "show", has_tenant=True)
 def show_session(call: Call, session: SessionId) -> None:
-    """Show everything about one session."""
-    row = without_former_fields(call.ask("GET", _path_of(session)))
+    """Show all fields of one session."""
+    row = without_former_fields(call.send("GET", _path_of(session)))
     show_one(row, as_json=call.as_json)
 
 
@@ -128,32 +128,32 @@ def fork_session(
     turn: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="The turn after which it goes on. Default: the last.", show_default=False
+            metavar="N", help="The turn after which it continues. Default: the last.", show_default=False
         ),
     ] = None,
 ) -> None:
-    """Make a session that goes on from a turn of this one and shares its blocks."""
+    """Make a session that continues from a turn of this one and shares its blocks."""
     body: dict[str, object] = {} if turn is None else {"turn": turn}
-    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/fork", body))
+    call.show(SESSIONS, call.send("POST", f"{_path_of(session)}/fork", body))
 
 
 @server_command(sessions_app, "suspend", has_tenant=True)
 def suspend_session(call: Call, session: SessionId) -> None:
-    """Send a session's blocks to disk; returns when they would survive a crash."""
-    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/suspend"))
+    """Store a session's blocks on disk; returns when they would survive a crash."""
+    call.show(SESSIONS, call.send("POST", f"{_path_of(session)}/suspend"))
 
 
 @server_command(sessions_app, "resume", has_tenant=True)
 def resume_session(call: Call, session: SessionId) -> None:
-    """Bring a session's blocks back into memory and hold them until its next turn ends."""
-    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/resume"))
+    """Load a session's blocks into memory and hold them until its next turn ends."""
+    call.show(SESSIONS, call.send("POST", f"{_path_of(session)}/resume"))
 
 
 @server_command(sessions_app, "delete", has_tenant=True)
 def delete_session(call: Call, session: SessionId) -> None:
-    """Delete a session; its blocks stay cached until they are needed."""
-    call.ask("DELETE", _path_of(session))
-    call.tell_deleted(session)
+    """Delete a session; its blocks stay cached until they are evicted."""
+    call.send("DELETE", _path_of(session))
+    call.show_deleted(session)
 
 
 def _path_of(session: str) -> str:
@@ -163,20 +163,20 @@ def _path_of(session: str) -> str:
 # -- pool ----------------------------------------------------------------------------------------------------
 @server_command(pool_app, "show")
 def show_pool(call: Call) -> None:
-    """Show the pool's size, what it holds, and what it could grow to."""
-    _show_pool(call, require_operator(call.ask("GET", "/v1/kv")))
+    """Show the pool's size, use and capacity."""
+    _show_pool(call, require_operator(call.send("GET", "/v1/kv")))
 
 
 @server_command(pool_app, "resize")
 def resize_pool(
     call: Call, size: Annotated[str, typer.Argument(metavar="SIZE", help="The new size, such as 512MiB.")]
 ) -> None:
-    """Let the pool grow or shrink while the server serves."""
-    _show_pool(call, call.ask("PATCH", "/v1/kv", {"bytes": parse_bytes(size, "SIZE")}))
+    """Resize the pool of a running server."""
+    _show_pool(call, call.send("PATCH", "/v1/kv", {"bytes": parse_bytes(size, "SIZE")}))
 
 
-def _show_pool(call: Call, told: Row) -> None:
-    counts = told["counts"]
-    call.show(POOL, told if call.as_json or not isinstance(counts, dict) else {**told, **counts})
-    if told["why_smaller"] and not call.as_json:
-        typer.echo(f"smaller than the {number(told, 'blocks_wanted'):,} asked for: {told['why_smaller']}")
+def _show_pool(call: Call, pool: Row) -> None:
+    counts = pool["counts"]
+    call.show(POOL, pool if call.as_json or not isinstance(counts, dict) else {**pool, **counts})
+    if pool["why_smaller"] and not call.as_json:
+        typer.echo(f"smaller than the {number(pool, 'blocks_wanted'):,} requested: {pool['why_smaller']}")

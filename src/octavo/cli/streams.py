@@ -1,12 +1,12 @@
-"""Standard streams that are closed, full or read by nobody any more.
+"""Standard streams that are closed, full or a broken pipe.
 
-    standard output    what cannot be written ends the command: one line on standard error, and exit status 1;
-                       nothing is said to a pipe that nobody reads (`| head`)
-    standard error     what cannot be written is lost, and nothing else: a server goes on without its log
-    standard input     one that is closed is empty
+    standard output    a failed write ends the command with status 1 and a line on standard error; without
+                       that line for a broken pipe (`| head`)
+    standard error     a failed write is ignored: a server continues without its log
+    standard input     a closed one is empty
 
-A closed descriptor is given to something else before a file or a socket can get its number: what is printed
-would otherwise be written into that.
+A closed descriptor is opened on the null device first. Otherwise a file or a socket could get its number, and
+printed text would be written into it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_FLAGS = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}  # 1: so that whoever writes learns that it is lost
+_FLAGS = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}  # 1: read-only, so that writes fail
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """For the whole life of a command. Ends the process where its output was lost; what the command raises
-    otherwise passes through."""
-    _take_closed()
+    """Replace the standard streams while a command runs. Ends the process if its output was lost; other
+    exceptions of the command pass through."""
+    _open_closed_descriptors()
     output = _Output(1, "w", closefd=False)
-    if sys.stdout is sys.__stdout__:  # else somebody else took it, who may do as they like
-        sys.stdout = _text(output, sys.__stdout__)
+    if sys.stdout is sys.__stdout__:  # else a caller has replaced it
+        sys.stdout = _text_stream(output, sys.__stdout__)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _text(_Lossy(2, "w", closefd=False), sys.__stderr__)
+        sys.stderr = _text_stream(_LossyOutput(2, "w", closefd=False), sys.__stderr__)
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, where it can be told, and not when the interpreter ends
+            sys.stdout.flush()  # here, where a failure can be reported, not at interpreter exit
     except OSError:
         if output.lost is None:
             raise
@@ -49,13 +49,13 @@ def standard_streams() -> Iterator[None]:
 
 
 class _Output(io.FileIO):
-    """Standard output; `lost` is the first reason why something could not be written."""
+    """Standard output; `lost` is the error of the first failed write."""
 
     lost: OSError | None = None
-    is_given_up = False  # and what is still to come is nobody's
+    is_given_up = False  # further writes are ignored
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """As `FileIO` does."""
+        """Write, and remember the first failure."""
         if self.is_given_up:
             return memoryview(data).nbytes
         try:
@@ -65,30 +65,30 @@ class _Output(io.FileIO):
             raise
 
 
-class _Lossy(io.FileIO):
-    """Standard error: it takes everything, and loses what cannot be written."""
+class _LossyOutput(io.FileIO):
+    """Standard error; failed writes are ignored."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """How much there was."""
+        """Write; a failed write counts as whole."""
         with contextlib.suppress(OSError):
             return super().write(data)
         return memoryview(data).nbytes
 
 
-def _take_closed() -> None:
-    """Open what is closed: each gets its own number, which is the lowest that is free."""
+def _open_closed_descriptors() -> None:
+    """Open closed descriptors on the null device; each gets its own number, the lowest that is free."""
     for fd, flags in _FLAGS.items():
         try:
             os.fstat(fd)
         except OSError:
-            taken = os.open(os.devnull, flags)
-            assert taken == fd
+            opened = os.open(os.devnull, flags)
+            assert opened == fd
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
 
 
-def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
-    """A stream over it, like the one before."""
+def _text_stream(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
+    """A text stream over `raw`, with the encoding and buffering of the previous one."""
     buffer = io.BufferedWriter(raw)
     if not isinstance(before, io.TextIOWrapper):  # it was closed
         return io.TextIOWrapper(buffer)

@@ -1,5 +1,4 @@
-"""`octavo tenants`: keys for a tenants file, the file itself looked at before a server reads it, and what the
-tenants of a running server hold."""
+"""`octavo tenants`: make keys for a tenants file, check the file, and list a running server's tenants."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from octavo.cli.remote import require_operator
 if TYPE_CHECKING:
     from octavo.tenants import Tenant
 
-tenants_app = typer.Typer(help="Say who may use a server, and how much of it.", no_args_is_help=True)
+tenants_app = typer.Typer(help="Manage a server's tenants and their bounds.", no_args_is_help=True)
 
 FILE: Columns = {
     "tenant": text("name"),
@@ -40,7 +39,7 @@ USE: Columns = {
 
 @tenants_app.command("new-key")
 def show_new_key(as_json: AsJson = False) -> None:
-    """Make a new key, shown once, and the line that lets it in."""
+    """Make a new key, shown once, and its line for the tenants file."""
     from octavo.tenants import digest_of, new_key
 
     key = new_key()
@@ -57,28 +56,28 @@ def show_new_key(as_json: AsJson = False) -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The tenants file.")], as_json: AsJson = False
 ) -> None:
-    """Read a tenants file as a server would, and show what it says."""
+    """Check a tenants file as a server would, and show its tenants."""
     from octavo.tenants import read_tenants
 
     tenants = read_tenants(file)
     show([_row(tenant) for tenant in tenants.all], FILE, as_json=as_json, none="no tenants")
     if not as_json and not any(tenant.operator for tenant in tenants.all):
-        typer.echo("nobody is an operator: no key may resize the pool or read /metrics")
+        typer.echo("no tenant is an operator: no key may resize the pool or read /metrics")
 
 
 @server_command(tenants_app, "list")
 def list_tenants(call: Call) -> None:
-    """List what each tenant of a server holds, in blocks; needs an operator's key."""
-    uses = require_operator(call.ask("GET", "/v1/kv"))["tenants"]
+    """List the blocks that each tenant of a server holds; needs an operator's key."""
+    uses = require_operator(call.send("GET", "/v1/kv"))["tenants"]
     call.show(USE, *(uses if isinstance(uses, list) else ()), none="no tenants")
 
 
 def _row(tenant: Tenant) -> Row:
-    """What a file says of it; None: it does not say."""
+    """A tenant's entry of the file; None: not in the file."""
     from octavo.tenants import Amount
 
     bounds, times = tenant.bounds, tenant.timeouts
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         "guaranteed": bounds.guaranteed,
         "maximum": bounds.maximum,
         "request_maximum": bounds.request_maximum,
@@ -93,5 +92,5 @@ def _row(tenant: Tenant) -> Row:
         "priority": tenant.priority,
         "priority_min": tenant.priority_min,
     }
-    said = {name: str(value) if isinstance(value, Amount) else value for name, value in told.items()}
-    return {"name": tenant.name, "operator": tenant.operator, "keys": len(tenant.digests), **said}
+    shown = {name: str(value) if isinstance(value, Amount) else value for name, value in values.items()}
+    return {"name": tenant.name, "operator": tenant.operator, "keys": len(tenant.digests), **shown}

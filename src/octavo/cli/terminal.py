@@ -1,19 +1,25 @@
-"""What commands share: progress on standard error, text on standard output, a closed engine."""
+"""Input and output that commands share: progress on standard error; text, tables and JSON lines on standard
+output; and a running engine."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
 from octavo.errors import ConfigError
 from octavo.types import Notice
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from octavo.config import StartOptions
     from octavo.engine.traffic import TrafficWriter
     from octavo.kernels.probe import Machine
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from octavo.serving.start import PoliciesOf
 
 LOG_INTERVAL_S = 2.0
+_PIPE_WIDTH = 1000  # wider than any table
 
 
 @contextmanager
@@ -33,12 +40,12 @@ def running_engine(
     progress: Callable[[str], None] | None = None,
     replica: ReplicaStart | None = None,
 ) -> Iterator[EngineClient]:
-    """A started engine, with tenants' bounds and a file of its traffic if there are any; phases of the start
-    go to `progress`, else they are shown on standard error while they last."""
+    """A started engine, closed at the end, with the tenants' bounds and a traffic file if given. `progress`
+    receives the phases of the start; None: they are shown on standard error."""
     from octavo.serving.start import start_engine
 
-    look_at_machine()
-    with phases() if progress is None else nullcontext(progress) as report:
+    probe_machine()
+    with show_progress() if progress is None else nullcontext(progress) as report:
         llm = start_engine(model, options, report, policies_of, traffic, replica)
     try:
         yield llm
@@ -47,34 +54,34 @@ def running_engine(
 
 
 @contextmanager
-def phases() -> Iterator[Callable[[str], None]]:
-    """Tell what is going on: a status line in a terminal, in a log a plain line every two seconds; a `Notice`
-    is a line of its own in either."""
+def show_progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows progress: as a status line in a terminal, in a log at most every two seconds. A
+    `Notice` is always printed on a line of its own."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     if is_screen(console):
         with console.status("starting ...") as status:
             yield lambda text: console.print(text) if isinstance(text, Notice) else status.update(text)
         return
-    told = time.monotonic()
+    printed_at = time.monotonic()
 
-    def tell(text: str) -> None:
-        nonlocal told
+    def report(text: str) -> None:
+        nonlocal printed_at
         if isinstance(text, Notice):
             console.print(text)
-        elif time.monotonic() - told >= LOG_INTERVAL_S:
-            told = time.monotonic()
+        elif time.monotonic() - printed_at >= LOG_INTERVAL_S:
+            printed_at = time.monotonic()
             console.print(text)
 
-    yield tell
+    yield report
 
 
 def is_screen(console: Console) -> bool:
-    """Whether lines can be drawn again there: a terminal, and none that only types (TERM=dumb)."""
+    """Whether lines can be redrawn: on a terminal that is not TERM=dumb."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def look_at_machine() -> Machine:
-    """The machine, with a wrong OCTAVO_ISA as the ConfigError that it is."""
+def probe_machine() -> Machine:
+    """The machine's processor and memory. Raises ConfigError for a wrong OCTAVO_ISA."""
     from octavo.kernels.probe import probe
 
     try:
@@ -84,6 +91,36 @@ def look_at_machine() -> Machine:
 
 
 def write(text: str) -> None:
-    """Text as it is, at once: no markup, no wrapping."""
+    """Write text unchanged, without markup or wrapping, and flush it."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), num_left: int = 1) -> Table:
+    """A table; its first `num_left` columns are aligned left, those of numbers right."""
+    made = Table(title=title)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < num_left else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def print_all(*parts: Table | str) -> None:
+    """Print tables and lines, without markup. In a pipe a table has its full width."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(highlight=False, markup=False, width=width)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def json_line(value: DataclassInstance | Mapping[str, object], under: str = "") -> str:
+    """One line of JSON; with `under`, an object whose only field has that name."""
+    plain = value if isinstance(value, Mapping) else dataclasses.asdict(value)
+    return json.dumps({under: plain} if under else plain)
+
+
+def print_json(*values: DataclassInstance | Mapping[str, object], under: str = "") -> None:
+    """Print each value as a line of JSON, and flush it."""
+    for value in values:
+        write(json_line(value, under) + "\n")

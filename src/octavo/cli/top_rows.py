@@ -1,13 +1,13 @@
-"""What `octavo top` shows of a reader's state: lines of text, made anew for every picture.
+"""The lines of text that `octavo top` draws from a reader's state.
 
-    head       the server, its numbers, and whether news come
+    head       the server, its numbers, and the state of the connection
     map        with its legend (`top_map`)
-    requests   those that run, then those that wait; under a row, over the whole width, why it waits and what
-               its columns had no room for
-    kept       sessions whose turn runs, pins, other sessions
+    requests   running ones, then waiting ones; under each row, over the whole width, why it waits and the
+               columns that did not fit
+    kept       sessions with a running turn, pins, other sessions
     events     newest first
 
-Where a terminal has too few lines, requests get most of them.
+If the terminal has too few lines, requests get most of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any, cast
 from rich.text import Text
 
 from octavo.cli.top_map import draw_legend, draw_map, num_blocks, states_of
-from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import (
     QUIET,
     WRONG,
+    Canvas,
     Column,
-    Look,
     clean,
     cut,
     flow,
@@ -38,19 +37,22 @@ from octavo.units import format_bytes
 
 Row = dict[str, Any]  # as `frame_rows` writes it
 
+SPAN_S = 3.0  # over which speeds are measured
+_COUNTERS = ("output_tokens", "prompt_tokens")
+_Key = str | tuple[int, int]  # a counter of the whole engine, or a request's id and its choice
 _BAR = 5  # cells
 _INDENT = 4
 _TENANT, _NAME = 16, 24  # cells of a name in a table
-_KEPT_ON_PAPER, _EVENTS_ON_PAPER = 20, 10
-_ENOUGH = 5  # of the lines below the map, the kept and the events each get one in so many before requests do
-_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # of sessions: who is shown first
+_KEPT_LINES, _EVENT_LINES = 20, 10  # without a height
+_SHARE = 5  # kept rows and events may each have one in so many of the lines after the map
+_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # of sessions, in the order shown
 _BUSY = _STATES[:3]
 _BAD = frozenset({"preempted", "failed", "transfer_failed", "memory_pressure", "refused", "timed_out"})
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether news come, in words; none where one picture is all there is."""
+    """The state of the connection; empty if the screen is drawn once."""
 
     text: str = ""
     is_wrong: bool = False
@@ -58,7 +60,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class _ChoiceRow:
-    """One choice of a request, and what it needs of the others."""
+    """One choice of a request, with the request and the speed."""
 
     request: Row
     row: Row
@@ -67,35 +69,35 @@ class _ChoiceRow:
     now: float
 
 
-def screen(url: str, reader: FrameReader, speeds: Speeds, look: Look, status: Status) -> list[Text]:
-    """Everything; as many lines as there are on the terminal at most."""
+def draw_screen(url: str, reader: FrameReader, speeds: Speeds, canvas: Canvas, status: Status) -> list[Text]:
+    """The whole screen, at most as many lines as the terminal has."""
     states, tier, tenant = states_of(reader), cast("Row | None", reader.parts.get("tier")), _tenant(reader)
-    shown = draw_head(url, reader, speeds, look, status)
-    shown += draw_map(states, look)
-    shown += draw_legend(states, look, tenant, None if tier is None else tier["found"])
-    if look.height is None:
-        shown += draw_requests(reader, speeds, look, None)
-        shown += draw_kept(reader, look, _KEPT_ON_PAPER) + draw_events(reader, look, _EVENTS_ON_PAPER)
+    shown = draw_head(url, reader, speeds, canvas, status)
+    shown += draw_map(states, canvas)
+    shown += draw_legend(states, canvas, tenant, None if tier is None else tier["found"])
+    if canvas.height is None:
+        shown += draw_requests(reader, speeds, canvas, None)
+        shown += draw_kept(reader, canvas, _KEPT_LINES) + draw_events(reader, canvas, _EVENT_LINES)
         return shown
-    left = max(0, look.height - len(shown))
-    kept, events = draw_kept(reader, look, None), draw_events(reader, look, None)
-    for_events = min(len(events), left // _ENOUGH)
-    for_others = min(len(kept), left // _ENOUGH) + for_events
-    requests = draw_requests(reader, speeds, look, left - for_others)
+    left = max(0, canvas.height - len(shown))
+    kept, events = draw_kept(reader, canvas, None), draw_events(reader, canvas, None)
+    for_events = min(len(events), left // _SHARE)
+    for_others = min(len(kept), left // _SHARE) + for_events
+    requests = draw_requests(reader, speeds, canvas, left - for_others)
     left -= len(requests)
-    kept = draw_kept(reader, look, left - for_events)
-    shown += requests + kept + draw_events(reader, look, left - len(kept))
-    return shown[: look.height]
+    kept = draw_kept(reader, canvas, left - for_events)
+    shown += requests + kept + draw_events(reader, canvas, left - len(kept))
+    return shown[: canvas.height]
 
 
 # -- head --------------------------------------------------------------------------------------------------
-def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status: Status) -> list[Text]:
-    """The server and its numbers: those of everybody are the operator's alone."""
+def draw_head(url: str, reader: FrameReader, speeds: Speeds, canvas: Canvas, status: Status) -> list[Text]:
+    """The server and its numbers; those of all tenants are only for an operator."""
     pool, server = cast(Row, reader.parts["pool"]), cast(Row, reader.parts.get("server") or {})
     names = [Text(clean(url), "bold"), Text(clean(server.get("model", "")))]
     if status.text:
         names.append(Text(clean(status.text), WRONG if status.is_wrong else QUIET))
-    lines = flow(names, look.width)
+    lines = flow(names, canvas.width)
     blocks = f"{pool['blocks']:,} blocks of {pool['block_size']:,} tokens"
     if pool.get("device"):
         blocks += f", {clean(pool['device'])}"
@@ -103,7 +105,7 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
     counts = [f"running {running:,}", f"waiting {len(reader.requests) - running:,}"]
     tenant, stats = _tenant(reader), cast("Row | None", reader.parts.get("stats"))
     if tenant is not None:
-        return lines + flow(map(Text, [_held_by(reader, tenant), *counts]), look.width)
+        return lines + flow(map(Text, [_held_by(reader, tenant), *counts]), canvas.width)
     if stats is not None:
         counts += _numbers_of(stats, speeds)
     tier = cast("Row | None", reader.parts.get("tier"))
@@ -112,7 +114,7 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
             f"offloaded {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight"
         )
     if (first := cast("Row | None", reader.parts.get("first_tokens"))) is not None:
-        counts.append(f"target {first['seconds']:g} s to the first token, {first['late']:,} late")
+        counts.append(f"target {first['seconds']:g} s to first token, {first['late']:,} late")
     if (target := cast("Row | None", reader.parts.get("target"))) is not None:
         missed = f"{100 * target['missed'] / target['gaps']:.1f}% missed" if target["gaps"] else "no gap yet"
         counts.append(f"target {1000 * target['seconds']:,.0f} ms between tokens, {missed}")
@@ -121,7 +123,7 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
         counts.append(
             f"rank {rank['rank']} on {clean(rank['device'])}: {memory}, waited {rank['waited']:,} s"
         )
-    return lines + flow(map(Text, [blocks, *counts]), look.width)
+    return lines + flow(map(Text, [blocks, *counts]), canvas.width)
 
 
 def _numbers_of(stats: Row, speeds: Speeds) -> Iterator[str]:
@@ -148,26 +150,26 @@ def _tenant(reader: FrameReader) -> str | None:
 
 
 # -- requests ----------------------------------------------------------------------------------------------
-def draw_requests(reader: FrameReader, speeds: Speeds, look: Look, limit: int | None) -> list[Text]:
-    """A row for each choice, and under it why it waits."""
+def draw_requests(reader: FrameReader, speeds: Speeds, canvas: Canvas, limit: int | None) -> list[Text]:
+    """A row for each choice, and under it the reason for its wait."""
     choices = list(_choices(reader, speeds))
     if limit == 0:
         return []
     if not choices:
         return [Text("nothing runs", QUIET)]
-    first = choices[:limit]  # none has less than a line
-    drawn = table(list(_columns(first, look)), look.width)
+    first = choices[:limit]  # each takes at least a line
+    drawn = table(list(_columns(first, canvas)), canvas.width)
     blocks = []
     for line, words, choice in zip(drawn.rows, drawn.words, first, strict=True):
         notes = [*_notes(choice), *words]
-        below = indented("; ".join(notes), look.width, _INDENT) if notes else []
-        blocks.append([Text(line), *below])
+        more = indented("; ".join(notes), canvas.width, _INDENT) if notes else []
+        blocks.append([Text(line), *more])
     left = None if limit is None else limit - 1
     return [Text(drawn.head, "bold"), *limited(blocks, left, len(choices) - len(first))][:limit]
 
 
 def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_ChoiceRow]:
-    """Running ones first, then those that wait, as they stand in the queue."""
+    """Running choices, then waiting ones in the order of the queue."""
     requests = _requests(reader)
     last, now = len(requests), float(cast(float, reader.parts["now"]))
     requests.sort(key=lambda row: (row.get("place", last), row["id"]))
@@ -180,8 +182,8 @@ def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_ChoiceRow]:
     yield from (choice for choice in choices if not choice.row["running"])
 
 
-def _columns(choices: Sequence[_ChoiceRow], look: Look) -> Iterator[Column]:
-    """All that has something to say, in their order; the numbers say which goes first for lack of room."""
+def _columns(choices: Sequence[_ChoiceRow], canvas: Canvas) -> Iterator[Column]:
+    """The columns that are not empty, in order; those with a higher `drop` are dropped first."""
     rows = [choice.row for choice in choices]
     tenants = [clean(choice.request["tenant"]) for choice in choices]
 
@@ -195,14 +197,14 @@ def _columns(choices: Sequence[_ChoiceRow], look: Look) -> Iterator[Column]:
         yield Column("tenant", cells, False, [f"of {one}" if one else "" for one in tenants], 3)
     yield Column("state", [_state(choice) for choice in choices])
     yield Column("prompt", [f"{_done(row):,}/{row['prompt']:,}" for row in rows], True)
-    yield Column("", [_bar(_done(row), row["prompt"], look.is_ascii) for row in rows], drop=7)
+    yield Column("", [_bar(_done(row), row["prompt"], canvas.is_ascii) for row in rows], drop=7)
     yield count("output", "output", 1)
     speeds = [_speed(choice.speed) if choice.row["running"] else "" for choice in choices]
     yield Column("tokens/s", speeds, True, [f"{one} tokens/s" if one else "" for one in speeds], 2)
     yield count("cached", "cached", 6)
     if any(row["drafted"] for row in rows):
         cells = [f"{row['accepted']:,}/{row['drafted']:,}" if row["drafted"] else "" for row in rows]
-        yield Column("guesses", cells, True, [f"guesses right {one}" if one else "" for one in cells], 5)
+        yield Column("drafts", cells, True, [f"drafts accepted {one}" if one else "" for one in cells], 5)
     yield count("blocks", "blocks", 4)
     if any(row["preemptions"] for row in rows):
         yield count("preempted", "preemptions", 8)
@@ -227,7 +229,7 @@ def _notes(choice: _ChoiceRow) -> Iterator[str]:
 
 
 def _left(choice: _ChoiceRow) -> str:
-    """When the last block that its prompt missed had left."""
+    """The age of the last eviction of a block that its prompt missed."""
     if "left_at" not in choice.request:
         return ""
     return f" (gone {max(0.0, choice.now - choice.request['left_at']):,.0f} s ago)"
@@ -242,7 +244,7 @@ def _is_running(request: Row) -> bool:
 
 
 def _done(row: Row) -> int:
-    """Tokens of its prompt that are computed."""
+    """Computed tokens of the prompt."""
     return min(int(row["computed"]), int(row["prompt"]))
 
 
@@ -258,9 +260,9 @@ def _speed(speed: float | None) -> str:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
 
 
-# -- what is kept, and what happened -----------------------------------------------------------------------
-def draw_kept(reader: FrameReader, look: Look, limit: int | None) -> list[Text]:
-    """Sessions and pins; nothing where there are none."""
+# -- sessions, pins and events -----------------------------------------------------------------------------
+def draw_kept(reader: FrameReader, canvas: Canvas, limit: int | None) -> list[Text]:
+    """Sessions and pins; no lines if there are none."""
     sessions = cast("list[Row]", reader.parts.get("sessions") or [])  # newest first
     pins = cast("list[Row]", reader.parts.get("pins") or [])
     if not (sessions or pins):
@@ -269,13 +271,13 @@ def draw_kept(reader: FrameReader, look: Look, limit: int | None) -> list[Text]:
     num_busy = sum(row["state"] in _BUSY for row in sessions)
     kept = [*sessions[:num_busy], *pins, *sessions[num_busy:]]
     title = f"kept: {_count(len(pins), 'pin')}, {_count(len(sessions), 'session')}"
-    drawn = table(list(_kept_columns(kept, float(cast(float, reader.parts["now"])))), look.width)
+    drawn = table(list(_kept_columns(kept, float(cast(float, reader.parts["now"])))), canvas.width)
     blocks = []
     for line, words in zip(drawn.rows, drawn.words, strict=True):
-        below = indented("; ".join(words), look.width, _INDENT) if words else []
-        blocks.append([Text(line), *below])
+        more = indented("; ".join(words), canvas.width, _INDENT) if words else []
+        blocks.append([Text(line), *more])
     left = None if limit is None else limit - 1
-    return [Text(cut(title, look.width), "bold"), *limited(blocks, left)][:limit]
+    return [Text(cut(title, canvas.width), "bold"), *limited(blocks, left)][:limit]
 
 
 def _kept_columns(kept: Sequence[Row], now: float) -> Iterator[Column]:
@@ -288,9 +290,9 @@ def _kept_columns(kept: Sequence[Row], now: float) -> Iterator[Column]:
     yield Column("", [_kept_state(row) for row in kept])
     held = [f"{row['held']:,} of {row['blocks']:,} blocks" for row in kept]
     yield Column("", held, True, held, 1)
-    below = [row["kept"] if "id" in row else row["offloaded"] for row in kept]
-    if any(below):
-        cells = [f"{count:,} offloaded" if count else "" for count in below]
+    offloaded = [row["kept"] if "id" in row else row["offloaded"] for row in kept]
+    if any(offloaded):
+        cells = [f"{count:,} offloaded" if count else "" for count in offloaded]
         yield Column("", cells, True, cells, 2)
     left = [f"{max(0.0, row['expires'] - now):,.0f} s left" for row in kept]
     yield Column("", left, True, left, 4)
@@ -302,8 +304,8 @@ def _kept_state(row: Row) -> str:
     return "fills" if row["filling"] else clean(row["strength"])
 
 
-def draw_events(reader: FrameReader, look: Look, limit: int | None) -> list[Text]:
-    """What happened lately, newest first; nothing where nothing did."""
+def draw_events(reader: FrameReader, canvas: Canvas, limit: int | None) -> list[Text]:
+    """Recent events, newest first; no lines if there are none."""
     events = cast("list[Row]", reader.parts.get("events") or [])
     now = float(cast(float, reader.parts["now"]))
     lines: list[Text] = []
@@ -311,16 +313,16 @@ def draw_events(reader: FrameReader, look: Look, limit: int | None) -> list[Text
         of_tenant = f" ({clean(event['tenant'])})" if event.get("tenant") else ""
         text = f"{ago(now - event['at'])}: {clean(event['text'])}{of_tenant}"
         style = WRONG if event["kind"] in _BAD else ""
-        first, *more = wrapped(text, look.width - _INDENT)
+        first, *more = wrapped(text, canvas.width - _INDENT)
         rest = [Text(" " * _INDENT + line, style) for line in more]
         if limit is not None and 1 + len(lines) + 1 + len(rest) > limit:
             break
         lines += [Text(first, style), *rest]
-    return [Text("what happened", "bold"), *lines] if lines else []
+    return [Text("events", "bold"), *lines] if lines else []
 
 
 def ago(seconds: float) -> str:
-    """An age in words."""
+    """ "just now", "40 s ago", "12 min ago"."""
     if seconds < 1:
         return "just now"
     return f"{seconds:.0f} s ago" if seconds < 90 else f"{seconds / 60:.0f} min ago"
@@ -328,3 +330,44 @@ def ago(seconds: float) -> str:
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# -- speeds ----------------------------------------------------------------------------------------------
+class Speeds:
+    """Tokens per second of every choice and counter, from the frames of the last `SPAN_S` (at least two)."""
+
+    def __init__(self) -> None:
+        self._points: dict[_Key, list[tuple[float, int]]] = {}  # (time on the engine's clock, tokens)
+        self._now = 0.0
+
+    def update(self, reader: FrameReader) -> None:
+        """Add the points of a new frame. Drops choices that are not in it, and all points if time went
+        back."""
+        now = float(cast(float, reader.parts["now"]))
+        if now < self._now:
+            self._points = {}
+        self._now = now
+        counted = _counted(reader)
+        self._points = {key: points for key, points in self._points.items() if key in counted}
+        for key, tokens in counted.items():
+            points = self._points.setdefault(key, [])
+            points.append((now, tokens))
+            while len(points) > 2 and now - points[0][0] > SPAN_S:
+                del points[0]
+
+    def of(self, key: _Key) -> float | None:
+        """Tokens per second; None: not known yet."""
+        points = self._points.get(key, [])
+        if not points or points[-1][0] <= points[0][0]:
+            return None
+        (begin, before), (end, after) = points[0], points[-1]
+        return max(0, after - before) / (end - begin)
+
+
+def _counted(reader: FrameReader) -> dict[_Key, int]:
+    stats = cast("dict[str, int]", reader.parts.get("stats") or {})
+    counted: dict[_Key, int] = {name: stats[name] for name in _COUNTERS if name in stats}
+    for number, row in reader.requests.items():
+        for choice in cast("list[dict[str, Any]]", row["choices"]):
+            counted[number, choice["choice"]] = choice["output"]
+    return counted

@@ -1,6 +1,6 @@
-"""`octavo plan --what-if NAME=VALUE`: a server that differs from the calibrated one in one thing.
+"""`octavo plan --what-if NAME=VALUE`: a server that differs from the calibrated one in one setting.
 
-What the calibration has not measured is refused, with the command that would measure it.
+A change that needs times the calibration lacks is refused; the message has the command that measures them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from octavo.tenants import read_tenants
 from octavo.units import parse_bytes
 
 BLOCKS_MAX, ROWS_MAX, STEP_TOKENS_MAX = 10_000_000, 4096, 65_536
-_PAGE = 4096  # a slot on disk is a block in whole pages
+_PAGE = 4096  # a slot on disk has whole pages
 
 
-def changed(calibration: Calibration, text: str) -> Calibration:
-    """The calibration of a server with that change. Raises ConfigError."""
+def apply_change(calibration: Calibration, text: str) -> Calibration:
+    """The calibration with that change. Raises ConfigError."""
     name, _, value = text.partition("=")
     if (change := CHANGES.get(name)) is None:
         raise ConfigError(
@@ -80,18 +80,18 @@ CHANGES: dict[str, Callable[[Calibration, str, str], Calibration]] = {
 
 
 def _slots(tier: TierSetup | None) -> tuple[int, int]:
-    """In host memory, and on disk."""
+    """Slots in host memory, and on disk."""
     return (0, 0) if tier is None else (tier.num_host, tier.num_slots - tier.num_host)
 
 
 def _with_slots(calibration: Calibration, host: int, disk: int) -> Calibration:
-    """With other tiers. Without any, nothing is staged, and what was staged in is the pool's."""
+    """The calibration with tiers of these sizes. Without tiers no blocks are used for staging."""
     tier, setup = calibration.tier, calibration.setup
     if host + disk == 0:
         config = dataclasses.replace(setup.config, staging_blocks=0)
         return replace(calibration, tier=None, setup=replace(setup, config=config))
-    assert tier is not None, "what was measured has a tier"
-    is_read = tier.num_readable > 0  # where attention reads, it does so in all slots, or in those of the host
+    assert tier is not None, "a calibration with measured transfers has a tier"
+    is_read = tier.num_readable > 0  # attention can read all slots, or those in host memory
     readable = 0 if not is_read else host + disk if tier.num_readable == tier.num_slots else host
     return replace(
         calibration, tier=replace(tier, num_slots=host + disk, num_host=host, num_readable=readable)
@@ -99,18 +99,18 @@ def _with_slots(calibration: Calibration, host: int, disk: int) -> Calibration:
 
 
 def _check_measured(calibration: Calibration, text: str, place: str, flag: str) -> None:
-    # Where there are both, a block comes to the disk from host memory.
+    # With both tiers, blocks move to the disk from host memory.
     ways = {f"store {place}", f"move {place}"}
     if f"load {place}" not in calibration.moves or not ways & calibration.moves.keys():
         raise ConfigError(
-            f"--what-if is {shown(text)}, and no block was measured on its way to or from "
-            f"{'host memory' if place == 'host' else 'a disk'}; allowed: with a calibration that has "
+            f"--what-if is {shown(text)}, and the calibration has no transfer times of "
+            f"{'host memory' if place == 'host' else 'a disk'}; allowed: with a calibration that has them "
             f"(octavo bench calibrate {flag}, and octavo plan with the same)"
         )
 
 
 def _blocks(text: str, value: str, now: int, per_block: int) -> int:
-    """Of "2x" or a size."""
+    """The number of blocks that "2x" or a size means."""
     if value.endswith("x"):
         blocks = round(now * _number(text, value[:-1]))
     else:
@@ -136,5 +136,5 @@ def _number(text: str, value: str) -> float:
     except ValueError:
         number = 0.0
     if not 0.0 < number < 1e6:
-        raise ConfigError(f"--what-if is {shown(text)}; allowed: a number above 0 behind the =")
+        raise ConfigError(f"--what-if is {shown(text)}; allowed: a number above 0 after the =")
     return number

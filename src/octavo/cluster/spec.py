@@ -21,7 +21,7 @@ import msgspec
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
 from octavo.server.settings import ServerSettings
-from octavo.setting import Setting, near, settings_of
+from octavo.setting import Setting, settings_of, suggestions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -180,9 +180,8 @@ def _from_table(cls: type[Options], table: Table, name: str) -> Options:
     values = {}
     for key, given in table.items():
         if key not in known:
-            raise ConfigError(
-                f"{name}: there is no setting {shown(key)}{near(key, known)}; docs/settings.md lists all"
-            )
+            hint = suggestions(key, known)
+            raise ConfigError(f"{name}: there is no setting {shown(key)}{hint}; docs/settings.md lists all")
         setting, source = known[key], f"{name}.{key}"
         value = setting.parse(setting.take(given, source), source)
         setting.check(value, source)

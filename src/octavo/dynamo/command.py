@@ -9,8 +9,8 @@ from typing import Self
 import typer
 
 from octavo.cli import options as opt
-from octavo.cli.given import ResolvedFlags, with_settings
-from octavo.cli.main import SERVING
+from octavo.cli.flags import ResolvedFlags, with_settings
+from octavo.cli.main import SERVER_ENGINE
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
 from octavo.setting import check, setting
@@ -71,12 +71,12 @@ def read_command(argv: list[str] | None) -> WorkerCommand:
         file: opt.File = None,
         *,
         worker: WorkerOptions = defaults,
-        engine: StartOptions = SERVING,
+        engine: StartOptions = SERVER_ENGINE,
         resolved: ResolvedFlags,
     ) -> None:
         """Serve a model as a worker of NVIDIA Dynamo."""
         _check_events(engine)
-        found.append(WorkerCommand(opt.named(model or resolved.model, file), engine, worker))
+        found.append(WorkerCommand(opt.with_file(model or resolved.model, file), engine, worker))
 
     try:
         typer.main.get_command(app)(args=argv, prog_name=PROGRAM)
