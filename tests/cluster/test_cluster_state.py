@@ -49,7 +49,10 @@ def test_a_cluster_is_found_by_its_name_until_it_is_forgotten(folder: ClusterFol
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [((), "is already served here by process"), (("--print-config",), "allowed: --api-key-file or --tenants")],
+    [
+        ((), "is already served here by process"),
+        (("--print-config",), "allowed: --api-key-file or --tenants"),
+    ],
 )
 def test_a_command_that_is_refused_leaves_a_running_clusters_keys(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, ...], words: str
