@@ -68,7 +68,7 @@ def test_every_command_that_prints_a_table_can_print_json():
         ([*PLAYS, "--workload", "random"], 2, "--trace and --workload are both given"),
         ([*PLAYS, "--processes", "2"], 2, "--trace and --processes are both given"),
         ([*PLAYS, "--processes", "1"], 2, "--trace /no/such/file cannot be read"),
-        ([*PLAYS[:-2], "--speed", "2"], 2, "--speed, --seconds or --plan is given, and no trace"),
+        ([*PLAYS[:-2], "--speed", "2"], 2, "--speed, --seconds or --plan is given without a trace"),
         (["serve", "--weights", "q9"], 2, "weights"),
         (["serve", "--port", "0", "--kv", "fp8"], 2, "kv"),
         (["serve", "--overlap", "1"], 2, "--overlap is no setting any more: steps overlap on a GPU"),
