@@ -130,14 +130,14 @@ def test_a_refused_turn_leaves_the_chat_as_it_was_and_the_words_in_the_box(
         lambda route: route.fulfill(status=429, body=json.dumps(refusal), content_type="application/json"),
     )
     say(page, "What is a book?")
-    page.wait_for_selector(".said .wrong:has-text('too many requests wait')")
-    assert page.locator(".said article").count() == 0
+    page.wait_for_selector(".transcript .wrong:has-text('too many requests wait')")
+    assert page.locator(".transcript article").count() == 0
     assert page.locator(".composer .grow textarea").input_value() == "What is a book?"
     page.unroute("**/v1/chat/completions")
     settle(page, answers="", max_tokens=8)  # emptied: the default
     page.press(".composer .grow textarea", "Enter")
     wait_for_answer(page)
-    assert page.locator(".said article.assistant").count() == 1
+    assert page.locator(".transcript article.assistant").count() == 1
 
 
 def test_a_turn_that_was_stopped_is_none_and_forks_are_of_the_right_one(house: House, window: Window) -> None:
@@ -153,7 +153,7 @@ def test_a_turn_that_was_stopped_is_none_and_forks_are_of_the_right_one(house: H
     wait_for_answer(page)
     page.click("text=fork here")
     page.wait_for_selector("text=it holds the same blocks")
-    assert page.locator(".said article.assistant").count() == 2
+    assert page.locator(".transcript article.assistant").count() == 2
 
 
 def test_percentiles_are_of_what_came_lately(house: House, window: Window) -> None:
@@ -170,9 +170,9 @@ def test_percentiles_are_of_what_came_lately(house: House, window: Window) -> No
 
 def test_a_chart_without_points_shows_the_last_minutes_and_no_years(house: House, window: Window) -> None:
     shown, told = shell(house, window).evaluate(
-        """() => import('/ui/series.js').then(({ timesShown, timesTold }) => [
+        """() => import('/ui/series.js').then(({ timesShown, timeLabels }) => [
             [timesShown(null, null, 1000), timesShown(900, 900, 1000), timesShown(900, 950, 1000)],
-            [timesTold([0, 1], true), timesTold([3600 * 24 * 365], false)],
+            [timeLabels([0, 1], true), timeLabels([3600 * 24 * 365], false)],
         ])"""
     )
     assert shown == [[700, 1000], [600, 900], [900, 950]]

@@ -53,7 +53,7 @@ def test_a_chats_blocks_fill_while_its_tokens_come(house: House, window: Window)
     assert counts(window)["held"] >= few
     wait_for_answer(page)
     page.wait_for_selector("#requests .empty")
-    assert page.locator(".said .assistant .text").inner_text().strip()
+    assert page.locator(".transcript .assistant .text").inner_text().strip()
     assert "session" in page.locator(".actions").inner_text()
 
 
@@ -85,7 +85,7 @@ def test_a_long_sequence_shows_its_cold_blocks(tmp_path: Path, window: Window) -
         strip = page.locator(".cold-blocks")
         strip.wait_for()
         wait_until(page, lambda: "cold blocks" in strip.inner_text() and strip.locator("i").count() >= 16)
-        assert "MiB that each token reads below" in strip.inner_text()
+        assert "MiB read for each token" in strip.inner_text()
         strip.click()
         page.wait_for_selector(".chosen-panel .cells .cold")
         screenshot(page, "cold-blocks-1440.png")
@@ -103,20 +103,20 @@ def test_a_chat_is_forked_suspended_and_resumed_by_buttons(house: House, window:
     assert page.locator(".tabs button").count() == 2
     say(page, "And which of them is the oldest?")
     wait_for_answer(page)
-    assert page.locator(".said .assistant").count() == 2
+    assert page.locator(".transcript .assistant").count() == 2
     page.click(".tabs button >> nth=0")
     drawn(page)
-    assert page.locator(".said .assistant").count() == 1
+    assert page.locator(".transcript .assistant").count() == 1
     page.click(".actions >> text=suspend")
     page.wait_for_selector("text=blocks are on disk", timeout=20_000)
     page.click(".actions >> text=resume")
     page.wait_for_selector(".own-blocks .cells li.session, .own-blocks .cells li.shared", timeout=20_000)
     page.click(".actions >> text=pin")
-    page.wait_for_selector("#kept >> text=unpin")
-    page.click("#kept >> text=unpin")
-    page.wait_for_selector("text=Let pin")  # asked once more
-    page.click("#kept >> text=yes")
-    page.wait_for_selector("#kept >> text=unpin", state="detached")
+    page.wait_for_selector("#pins >> text=unpin")
+    page.click("#pins >> text=unpin")
+    page.wait_for_selector("text=Delete pin")  # asked once more
+    page.click("#pins >> text=yes")
+    page.wait_for_selector("#pins >> text=unpin", state="detached")
 
 
 def test_several_answers_stand_side_by_side_and_one_is_kept(house: House, window: Window) -> None:
@@ -132,7 +132,7 @@ def test_several_answers_stand_side_by_side_and_one_is_kept(house: House, window
     assert page.locator(".side-by-side").count() == 0
     say(page, "Shorter, please.")
     wait_for_answer(page)
-    assert page.locator(".said .assistant").count() == 2
+    assert page.locator(".transcript .assistant").count() == 2
 
 
 def test_a_forced_preemption_is_seen_with_its_reason(tmp_path: Path, window: Window) -> None:
@@ -194,7 +194,7 @@ def test_with_keys_the_page_asks_for_one_and_puts_it_into_no_url(tmp_path: Path,
         settle(page, max_tokens=8)
         say(page, "What is a book?")
         wait_for_answer(page)
-        assert page.locator(".said .assistant .text").inner_text().strip()
+        assert page.locator(".transcript .assistant .text").inner_text().strip()
         assert not [url for url in window.asked if key in url]
         window.close()
 
@@ -223,7 +223,7 @@ def test_a_tenant_sees_its_own_and_no_other(tmp_path: Path, window: Window) -> N
             text = page.inner_text("main")
             assert ("ben" in text) is sees
             assert (counts(window)["pinned"] > 0) is sees
-            assert ("not told" in text) is not sees
+            assert ("is hidden" in text) is not sees
             legend = page.inner_text(".legend")
             assert ("not yours" in legend) is not sees
             assert ("cached" in legend) is sees, "which of the others' blocks are free is not told"
@@ -269,7 +269,7 @@ def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: W
     page.wait_for_selector(f".block-words >> text={HOSTILE[:12]}")
     settle(page, max_tokens=4)
     say(page, HOSTILE)
-    page.wait_for_selector(f".said >> text={HOSTILE[:12]}")
+    page.wait_for_selector(f".transcript >> text={HOSTILE[:12]}")
     wait_for_answer(page)
     assert page.locator("img[src=x]").count() == 0
     assert page.title() != "broken"
@@ -287,7 +287,7 @@ def test_after_kill_9_and_a_restart_the_page_recovers_and_says_so(tmp_path: Path
         page.wait_for_selector(".chosen-panel .cells li")
         house.kill()
         page.wait_for_selector(".state.lost", timeout=10_000)
-        page.wait_for_selector(".said .wrong")  # what became of the turn
+        page.wait_for_selector(".transcript .wrong")  # what became of the turn
     with serving(tmp_path, *disk, port=port) as house:
         with httpx.Client(timeout=120) as client:  # another's request, which has the number of ours
             ask = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -295,7 +295,7 @@ def test_after_kill_9_and_a_restart_the_page_recovers_and_says_so(tmp_path: Path
                 client.build_request("POST", f"{house.url}/v1/completions", json=ask), stream=True
             )
             page.wait_for_selector(".state.live", timeout=30_000)
-            page.wait_for_selector(".notice >> text=The server began again")
+            page.wait_for_selector(".notice >> text=The server restarted")
             page.wait_for_selector("#requests tbody tr")
             assert page.locator("#requests tr.selected, .chosen-panel").count() == 0
             assert page.locator(".own-blocks .cells").count() == 0, "another's blocks are not this chat's"
@@ -303,7 +303,7 @@ def test_after_kill_9_and_a_restart_the_page_recovers_and_says_so(tmp_path: Path
         settle(page, max_tokens=10)
         say(page, "What is a book?")
         wait_for_answer(page)
-        assert page.locator(".said .assistant .text").last.inner_text().strip()
+        assert page.locator(".transcript .assistant .text").last.inner_text().strip()
         window.close()
 
 
@@ -378,5 +378,5 @@ def test_a_link_from_elsewhere_starts_no_demo_and_one_that_is_left_gives_the_siz
     page.goto(f"{house.url}/ui/icon.svg")  # in the middle
     wait_until(page, lambda: blocks_of(house) == before)
     page.goto(f"{house.url}/ui?demo")
-    page.click(".caption >> text=give the pool its size back")
+    page.click(".caption >> text=restore")
     page.wait_for_selector(".caption >> text=play")

@@ -1,22 +1,22 @@
-// Talking to the server. The key is in a header, never in a URL, and is forgotten with the browser's tab.
+// HTTP requests to the server. The key is sent as a header, never in a URL, and kept only for the browser's tab.
 
 const KEY = 'octavo-key';
 
 export const readKey = () => sessionStorage.getItem(KEY) || '';
 
-// Another key sees other things: the page begins anew, so that nothing of the old one's stays on it.
+// Another key may see other data: the page reloads, so that no data of the old key stays on it.
 export function changeKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
   location.reload();
 }
 
-// Of a cluster: the replica whose pool the page shows, as its address names it.
+// In a cluster: the replica whose pool the page shows, from the page's URL.
 const replica = new URLSearchParams(location.search).get('replica');
 const ofPool = (path) =>
   replica && /^\/v1\/kv(\/watch)?$/.test(path) ? `${path}?replica=${encodeURIComponent(replica)}` : path;
 
-export class Refused extends Error {
+export class Refusal extends Error {
   constructor(status, code, message) {
     super(message);
     this.status = status;
@@ -24,8 +24,8 @@ export class Refused extends Error {
   }
 }
 
-// The response of one request. Throws Refused with the server's own words, or TypeError where none answers.
-// `keepalive`: it is sent also while the page is left.
+// Sends a request. Throws Refusal with the server's message, or TypeError if the server does not answer.
+// `keepalive`: it is sent even while the page unloads.
 export async function send(method, path, { body, signal, keepalive } = {}) {
   const headers = { Accept: 'application/json' };
   if (readKey()) headers.Authorization = `Bearer ${readKey()}`;
@@ -37,15 +37,15 @@ export async function send(method, path, { body, signal, keepalive } = {}) {
   try {
     error = (await response.json()).error || {};
   } catch {
-    // no JSON: the status has to do
+    // no JSON: the message is made from the status
   }
-  throw new Refused(response.status, error.code || '', error.message || `the server answered ${response.status}`);
+  throw new Refusal(response.status, error.code || '', error.message || `the server answered ${response.status}`);
 }
 
 export const call = async (method, path, body) => (await send(method, path, { body })).json();
 
-// Calls `take` with the JSON of each server-sent event, until the last one.
-export async function readEvents(response, take) {
+// Calls `onEvent` with the JSON of each server-sent event, until the last one.
+export async function readEvents(response, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   for (;;) {
@@ -57,7 +57,7 @@ export async function readEvents(response, take) {
       if (!event.startsWith('data: ')) continue;
       const data = event.slice(6);
       if (data === '[DONE]') return;
-      take(JSON.parse(data));
+      onEvent(JSON.parse(data));
     }
   }
 }

@@ -1,8 +1,8 @@
-// Chats of the playground: what was said, and how a turn is asked for. No markup in here.
+// Chats of the playground: their transcripts and requests. It has no markup.
 //
-// With one answer a chat is a session of the server's: its blocks stay between the turns, and it can be forked,
-// suspended, resumed and pinned. Several answers side by side are an ordinary request; the one that is kept goes
-// on as a new session. Which turn of the session an answer was, the server tells.
+// With one answer per turn, a chat is a session: its blocks stay between turns, and it can be forked, suspended,
+// resumed and pinned. A turn with several answers is an ordinary request; the answer that the reader keeps
+// continues as a new session. The server counts the turns of a session.
 
 import { call, readEvents, send } from './api.js';
 
@@ -16,32 +16,32 @@ export const SETTINGS = {
   shade: false,
 };
 const BOUNDS = { temperature: [0, 2], top_p: [0, 1], max_tokens: [1, 1e6], n: [1, 4], seed: [0, 2 ** 31 - 1] };
-const FORGOTTEN =
-  'The server does not know this chat any more (it began again, or the chat expired): it goes on as a new session.';
+const SESSION_LOST =
+  'The server no longer has this session (it restarted, or the session expired): the chat continues as a new one.';
 
 let numChats = 0;
 
 export class Chat {
-  // `extra`: further fields of the API for its requests.
+  // `extra`: more fields of the API for its requests.
   constructor(settings = {}, extra = {}) {
     this.id = ++numChats;
     this.settings = { ...SETTINGS, ...settings };
     this.extra = extra;
-    this.said = []; // {role, text, tokens, finish, turn, choices}
+    this.transcript = []; // {role, text, tokens, finish, turn, choices}
     this.session = null;
-    this.turns = 0; // of the session, that have ended
-    this.draft = ''; // what is being written
+    this.turns = 0; // that the session has completed
+    this.draft = ''; // the text in the input
     this.usage = null;
     this.error = '';
     this.note = '';
     this.abort = null;
-    this.forgetPlace();
+    this.resetPlacement();
   }
 
-  // The engine's numbers mean something else now, or nothing.
-  forgetPlace() {
-    this.request = null; // the engine's id of the turn that runs, or ran last
-    this.remembered = null; // where its blocks were when it last had some
+  // Request and block numbers are those of one run of the server.
+  resetPlacement() {
+    this.request = null; // the engine's id of the running or the last turn
+    this.lastBlocks = null; // its blocks and their names when it last held some
   }
 
   get isBusy() {
@@ -49,17 +49,17 @@ export class Chat {
   }
 
   get title() {
-    const first = this.said.find((one) => one.role === 'user');
+    const first = this.transcript.find((one) => one.role === 'user');
     return first ? first.text.slice(0, 40) : `chat ${this.id}`;
   }
 
   get messages() {
     const system = this.settings.system.trim();
     const before = system ? [{ role: 'system', content: system }] : [];
-    return before.concat(this.said.map((one) => ({ role: one.role, content: one.text })));
+    return before.concat(this.transcript.map((one) => ({ role: one.role, content: one.text })));
   }
 
-  // A setting as it was typed; what is no number in its bounds is put right.
+  // Stores a setting as typed, clamped to its bounds; text that is no number becomes the default.
   set(name, value) {
     if (name in BOUNDS) {
       const [low, high] = BOUNDS[name];
@@ -69,30 +69,30 @@ export class Chat {
     this.settings[name] = value;
   }
 
-  // Says it, and calls `changed` whenever there is something to show. Throws nothing: what went wrong is `error`.
-  async say(text, changed) {
+  // Sends a turn, and calls `changed` whenever there is something to draw. Never throws: errors go to `error`.
+  async submit(text, changed) {
     const settings = { ...this.settings };
     this.error = this.note = '';
-    this.said.push({ role: 'user', text });
+    this.transcript.push({ role: 'user', text });
     const messages = this.messages;
     const choices = Array.from({ length: settings.n }, () => ({ text: '', tokens: [], finish: '' }));
     const answer = { role: 'assistant', text: '', tokens: [], finish: '', turn: null, choices };
-    this.said.push(answer);
+    this.transcript.push(answer);
     this.abort = new AbortController();
     changed();
     try {
-      const response = await this.ask(messages, settings);
+      const response = await this.post(messages, settings);
       this.request = Number(response.headers.get('X-Octavo-Request').split(',')[0]);
       this.session = response.headers.get('X-Octavo-Session') || this.session;
       await readEvents(response, (event) => {
-        this.take(event, choices);
+        this.addEvent(event, choices);
         changed();
       });
     } catch (error) {
       this.error = error.name === 'AbortError' ? 'stopped' : error.message;
     }
     if (!choices.some((choice) => choice.text)) {
-      this.said.splice(-2); // nothing was answered: it can be tried again
+      this.transcript.splice(-2); // no answer: the text goes back to the input
       this.draft = text;
     } else if (settings.n === 1) Object.assign(answer, choices[0], { choices: null });
     if (settings.n === 1 && this.session) await this.countTurns(answer);
@@ -100,7 +100,7 @@ export class Chat {
     changed();
   }
 
-  async ask(messages, settings) {
+  async post(messages, settings) {
     const body = {
       messages,
       stream: true,
@@ -113,20 +113,20 @@ export class Chat {
     };
     if (settings.seed !== '') body.seed = settings.seed;
     if (settings.shade) Object.assign(body, { logprobs: true, top_logprobs: 5 });
-    const post = (more) =>
+    const postWith = (more) =>
       send('POST', '/v1/chat/completions', { body: { ...body, ...more }, signal: this.abort.signal });
-    if (settings.n > 1) return post({});
+    if (settings.n > 1) return postWith({});
     try {
-      return await post({ session: this.session || 'new' });
+      return await postWith({ session: this.session || 'new' });
     } catch (error) {
       if (error.status !== 404 || !this.session) throw error;
-      this.note = FORGOTTEN;
+      this.note = SESSION_LOST;
       this.leaveSession();
-      return post({ session: 'new' });
+      return postWith({ session: 'new' });
     }
   }
 
-  take(event, choices) {
+  addEvent(event, choices) {
     if (event.error) throw new Error(event.error.message);
     if (event.usage) this.usage = event.usage;
     for (const part of event.choices || []) {
@@ -137,42 +137,42 @@ export class Chat {
     }
   }
 
-  // The server counts the turns that ended well; one that was stopped in time is none.
+  // The server counts completed turns; a stopped one does not count.
   async countTurns(answer) {
     try {
       const { turns } = await call('GET', `/v1/sessions/${this.session}`);
       if (turns > this.turns) answer.turn = turns;
       this.turns = turns;
     } catch {
-      // it is gone, or the server is: the next turn will find out
+      // the session or the server is gone: the next turn handles it
     }
   }
 
   leaveSession() {
     this.session = null;
     this.turns = 0;
-    for (const one of this.said) one.turn = null;
+    for (const one of this.transcript) one.turn = null;
   }
 
   stop() {
     if (this.abort) this.abort.abort();
   }
 
-  // Of several answers, go on with this one.
+  // Continues with one of several answers.
   keep(answer, index) {
     Object.assign(answer, answer.choices[index], { choices: null });
     this.leaveSession();
     this.settings.n = 1;
   }
 
-  // Another chat that goes on from the end of that turn, with the same blocks.
+  // A new chat that continues from the end of that turn, with the same blocks.
   async fork(answer) {
     const forked = await call('POST', `/v1/sessions/${this.session}/fork`, { turn: answer.turn });
     const chat = new Chat(this.settings);
-    chat.said = this.said.slice(0, this.said.indexOf(answer) + 1).map((one) => ({ ...one }));
+    chat.transcript = this.transcript.slice(0, this.transcript.indexOf(answer) + 1).map((one) => ({ ...one }));
     chat.session = forked.id;
     chat.turns = forked.turn;
-    chat.note = 'Forked: it holds the same blocks. What is said from here on is its own.';
+    chat.note = 'Forked: it holds the same blocks. New turns get blocks of their own.';
     return chat;
   }
 

@@ -1,9 +1,8 @@
-// ?demo: a minute of paging, played on the real server. Each moment has a caption of one sentence.
+// ?demo: a demonstration of paging on the real server, for a minute. Each step has a caption.
 //
-// The pool is made small for it (what is held moves, nothing is lost), so that a few requests fill it, and gets
-// the size back that was asked for it; that size is noted in the browser, so that a page that was closed in the
-// middle can still give it back. Nothing begins unless it was asked for on this very page, or by its link:
-// another site's link must not change a server.
+// It shrinks the pool (held blocks move, nothing is lost), so that a few requests fill it, and restores the size
+// afterwards. The size is stored in the browser, so that it can be restored after the page was closed. The demo
+// starts only after a click on this page or on its link: a link of another site must not change a server.
 
 import { html, useEffect, useState } from './vendor/preact-htm.js';
 import { call, send } from './api.js';
@@ -11,12 +10,12 @@ import { Chat } from './chats.js';
 import { SHARED, keyOf } from './pool.js';
 
 const BLOCKS = 128;
-const NOTED = 'octavo-demo-pool'; // in localStorage: the size to give back
+const SIZE_KEY = 'octavo-demo-pool'; // in localStorage: the size to restore
 const SYSTEM =
   'You are the librarian of a small town. You know every shelf, every book and most of the readers. Answer in ' +
-  'plain words, name a book where one fits, and never make up a title. When somebody asks what to read next, ' +
+  'plain words, name a book where one fits, and never make up a title. When a reader asks what to read next, ' +
   'ask first what they liked last. Keep to three short paragraphs, and end with a question. The library opens ' +
-  'at nine, closes at six, and lends five books for four weeks. Fines are ten cents a day, and nobody pays them.';
+  'at nine, closes at six, and lends five books for four weeks. Fines are ten cents a day, and few pay them.';
 const QUESTIONS = ['What is a book?', 'Which book should I read on a train?', 'How do I find a book about the sea?'];
 const WEATHER = ['cold', 'long', 'quiet', 'strange', 'bright'];
 const PEOPLE = ['baker', 'sailor', 'teacher', 'painter', 'miller'];
@@ -34,18 +33,18 @@ async function until(test, ms) {
   return null;
 }
 
-// The pool gets the size that was noted. Throws where the server refuses.
-async function giveBack() {
-  const blocks = Number(localStorage.getItem(NOTED));
+// Restores the stored size of the pool. Throws if the server refuses.
+async function restoreSize() {
+  const blocks = Number(localStorage.getItem(SIZE_KEY));
   if (blocks) await call('PATCH', '/v1/kv', { blocks });
-  localStorage.removeItem(NOTED);
+  localStorage.removeItem(SIZE_KEY);
 }
 
 class Play {
   constructor({ pool, chats, select }, caption) {
     Object.assign(this, { pool, chats, select, caption });
     this.requests = [];
-    this.three = [];
+    this.three = []; // chats
   }
 
   async run() {
@@ -59,30 +58,30 @@ class Play {
     } finally {
       await this.end();
     }
-    this.caption('That was paging: every block has owners, a place, and a reason to be where it is.');
+    this.caption('That was paging: every block has holders, a place, and a reason to be there.');
   }
 
-  // Whatever happened: nothing of it goes on, and the pool has its size.
+  // Stops everything that the demo began, and restores the pool's size.
   async end() {
     this.select(null);
     for (const { abort } of this.requests) abort.abort();
     for (const chat of this.three) {
       chat.stop();
-      await Promise.resolve(chat.delete()).catch(() => null); // it may be gone already
+      await Promise.resolve(chat.delete()).catch(() => null); // it may have been deleted
     }
-    await giveBack();
+    await restoreSize();
   }
 
-  // The page is being left: only this can still be said.
+  // While the page unloads, only this request can still be sent.
   leave() {
-    const blocks = Number(localStorage.getItem(NOTED));
+    const blocks = Number(localStorage.getItem(SIZE_KEY));
     if (blocks) send('PATCH', '/v1/kv', { body: { blocks }, keepalive: true }).catch(() => null);
   }
 
   async shrink() {
     const size = this.pool.parts.pool.block_size;
-    this.caption(`For a minute the pool is made small, ${BLOCKS} blocks of ${size} tokens, so that you can see each.`);
-    localStorage.setItem(NOTED, String((await call('GET', '/v1/kv')).blocks_wanted));
+    this.caption(`For a minute the pool is small, ${BLOCKS} blocks of ${size} tokens, so that you can see each one.`);
+    localStorage.setItem(SIZE_KEY, String((await call('GET', '/v1/kv')).blocks_wanted));
     await call('PATCH', '/v1/kv', { blocks: BLOCKS });
     await sleep(2500);
   }
@@ -94,11 +93,11 @@ class Play {
     for (const question of QUESTIONS) {
       const chat = this.chats.add(new Chat(settings, { min_tokens: 520, speculate: false }));
       this.three.push(chat);
-      answers.push(chat.say(question, this.chats.changed));
+      answers.push(chat.submit(question, this.chats.changed));
     }
     await until(() => this.pool.counts[SHARED] > 0, 5000);
     await sleep(2500);
-    this.caption("Selected in amber: one chat's block table in order; a number in a cell tells how many share it.");
+    this.caption("Selected in amber: one chat's block table in order; the number in a cell is how many share it.");
     this.select(keyOf({ request: this.three[2].request }));
     await sleep(3500);
     await Promise.all(answers);
@@ -122,9 +121,9 @@ class Play {
     return one;
   }
 
-  // Several prompts in one request: a browser opens six connections to a server, and no more.
+  // Several prompts in a request, because browsers open six connections at most to a server.
   async flood() {
-    this.caption('A flood: ten requests want more blocks than there are, so some wait, and their rows say for what.');
+    this.caption('A flood: ten requests need more blocks than there are, so some wait; their rows show the reason.');
     const story = (i) =>
       `Chapter ${i + 1}. It was a ${WEATHER[i % 5]} morning, and the ${PEOPLE[i % 5]} of the town went out to look ` +
       `for number ${i * 17 + 3}. `;
@@ -140,7 +139,7 @@ class Play {
   }
 
   async preemption() {
-    this.caption('An urgent request comes to a full pool: one that ranks behind it gives its blocks up, and waits.');
+    this.caption('An urgent request arrives at a full pool: one with lower priority loses its blocks, and waits.');
     const began = this.pool.now;
     const prompt = 'The doctor is needed at once. '.repeat(60);
     const urgent = this.request({ ...LONG, prompt, max_tokens: 60, priority: -10 });
@@ -150,7 +149,7 @@ class Play {
     const event = (await until(() => losses().find(toUrgent), 4000)) || losses()[0];
     if (event) {
       const [what] = event.text.split(/[,;]/);
-      this.caption(`Preempted: ${what}; it will go on from what is kept, to the very same answer.`);
+      this.caption(`Preempted: ${what}; it resumes from the blocks that are kept, with the same answer.`);
       this.select(keyOf({ request: event.request }));
     }
     await sleep(3500);
@@ -161,7 +160,7 @@ class Play {
   }
 
   async vanish() {
-    this.caption('A client vanishes in the middle of three answers: their blocks are free within two steps.');
+    this.caption('A client vanishes in the middle of three answers: their blocks are freed within two steps.');
     this.vanishing.abort.abort();
     await sleep(4000);
     this.others.abort.abort();
@@ -173,16 +172,16 @@ class Play {
     this.chats.open = chat;
     this.chats.changed();
     if (!this.pool.parts.tier) {
-      this.caption('This pool has no offload tier: with --disk-cache FOLDER a chat could be suspended to it.');
+      this.caption('There is no offload tier: with --disk-cache FOLDER a chat could be suspended to disk.');
       await sleep(4000);
       return;
     }
-    this.caption('A chat is suspended: its blocks are kept on disk, even through a restart; their places are free.');
+    this.caption('A chat is suspended: its blocks are kept on disk, even through a restart, and freed in the pool.');
     await sleep(800);
     try {
       await chat.act('suspend');
     } catch {
-      await chat.act('resume'); // the flood took blocks that a small disk had not kept: they are computed again
+      await chat.act('resume'); // computes blocks that the flood evicted and a small disk did not keep
       await chat.act('suspend');
     }
     await sleep(3500);
@@ -191,13 +190,13 @@ class Play {
     await sleep(4000);
     chat.settings.max_tokens = 80;
     chat.extra = {};
-    await chat.say('And one for children?', this.chats.changed);
+    await chat.submit('And one for children?', this.chats.changed);
     await sleep(1000);
   }
 }
 
 export function Demo(props) {
-  const { pool, tell } = props;
+  const { pool, notify } = props;
   const [caption, setCaption] = useState('');
   const [phase, setPhase] = useState('ready');
   const start = async () => {
@@ -213,9 +212,9 @@ export function Demo(props) {
     removeEventListener('pagehide', leave);
     setPhase('over');
   };
-  const restore = () => giveBack().then(() => setPhase('ready'), (error) => tell(error.message));
+  const restore = () => restoreSize().then(() => setPhase('ready'), (error) => notify(error.message));
   const isKnown = pool.blocks > 0;
-  const isFree = isKnown && pool.tenant === null && !localStorage.getItem(NOTED);
+  const isFree = isKnown && pool.tenant === null && !localStorage.getItem(SIZE_KEY);
   useEffect(() => {
     const cameByLink = document.referrer.startsWith(`${location.origin}/`);
     if (isFree && phase === 'ready' && cameByLink && !pool.requests.size) start();
@@ -225,14 +224,14 @@ export function Demo(props) {
     return html`<div class="caption" role="status" data-phase=${phase}><span>${caption}</span>
       ${phase === 'over' && html`<button class="small" onClick=${start}>again</button>`}</div>`;
   }
-  const about = pool.requests.size ? 'Requests of others run: they would wait longer for a minute.' : '';
-  let words = html`<span>The demo plays for a minute on this very server, with a small pool. ${about}</span>
+  const about = pool.requests.size ? 'Other requests are running: they would wait longer for a minute.' : '';
+  let words = html`<span>The demo runs for a minute on this server, with a small pool. ${about}</span>
     <button onClick=${start}>play</button>`;
   if (pool.tenant !== null) {
-    words = html`<span>The demo changes the pool's size, which wants an operator's key.</span>`;
+    words = html`<span>The demo changes the pool's size, which needs an operator's key.</span>`;
   } else if (!isFree) {
-    words = html`<span>A demo plays in another tab, or was left in the middle, with a small pool.</span>
-      <button onClick=${restore}>give the pool its size back</button>`;
+    words = html`<span>A demo runs in another tab, or was closed before its end: the pool is small.</span>
+      <button onClick=${restore}>restore the pool's size</button>`;
   }
   return html`<div class="caption" role="status" data-phase="ready">${words}</div>`;
 }

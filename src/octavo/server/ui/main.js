@@ -1,28 +1,27 @@
-// The page: one stream of frames, one state, and everything that is drawn from it.
+// The page: one stream of frames, one state, and the components that render it.
 
 import { Component, html, render, useEffect, useRef, useState } from './vendor/preact-htm.js';
 import { changeKey, readKey } from './api.js';
 import { Demo } from './demo.js';
 import { PoolMap } from './map.js';
-import { Events, Kept, Tenants, Tiers } from './panels.js';
+import { Events, PinsAndSessions, Replicas, Tenants, Tiers } from './panels.js';
 import { Chats, Playground } from './playground.js';
 import { Pool, keyOf } from './pool.js';
 import { BlockTable, ColdBlocks, Requests, Speeds } from './requests.js';
-import { Replicas } from './replicas.js';
 import { Charts, History } from './series.js';
 import { FrameStream } from './stream.js';
 
 const pool = new Pool();
-const WORDS = {
+const STATES = {
   connecting: 'connecting',
   live: 'live',
-  stale: 'no news',
+  stale: 'no frames',
   lost: 'not connected',
   asleep: 'asleep',
   refused: 'a key is needed',
 };
 
-// What lives as long as the page does. `changed` draws it again.
+// The state of the page; `changed` renders it.
 class Page {
   constructor(changed) {
     this.changed = changed;
@@ -31,57 +30,57 @@ class Page {
     this.speeds = new Speeds();
     this.painter = { current: null };
     this.selected = null;
-    this.state = { word: 'connecting', why: '' };
+    this.state = { name: 'connecting', why: '' };
     this.notice = '';
     this.lostAt = 0;
     this.stream = new FrameStream(
       (frame) => this.take(frame),
-      (word, why) => this.tellState(word, why),
+      (name, why) => this.setState(name, why),
     );
   }
 
   select(key) {
     this.selected = key;
-    this.light();
+    this.highlight();
     this.changed();
   }
 
-  tell(notice) {
+  notify(notice) {
     this.notice = notice;
     this.changed();
   }
 
-  tellState(word, why) {
-    if (word === 'lost' && !this.lostAt) this.lostAt = Date.now();
-    if (this.state.word === word && this.state.why === why) return;
-    this.state = { word, why };
+  setState(name, why) {
+    if (name === 'lost' && !this.lostAt) this.lostAt = Date.now();
+    if (this.state.name === name && this.state.why === why) return;
+    this.state = { name, why };
     this.changed();
   }
 
-  // One frame: the state, then the map at once, the rest with the browser's next picture.
+  // Applies a frame: draws the map at once, and the rest in the browser's next frame.
   take(frame) {
     const before = pool.parts.server;
     const numRequests = pool.requests.size;
     const dirty = pool.apply(frame);
-    if (before && before.run !== pool.parts.server.run) this.beginAgain(numRequests);
+    if (before && before.run !== pool.parts.server.run) this.reset(numRequests);
     this.lostAt = 0;
-    this.speeds.look(pool);
-    this.history.look(pool);
+    this.speeds.record(pool);
+    this.history.record(pool);
     this.draw(dirty);
     this.changed();
   }
 
-  // Another server, or the same one begun again: its numbers mean other requests.
-  beginAgain(numRequests) {
+  // After a restart of the server its numbers mean other requests.
+  reset(numRequests) {
     const at = new Date(pool.parts.server.begun * 1000).toLocaleTimeString();
-    const away = this.lostAt ? `, after ${Math.max(1, Math.round((Date.now() - this.lostAt) / 1000))} s away` : '';
+    const away = this.lostAt ? `, after ${Math.max(1, Math.round((Date.now() - this.lostAt) / 1000))} s` : '';
     const cut = numRequests === 1 ? 'one request was cut off, and ' : `${numRequests} requests were cut off, and `;
-    const disk = pool.parts.tier ? ' What was on disk is still there.' : '';
-    this.notice = `The server began again at ${at}${away}: ${numRequests ? cut : ''}its memory began empty.${disk}`;
+    const disk = pool.parts.tier ? ' Blocks on disk are still there.' : '';
+    this.notice = `The server restarted at ${at}${away}: ${numRequests ? cut : ''}its memory is empty.${disk}`;
     this.selected = null;
-    this.history.beginAgain();
+    this.history.reset();
     this.speeds = new Speeds();
-    for (const chat of this.chats.all) chat.forgetPlace();
+    for (const chat of this.chats.all) chat.resetPlacement();
   }
 
   draw(dirty) {
@@ -91,10 +90,10 @@ class Page {
       painter.layOut(painter.canvas.parentElement.clientWidth);
       painter.drawAll();
     } else if (dirty.size) painter.draw(dirty);
-    this.light();
+    this.highlight();
   }
 
-  light() {
+  highlight() {
     const painter = this.painter.current;
     if (!painter || !painter.columns) return;
     painter.choose(this.selected ? pool.tablesWhere((row) => keyOf(row) === this.selected) : []);
@@ -104,55 +103,56 @@ class Page {
 function App() {
   const [, setVersion] = useState(0);
   const ref = useRef(null);
-  if (!ref.current) ref.current = new Page(oncePerPicture(() => setVersion((version) => version + 1)));
+  if (!ref.current) ref.current = new Page(oncePerFrame(() => setVersion((version) => version + 1)));
   const page = ref.current;
   useEffect(() => {
     page.stream.run();
-    window.octavo = { pool, page }; // for tests and the curious
+    window.octavo = { pool, page }; // for tests and the console
   }, []);
   const select = (key) => page.select(key);
-  const tell = (notice) => page.tell(notice);
+  const notify = (notice) => page.notify(notice);
   const { chats, notice, selected, speeds, state } = page;
   const wantsDemo = new URLSearchParams(location.search).has('demo');
   return html`
     <${Top} page=${page} />
     ${notice && html`<p class="notice" role="alert">${notice}
-      ${' '}<button class="small" onClick=${() => tell('')}>close</button></p>`}
-    ${wantsDemo && html`<${Demo} pool=${pool} chats=${chats} select=${select} tell=${tell} />`}
-    <main class=${state.word === 'live' ? '' : 'dim'}>
+      ${' '}<button class="small" onClick=${() => notify('')}>close</button></p>`}
+    ${wantsDemo && html`<${Demo} pool=${pool} chats=${chats} select=${select} notify=${notify} />`}
+    <main class=${state.name === 'live' ? '' : 'dim'}>
       <div class="left">
         ${page.stream.replica && html`<${Replicas} shown=${page.stream.replica} />`}
         <section class="panel" id="map" aria-labelledby="map-title">
-          <h2 id="map-title">The pool <small>${sizeInWords()}</small></h2>
+          <h2 id="map-title">The pool <small>${describeSize()}</small></h2>
           <${PoolMap} pool=${pool} painterRef=${page.painter} select=${select} />
           <${ColdBlocks} pool=${pool} select=${select} />
         </section>
         ${pool.blocks > 0 && html`<${BlockTable} pool=${pool} selected=${selected} select=${select} />
           <${Requests} pool=${pool} speeds=${speeds} selected=${selected} select=${select} />`}
       </div>
-      <div class="side"><${Playground} chats=${chats} pool=${pool} select=${select} tell=${tell} /></div>
-      ${pool.blocks > 0 && html`<${Below} page=${page} select=${select} tell=${tell} />`}
+      <div class="side"><${Playground} chats=${chats} pool=${pool} select=${select} notify=${notify} /></div>
+      ${pool.blocks > 0 && html`<${LowerPanels} page=${page} select=${select} notify=${notify} />`}
     </main>
-    <footer class="quiet">Every cell is a block of KV memory, where it really lies. The routes behind this page serve
-      any program${readKey() ? '' : html`: <a href="/docs">which they are</a>`}.</footer>`;
+    <footer class="quiet">Every cell is a block of KV memory. The routes of this page are open to any
+      program${readKey() ? '' : html`: see <a href="/docs">the API</a>`}.</footer>`;
 }
 
-// What stands below is drawn again when it says something new, or a second later: not with every frame.
-function Below({ page, select, tell }) {
+// The panels under the map are rendered when their data change, or once a second: not with every frame.
+function LowerPanels({ page, select, notify }) {
   const { pins, sessions, tenants, tier } = pool.parts;
   const second = Math.floor(pool.now);
-  return html`<div class="below">
-    <${Still} deps=${[page.history.version]}><${Charts} history=${page.history} pool=${pool} /><//>
+  return html`<div class="lower">
+    <${Memo} deps=${[page.history.version]}><${Charts} history=${page.history} pool=${pool} /><//>
     <div class="pair">
-      <${Still} deps=${[pins, sessions, second]}><${Kept} pool=${pool} select=${select} tell=${tell} /><//>
-      <${Still} deps=${[tier, second]}><${Tiers} pool=${pool} /><//>
+      <${Memo} deps=${[pins, sessions, second]}>
+        <${PinsAndSessions} pool=${pool} select=${select} notify=${notify} /><//>
+      <${Memo} deps=${[tier, second]}><${Tiers} pool=${pool} /><//>
     </div>
-    <${Still} deps=${[tenants]}><${Tenants} pool=${pool} /><//>
-    <${Still} deps=${[pool.events, second]}><${Events} pool=${pool} /><//></div>`;
+    <${Memo} deps=${[tenants]}><${Tenants} pool=${pool} /><//>
+    <${Memo} deps=${[pool.events, second]}><${Events} pool=${pool} /><//></div>`;
 }
 
-// Its children are drawn again when one of `deps` is another; their own state is theirs.
-class Still extends Component {
+// Renders its children only when one of `deps` changes.
+class Memo extends Component {
   shouldComponentUpdate({ deps }) {
     return deps.some((dep, i) => dep !== this.props.deps[i]);
   }
@@ -162,13 +162,13 @@ class Still extends Component {
   }
 }
 
-const sizeInWords = () =>
+const describeSize = () =>
   pool.blocks
     ? `${pool.blocks.toLocaleString('en')} blocks of ${pool.parts.pool.block_size} tokens, ${pool.parts.pool.device}`
     : 'not known yet';
 
-// However often it is called, `act` follows once, before the browser draws.
-function oncePerPicture(act) {
+// However often the result is called, `act` runs once, before the browser's next frame.
+function oncePerFrame(act) {
   let isDue = false;
   return () => {
     if (isDue) return;
@@ -184,19 +184,19 @@ function Top({ page }) {
   const { state } = page;
   const about = pool.parts.server;
   const whose = about && about.tenant !== null ? html`, as <span class="tenant">${about.tenant}</span>` : '';
-  const why = state.why && state.word !== 'live' ? `: ${state.why}` : '';
+  const why = state.why && state.name !== 'live' ? `: ${state.why}` : '';
   return html`<header class="top">
     <h1><img src="/ui/icon.svg" alt="" width="20" height="20" /> Octavo</h1>
     ${about && html`<span>${about.model} <span class="quiet">${about.version}${whose}</span></span>`}
-    <span class="state ${state.word}" role="status">${WORDS[state.word]}${why}</span>
+    <span class="state ${state.name}" role="status">${STATES[state.name]}${why}</span>
     <nav aria-label="Parts of the page"><a href="#map">map</a> <a href="#playground">playground</a>
-      ${' '}<a href="#requests">requests</a> <a href="#kept">kept</a> <a href="#events">events</a>
+      ${' '}<a href="#requests">requests</a> <a href="#pins">pins</a> <a href="#events">events</a>
       ${' '}<a href="/ui?demo">demo</a></nav>
-    <${Theme} /><${Key} isWanted=${state.word === 'refused'} />
+    <${Theme} /><${Key} isNeeded=${state.name === 'refused'} />
   </header>`;
 }
 
-const THEMES = { auto: 'light', light: 'dark', dark: 'auto' }; // and which follows
+const NEXT_THEME = { auto: 'light', light: 'dark', dark: 'auto' };
 
 function Theme() {
   const [theme, setTheme] = useState(localStorage.getItem('octavo-theme') || 'auto');
@@ -213,12 +213,12 @@ function Theme() {
     return () => dark.removeEventListener('change', apply);
   }, [theme]);
   return html`<button class="small" aria-label=${`theme: ${theme}; change it`}
-    onClick=${() => setTheme(THEMES[theme] || 'auto')}>${theme}</button>`;
+    onClick=${() => setTheme(NEXT_THEME[theme] || 'auto')}>${theme}</button>`;
 }
 
-function Key({ isWanted }) {
+function Key({ isNeeded }) {
   const [text, setText] = useState('');
-  if (!isWanted) {
+  if (!isNeeded) {
     return readKey() ? html`<button class="small" onClick=${() => changeKey('')}>forget the key</button>` : null;
   }
   const use = (event) => {

@@ -1,20 +1,20 @@
-// The map: one cell for each block, at a place that never changes while the pool has its size.
+// The map: one cell per block, at a position that changes only when the pool is resized.
 //
-//   large cells   drawn one by one, each with a mark: no state is told by colour alone
-//   small cells   one pixel each, scaled without smoothing; only those that changed are written
+//   large cells   drawn one by one, each with a mark, so that no state depends on colour alone
+//   small cells   one pixel each, scaled without smoothing; only changed ones are written
 //
-// Grey is what is as it should be; blue is what several hold; amber is what the reader has chosen, lighter at
-// the front of its table, darker at its end. A bar at the lower edge: an offload tier has it, too.
+// Grey: normal. Blue: shared. Amber: selected, from lighter at the front of the table to darker at its end. A bar at
+// the lower edge: an offload tier has the block as well.
 
 import { html, useEffect, useRef, useState } from './vendor/preact-htm.js';
-import { BELOW, CACHED, FREE, MOVING, OUTSIDE, PINNED, SESSION, SHARED, keyOf, nameOf } from './pool.js';
+import { CACHED, FREE, MOVING, OFFLOADED, OUTSIDE, PINNED, SESSION, SHARED, keyOf, nameOf } from './pool.js';
 
-const GAP_FROM = 3; // device pixels of a cell from which there is a gap between cells
-const MARK_FROM = 13; // css pixels of a cell from which marks are drawn
+const GAP_FROM = 3; // cell size in device pixels from which cells have gaps
+const MARK_FROM = 13; // cell size in css pixels from which marks are drawn
 const CELL_MAX = 40;
 const VARIABLES = ['outside', 'free', 'cached', 'session', 'held', 'pinned', 'moving', 'shared'];
 
-// How many cells stand in a row: a multiple of 16, kept unless the pool's size changes much.
+// Cells in a row: a multiple of 16, kept unless the pool's size changes much.
 export function columnsFor(blocks, before) {
   const ideal = Math.max(16, 16 * Math.ceil(Math.sqrt(2.5 * blocks) / 16));
   return before && ideal < before * 1.5 && ideal > before / 1.5 ? before : ideal;
@@ -25,7 +25,7 @@ export class MapPainter {
     this.canvas = canvas;
     this.pool = pool;
     this.context = canvas.getContext('2d', { alpha: false });
-    this.chosen = new Map(); // block -> place in its table, 0 to 1
+    this.chosen = new Map(); // block -> position in its table, 0 to 1
     this.cursor = -1;
     this.columns = 0;
     this.readColours();
@@ -42,14 +42,14 @@ export class MapPainter {
     this.pixels = this.colours.map(rgbOf);
   }
 
-  // Sizes for this width in css pixels. True when everything must be drawn again.
+  // Computes sizes for this width in css pixels.
   layOut(width) {
     const blocks = Math.max(1, this.pool.blocks);
     const ratio = window.devicePixelRatio || 1;
     const pixels = Math.max(16, Math.floor(width * ratio));
     this.columns = Math.min(columnsFor(blocks, this.columns), pixels);
     this.rows = Math.ceil(blocks / this.columns);
-    const cell = Math.min(CELL_MAX * ratio, Math.floor(pixels / this.columns)); // whole pixels: none is dropped
+    const cell = Math.min(CELL_MAX * ratio, Math.floor(pixels / this.columns)); // whole pixels, so none is dropped
     this.isFine = cell >= GAP_FROM;
     this.cell = this.isFine ? cell : 1;
     this.css = cell / ratio;
@@ -88,7 +88,7 @@ export class MapPainter {
     this.context.putImageData(this.image, 0, 0);
   }
 
-  // Lights these tables' blocks in their order.
+  // Highlights the blocks of these tables in order.
   choose(tables) {
     const before = this.chosen;
     this.chosen = new Map();
@@ -127,7 +127,7 @@ export class MapPainter {
     context.fillStyle = this.#colourOf(block);
     context.fillRect(x, y, size, size);
     if (this.hasMarks) this.#drawMark(block, x, y, size);
-    if (this.pool.cells[block] & BELOW) {
+    if (this.pool.cells[block] & OFFLOADED) {
       context.fillStyle = this.#isDark(block) ? this.mark : this.ink;
       const bar = this.hasMarks ? Math.max(1, size * 0.09) : 1;
       const inset = this.hasMarks ? size * 0.12 : 0;
@@ -204,7 +204,7 @@ function rgbOf(hex) {
 const mix = ([a, b], place) => a.map((x, i) => Math.round(x + (b[i] - x) * place));
 const cssOf = (rgb) => `rgb(${rgb.join(' ')})`;
 
-// The map with its legend and the words about the block under the pointer.
+// The map with its legend and a description of the block under the pointer.
 export function PoolMap({ pool, painterRef, select }) {
   const canvas = useRef(null);
   const frame = useRef(null);
@@ -234,7 +234,7 @@ export function PoolMap({ pool, painterRef, select }) {
     const owner = block < 0 ? null : pool.ownersOf(block)[0];
     select(owner ? keyOf(owner.row) : null);
   };
-  // A finger leaves with each tap: what it pointed at stays.
+  // A touch pointer leaves after each tap; its block stays described.
   const leave = (event) => event.pointerType !== 'touch' && point(-1);
   const onKey = (event) => {
     const { columns } = painterRef.current;
@@ -253,14 +253,14 @@ export function PoolMap({ pool, painterRef, select }) {
         onPointerMove=${(event) => point(blockAt(event))} onPointerLeave=${leave} onKeyDown=${onKey}
         onClick=${(event) => pick(blockAt(event))}></canvas>
     </div>
-    <${BlockWords} pool=${pool} block=${cursor} select=${select} />
+    <${BlockInfo} pool=${pool} block=${cursor} select=${select} />
     <${Legend} pool=${pool} />`;
 }
 
-function BlockWords({ pool, block, select }) {
+function BlockInfo({ pool, block, select }) {
   if (block < 0 || !pool.parts.pool) {
-    return html`<p class="block-words quiet">Point at a block, or move with the arrow keys, to learn who holds
-      it. Select it to light the whole of its holder's table.</p>`;
+    return html`<p class="block-words quiet">Point at a block, or move with the arrow keys, to see its
+      holders. Select it to highlight its holder's table.</p>`;
   }
   const owners = pool.ownersOf(block);
   const name = nameOf(pool.cells[block]);
@@ -269,8 +269,8 @@ function BlockWords({ pool, block, select }) {
   return html`<div class="block-words">
     <span aria-live="polite"><strong>Block ${block}</strong>
     ${' '}${kind.word}${owners.length > 1 ? ` by ${owners.length}` : ''}
-    ${name && html` · name <code>${name}</code>`}${pool.cells[block] & BELOW ? ' · also offloaded' : ''}</span>
-    ${' · '}${used ? `last taken or left ${ago(pool.now - used)}` : 'not taken or left since this page looks'}
+    ${name && html` · name <code>${name}</code>`}${pool.cells[block] & OFFLOADED ? ' · also offloaded' : ''}</span>
+    ${' · '}${used ? `holders last changed ${ago(pool.now - used)}` : 'holders unchanged since this page was opened'}
     <div class="owners">${owners.map((owner) => html`<${Owner} owner=${owner} pool=${pool} select=${select} />`)}</div>
   </div>`;
 }
@@ -294,11 +294,11 @@ function Legend({ pool }) {
   const { tier } = pool.parts;
   return html`<ul class="legend" aria-label="Legend, with the number of blocks of each kind">
     ${pool.kinds.map(
-      ({ state, word, says }) => html`<li title=${says}>
+      ({ state, word, meaning }) => html`<li title=${meaning}>
         <span class="swatch ${word.split(' ')[0]}"></span>${word} <b>${number(pool.counts[state])}</b></li>`,
     )}
-    ${tier && html`<li title="of the blocks in offload tiers: found under their names">
-      <span class="swatch below"></span>offloaded <b>${number(tier.found)}</b></li>`}
-    <li title="what you have selected, its first block lightest"><span class="swatch chosen"></span>selected</li>
+    ${tier && html`<li title="blocks in offload tiers that can be found by name">
+      <span class="swatch offloaded"></span>offloaded <b>${number(tier.found)}</b></li>`}
+    <li title="your selection, its first block lightest"><span class="swatch chosen"></span>selected</li>
   </ul>`;
 }

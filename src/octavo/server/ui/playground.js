@@ -1,14 +1,14 @@
-// The playground: chats, and above each the blocks that it has.
+// The playground: chats, each with its blocks.
 
 import { html, useEffect, useRef } from './vendor/preact-htm.js';
 import { Chat } from './chats.js';
-import { Act } from './panels.js';
+import { ActionButton } from './panels.js';
 import { keyOf, nameOf } from './pool.js';
 import { Cells, number } from './requests.js';
 
 const CELLS_MAX = 96;
 
-// Chats of this page: `all`, and which one is open; `changed` shows them again.
+// The chats of the page and the open one; `changed` renders them.
 export class Chats {
   constructor(changed) {
     this.all = [new Chat()];
@@ -32,7 +32,7 @@ export class Chats {
   }
 }
 
-export function Playground({ chats, pool, select, tell }) {
+export function Playground({ chats, pool, select, notify }) {
   const chat = chats.open;
   const show = (one) => {
     chats.open = one;
@@ -42,8 +42,8 @@ export function Playground({ chats, pool, select, tell }) {
   if (server && !server.has_chat) {
     return html`<section class="panel" id="playground" aria-labelledby="playground-title">
       <h2 id="playground-title">Playground</h2>
-      <p class="empty">${server.model} has no chat template, so there is nothing to chat with; it continues texts
-        (POST /v1/completions), and their blocks appear on the map.</p></section>`;
+      <p class="empty">${server.model} has no chat template, so it cannot chat; it continues texts
+        (POST /v1/completions), whose blocks appear on the map.</p></section>`;
   }
   return html`<section class="panel" id="playground" aria-labelledby="playground-title">
     <h2 id="playground-title">Playground
@@ -53,33 +53,33 @@ export function Playground({ chats, pool, select, tell }) {
         ${one.isBusy ? '… ' : ''}${one.title}</button>`,
     )}</div>
     <${Blocks} chat=${chat} pool=${pool} select=${select} />
-    <${Said} chat=${chat} chats=${chats} tell=${tell} />
-    <${Actions} chat=${chat} chats=${chats} pool=${pool} tell=${tell} />
+    <${Transcript} chat=${chat} chats=${chats} notify=${notify} />
+    <${Actions} chat=${chat} chats=${chats} pool=${pool} notify=${notify} />
     <${Composer} chat=${chat} chats=${chats} />
   </section>`;
 }
 
-// The tables of a chat now: of the turn that runs, else of what is kept of its session.
+// The block tables of a chat: of its running turn, else of its session.
 export function tablesOf(chat, pool) {
   const running = chat.request === null ? [] : pool.tablesWhere((row) => row.request === chat.request);
   if (running.length || !chat.session) return running;
   const kept = pool.tablesWhere((row) => row.kind !== 'sequence' && row.label.endsWith(chat.session));
-  return kept.sort((a, b) => b.blocks.length - a.blocks.length).slice(0, 1); // resumed: one holds, one keeps
+  return kept.sort((a, b) => b.blocks.length - a.blocks.length).slice(0, 1); // a resumed session has two
 }
 
 function Blocks({ chat, pool, select }) {
   if (!pool.parts.pool) return null;
   const tables = tablesOf(chat, pool).filter((table) => table.blocks.length);
   const request = pool.requests.get(chat.request);
-  if (tables.length) remember(chat, tables[0], pool);
+  if (tables.length) storeLastBlocks(chat, tables[0], pool);
   return html`<div class="own-blocks" tabindex="0" role="region" aria-label="The blocks of this chat">
     <div class="row quiet"><${Progress} chat=${chat} pool=${pool} request=${request} />
       ${tables.length > 0 && html`<button class="link"
         onClick=${() => select(keyOf(tables[0].row))}>show on the map</button>`}
     </div>
     ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX} />`)}
-    ${!tables.length && chat.remembered && html`<${Left} left=${chat.remembered} pool=${pool} />`}
-    ${!tables.length && html`<p class="empty">${wordsOfNone(chat, pool, request)}</p>`}
+    ${!tables.length && chat.lastBlocks && html`<${LastBlocks} blocks=${chat.lastBlocks} pool=${pool} />`}
+    ${!tables.length && html`<p class="empty">${describeNoBlocks(chat, pool, request)}</p>`}
   </div>`;
 }
 
@@ -95,68 +95,68 @@ function Progress({ chat, pool, request }) {
   const ended = usage ? usage.total_tokens : 0;
   const used = first ? first.prompt + first.output : ended;
   const guesses = usage && usage.draft_tokens
-    ? `, ${number(usage.accepted_draft_tokens)} of ${number(usage.draft_tokens)} guesses right` : '';
+    ? `, ${number(usage.accepted_draft_tokens)} of ${number(usage.draft_tokens)} drafts accepted` : '';
   return html`<span>context <meter min="0" max=${context} value=${used} aria-label="context used"></meter>
       ${' '}${number(used)} of ${number(context)} tokens</span>
-    ${usage && html`<span>${number(usage.cached_tokens)} of the prompt found${guesses}</span>`}`;
+    ${usage && html`<span>${number(usage.cached_tokens)} prompt tokens cached${guesses}</span>`}`;
 }
 
-function wordsOfNone(chat, pool, request) {
+function describeNoBlocks(chat, pool, request) {
   const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
-  if (request) return request.choices[0].why || 'It waits.';
+  if (request) return request.choices[0].why || 'Waiting.';
   if (session && session.state === 'suspended') {
-    return `Suspended: its ${number(session.blocks)} blocks are on disk, and nothing holds them in the pool.`;
+    return `Suspended: its ${number(session.blocks)} blocks are on disk, and none is held in the pool.`;
   }
   if (session && session.kept) {
-    return `Between two turns: ${number(session.kept)} blocks are kept on disk, so the pool may take their places.`;
+    return `Between two turns: ${number(session.kept)} blocks are kept on disk, so the pool may evict them.`;
   }
-  if (chat.said.length) return 'It holds no block now; full ones may still be cached.';
+  if (chat.transcript.length) return 'It holds no blocks now; full ones may still be cached.';
   const size = pool.parts.pool.block_size;
-  return `The blocks of this chat will stand here, each of ${size} tokens, and fill while tokens come.`;
+  return `The blocks of this chat appear here, each of ${size} tokens, and fill as tokens come.`;
 }
 
-// Where its blocks are, and what they are called.
-function remember(chat, table, pool) {
-  chat.remembered = table.blocks.map((block) => ({ block, name: nameOf(pool.cells[block]) }));
+// Stores the chat's blocks and their names.
+function storeLastBlocks(chat, table, pool) {
+  chat.lastBlocks = table.blocks.map((block) => ({ block, name: nameOf(pool.cells[block]) }));
 }
 
-// Of these, the ones that are still found where they were: nobody has to compute them again.
-function Left({ left, pool }) {
-  const words = (isThere, block) =>
-    isThere ? `block ${block} is still there under its name` : "its place in the pool is another's now";
-  return html`<ol class="cells">${left.slice(0, CELLS_MAX).map(({ block, name }, index) => {
-    const isThere = name && nameOf(pool.cells[block]) === name;
-    return html`<li key=${index} class=${isThere ? 'cached' : 'gone'} title=${words(isThere, block)}>
+// The former blocks of a chat, with those that are still cached and need not be computed again.
+function LastBlocks({ blocks, pool }) {
+  const describe = (isCached, block) =>
+    isCached ? `block ${block} is still cached` : 'its block has been evicted';
+  return html`<ol class="cells">${blocks.slice(0, CELLS_MAX).map(({ block, name }, index) => {
+    const isCached = name && nameOf(pool.cells[block]) === name;
+    return html`<li key=${index} class=${isCached ? 'cached' : 'gone'} title=${describe(isCached, block)}>
       <span class="logical">${index}</span><span class="fill"></span>
-      <span class="physical">${isThere ? block : '–'}</span></li>`;
+      <span class="physical">${isCached ? block : '–'}</span></li>`;
   })}</ol>`;
 }
 
 const lengthOf = ({ text, choices }) =>
   text.length + (choices || []).reduce((sum, choice) => sum + choice.text.length, 0);
 
-function Said({ chat, chats, tell }) {
+function Transcript({ chat, chats, notify }) {
   const box = useRef(null);
   const isAtEnd = useRef(true);
-  const length = chat.said.reduce((sum, one) => sum + lengthOf(one), chat.note.length + chat.error.length);
+  const length = chat.transcript.reduce((sum, one) => sum + lengthOf(one), chat.note.length + chat.error.length);
   useEffect(() => {
     isAtEnd.current = true;
-  }, [chat.id, chat.said.length]);
+  }, [chat.id, chat.transcript.length]);
   useEffect(() => {
-    if (isAtEnd.current) box.current.scrollTop = box.current.scrollHeight; // unless somebody reads further up
-  }, [length, chat.id, chat.said.length]);
+    if (isAtEnd.current) box.current.scrollTop = box.current.scrollHeight; // else the reader has scrolled up
+  }, [length, chat.id, chat.transcript.length]);
   const onScroll = () => {
     const { scrollTop, clientHeight, scrollHeight } = box.current;
     isAtEnd.current = scrollTop + clientHeight > scrollHeight - 30;
   };
-  return html`<div class="said" ref=${box} tabindex="0" role="log" aria-label="What was said" onScroll=${onScroll}>
-    ${chat.said.map((one) => html`<${Turn} one=${one} chat=${chat} chats=${chats} tell=${tell} />`)}
+  return html`<div class="transcript" ref=${box} tabindex="0" role="log" aria-label="Transcript" onScroll=${onScroll}>
+    ${chat.transcript.map((one) => html`<${Message} one=${one} chat=${chat} chats=${chats} notify=${notify} />`)}
     ${chat.note && html`<p class="note">${chat.note}</p>`}
     ${chat.error && html`<p class="wrong" role="alert">${chat.error}</p>`}
   </div>`;
 }
 
-function Turn({ one, chat, chats, tell }) {
+function Message({ one, chat, chats, notify }) {
   const canFork = one.turn && chat.session && !chat.isBusy;
   const fork = async () => chats.add(await chat.fork(one));
   const keep = (index) => {
@@ -165,8 +165,8 @@ function Turn({ one, chat, chats, tell }) {
   };
   return html`<article class=${one.role}>
     <header>${one.role}${one.finish === 'length' ? html` <small>cut at max tokens</small>` : ''}
-      ${canFork && html`<${Act} word="fork here" tell=${tell} does=${fork}
-        quiet="A new chat that goes on from here, with the same blocks" />`}</header>
+      ${canFork && html`<${ActionButton} word="fork here" notify=${notify} action=${fork}
+        hint="A new chat that continues from here, with the same blocks" />`}</header>
     ${one.choices && one.choices.length > 1
       ? html`<div class="side-by-side">${one.choices.map((choice, index) => html`<div>
           <${Text} one=${choice} />
@@ -178,12 +178,12 @@ function Turn({ one, chat, chats, tell }) {
 
 const shadeOf = (share) => (share > 0.9 ? '' : share > 0.6 ? 'sure-3' : share > 0.3 ? 'sure-2' : 'sure-1');
 
-// Text as text; where logprobs came along, each token is shaded by how probable it was.
+// Plain text; with logprobs, each token is shaded by its probability.
 function Text({ one }) {
   if (!one.tokens || !one.tokens.length) return html`<p class="text">${one.text}</p>`;
-  const decoder = new TextDecoder(); // a character may be made of several tokens
+  const decoder = new TextDecoder(); // a character may span several tokens
   const last = one.tokens[one.tokens.length - 1];
-  const tokens = one.text.endsWith(last.token) ? one.tokens : one.tokens.slice(0, -1); // an end token is no text
+  const tokens = one.text.endsWith(last.token) ? one.tokens : one.tokens.slice(0, -1); // without the end token
   return html`<p class="text">${tokens.map((token) => {
     const share = Math.exp(token.logprob);
     const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
@@ -194,7 +194,7 @@ function Text({ one }) {
   })}</p>`;
 }
 
-function Actions({ chat, chats, pool, tell }) {
+function Actions({ chat, chats, pool, notify }) {
   const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
   const mayHaveDisk = pool.tenant !== null || !!pool.parts.tier;
   const isSuspended = session && session.state === 'suspended';
@@ -202,12 +202,12 @@ function Actions({ chat, chats, pool, tell }) {
   const note = session && session.note ? `: ${session.note}` : '';
   const about = session && `session ${chat.session.slice(0, 6)}, ${session.state}${note}`;
   return html`<div class="row actions">
-    ${isIdle && !isSuspended && mayHaveDisk && html`<${Act} word="suspend" tell=${tell}
-      does=${() => chat.act('suspend')} quiet="Send its blocks to disk" />`}
-    ${isIdle && isSuspended && html`<${Act} word="resume" tell=${tell}
-      does=${() => chat.act('resume')} quiet="Bring its blocks back" />`}
-    ${isIdle && html`<${Act} word="pin" tell=${tell} does=${() => chat.pin()}
-      quiet="Keep its blocks for an hour, whatever else runs" />`}
+    ${isIdle && !isSuspended && mayHaveDisk && html`<${ActionButton} word="suspend" notify=${notify}
+      action=${() => chat.act('suspend')} hint="Store its blocks on disk" />`}
+    ${isIdle && isSuspended && html`<${ActionButton} word="resume" notify=${notify}
+      action=${() => chat.act('resume')} hint="Load its blocks into the pool" />`}
+    ${isIdle && html`<${ActionButton} word="pin" notify=${notify} action=${() => chat.pin()}
+      hint="Keep its blocks for an hour" />`}
     ${chats.all.length > 1 && html`<button class="small" onClick=${() => chats.close(chat)}>close</button>`}
     ${about && html`<span class="quiet">${about}</span>`}
   </div>`;
@@ -226,24 +226,24 @@ function Composer({ chat, chats }) {
     chat.set(name, value);
     chats.changed();
   };
-  const write = (text) => {
+  const setDraft = (text) => {
     chat.draft = text;
     chats.changed();
   };
-  const say = (event) => {
+  const submit = (event) => {
     event.preventDefault();
     const text = chat.draft.trim();
     if (!text || chat.isBusy) return;
     chat.draft = '';
-    chat.say(text, chats.changed);
+    chat.submit(text, chats.changed);
   };
-  const onKey = (event) => event.key === 'Enter' && !event.shiftKey && say(event);
-  const needsChoice = !chat.isBusy && chat.said.some((one) => one.choices);
-  return html`<form class="composer" onSubmit=${say}>
+  const onKey = (event) => event.key === 'Enter' && !event.shiftKey && submit(event);
+  const needsChoice = !chat.isBusy && chat.transcript.some((one) => one.choices);
+  return html`<form class="composer" onSubmit=${submit}>
     <label class="grow"><span class="hidden">Your message</span>
       <textarea rows="2" placeholder=${needsChoice ? 'Keep one of the answers first' : 'Say something'}
         value=${chat.draft} disabled=${needsChoice}
-        onInput=${(event) => write(event.target.value)} onKeyDown=${onKey}></textarea></label>
+        onInput=${(event) => setDraft(event.target.value)} onKeyDown=${onKey}></textarea></label>
     ${chat.isBusy
       ? html`<button type="button" onClick=${() => chat.stop()}>stop</button>`
       : html`<button type="submit" disabled=${!chat.draft.trim()}>send</button>`}
@@ -254,7 +254,8 @@ function Composer({ chat, chats }) {
       <label><input type="checkbox" checked=${chat.settings.shade}
         onChange=${(event) => set('shade', event.target.checked)} /> shade by probability</label>
       <label class="wide">system prompt <textarea rows="2" value=${chat.settings.system}
-        disabled=${chat.said.length > 0} onChange=${(event) => set('system', event.target.value)}></textarea></label>
+        disabled=${chat.transcript.length > 0}
+        onChange=${(event) => set('system', event.target.value)}></textarea></label>
     </div></details>
   </form>`;
 }

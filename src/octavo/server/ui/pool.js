@@ -1,12 +1,12 @@
-// The pool as the page knows it: what frames said, and what follows from it (src/octavo/server/frames.py draws
-// a frame). The tables are the truth: who holds a block, and how many do, is counted from them.
+// The state of the pool, from the frames of the stream (format in src/octavo/server/frames.py). The holders of a
+// block are counted from the block tables.
 
 const SNAPSHOT = 1;
-const ENDED_MAX = 1000; // requests whose rows are kept
+const ENDED_MAX = 1000; // ended requests whose rows are kept
 export const NAMED = 1;
-export const BELOW = 2;
+export const OFFLOADED = 2;
 
-// What a block is; a later one is darker on the map.
+// States of a block; on the map, a higher one is darker.
 export const OUTSIDE = 0;
 export const FREE = 1;
 export const CACHED = 2;
@@ -17,19 +17,19 @@ export const MOVING = 6;
 export const SHARED = 7;
 
 export const KINDS = [
-  { state: FREE, word: 'free', says: 'nobody holds it and it has no name' },
-  { state: CACHED, word: 'cached', says: 'nobody holds it; a prompt that begins alike finds it by its name' },
-  { state: SESSION, word: 'session', says: 'kept for a chat between two turns' },
-  { state: HELD, word: 'held', says: 'one running sequence holds it' },
-  { state: PINNED, word: 'pinned', says: 'a pin holds it: nothing takes it' },
-  { state: MOVING, word: 'moving', says: 'its bytes are on their way to an offload tier, or from it' },
-  { state: SHARED, word: 'shared', says: 'several hold the very same block' },
+  { state: FREE, word: 'free', meaning: 'no holder and no name' },
+  { state: CACHED, word: 'cached', meaning: 'no holder; prompts with the same prefix find it by its name' },
+  { state: SESSION, word: 'session', meaning: 'kept for a chat between two turns' },
+  { state: HELD, word: 'held', meaning: 'one running sequence holds it' },
+  { state: PINNED, word: 'pinned', meaning: 'a pin holds it, so it is not evicted' },
+  { state: MOVING, word: 'moving', meaning: 'in transfer to or from an offload tier' },
+  { state: SHARED, word: 'shared', meaning: 'several holders share it' },
 ];
 
 const NOT_YOURS = {
   state: FREE,
   word: 'not yours',
-  says: 'free, or others have it: which of the two is not told',
+  meaning: 'free, or used by other tenants',
 };
 const KIND_OF = { sequence: 0, session: 1, pin: 2, fetch: 3, store: 3 };
 
@@ -45,20 +45,20 @@ export class Pool {
     this.cells = new Uint32Array(capacity);
     this.holders = [0, 1, 2, 3].map(() => new Uint16Array(capacity)); // by kind: sequence, session, pin, moving
     this.states = new Uint8Array(capacity);
-    this.touched = new Float64Array(capacity); // engine time when a holder came or left; 0: not since we look
+    this.touched = new Float64Array(capacity); // engine time when holders last changed; 0: not since the page opened
     this.counts = new Uint32Array(8); // blocks by state
     this.tables = new Map();
     this.requests = new Map();
-    this.ended = new Map(); // the last requests that have ended, as they were last
+    this.ended = new Map(); // the last rows of requests that have ended
     this.parts = {};
   }
 
-  // Whose key it is: a tenant is not told which blocks of others' are free; null for the operator.
+  // The tenant of the key, which does not see other tenants' blocks; null for an operator.
   get tenant() {
     return this.parts.server ? this.parts.server.tenant : null;
   }
 
-  // What there is to tell apart, for this reader.
+  // The kinds of blocks that the key may see.
   get kinds() {
     if (this.tenant === null) return KINDS;
     return [NOT_YOURS, ...KINDS.filter(({ state }) => state !== FREE && state !== CACHED)];
@@ -68,32 +68,32 @@ export class Pool {
     return this.parts.pool ? this.parts.pool.blocks : 0;
   }
 
-  // Applies one frame, an ArrayBuffer behind its length. Returns the blocks that changed, or null for all.
+  // Applies a frame, an ArrayBuffer without its length field. Returns the blocks that changed, or null for all.
   apply(frame) {
     const head = new DataView(frame);
     const [number, kind, length] = [0, 4, 8].map((at) => head.getUint32(at, true));
-    const told = JSON.parse(new TextDecoder().decode(new Uint8Array(frame, 12, length)));
+    const json = JSON.parse(new TextDecoder().decode(new Uint8Array(frame, 12, length)));
     const rest = new Uint32Array(frame, 12 + length);
     const { server, pool } = this.parts;
     if (kind === SNAPSHOT) {
-      const isSame = server && told.server.run === server.run && told.pool.capacity === this.capacity;
+      const isSame = server && json.server.run === server.run && json.pool.capacity === this.capacity;
       const { touched, ended } = this;
-      this.clear(told.pool.capacity);
+      this.clear(json.pool.capacity);
       if (isSame) [this.touched, this.ended] = [touched, ended];
     } else if (number !== this.number + 1) {
       throw new Error(`frame ${number} came after ${this.number}`);
     }
     this.number = number;
-    this.now = told.now;
+    this.now = json.now;
     this.isSnapshot = kind === SNAPSHOT;
     const dirty = new Set();
-    this.#applyJson(told);
+    this.#applyJson(json);
     this.#applyNumbers(rest, dirty);
     if (this.isSnapshot || pool.blocks !== this.blocks) {
-      this.#judgeAll();
+      this.#updateAllStates();
       return null;
     }
-    for (const block of dirty) this.#judge(block);
+    for (const block of dirty) this.#updateState(block);
     return dirty;
   }
 
@@ -103,22 +103,22 @@ export class Pool {
     this.requests.delete(id);
   }
 
-  #applyJson(told) {
-    for (const row of told.holders || []) {
+  #applyJson(json) {
+    for (const row of json.holders || []) {
       const table = this.tables.get(row.number);
       if (table) table.row = row;
       else this.tables.set(row.number, { row, blocks: [] });
     }
-    for (const row of told.requests || []) this.requests.set(row.id, row);
-    for (const id of told.requests_gone || []) this.#end(id);
-    for (const name of Object.keys(told)) {
-      if (!['holders', 'requests', 'requests_gone', 'events', 'now'].includes(name)) this.parts[name] = told[name];
+    for (const row of json.requests || []) this.requests.set(row.id, row);
+    for (const id of json.requests_gone || []) this.#end(id);
+    for (const name of Object.keys(json)) {
+      if (!['holders', 'requests', 'requests_gone', 'events', 'now'].includes(name)) this.parts[name] = json[name];
     }
-    if (told.events && told.events.length) {
-      const oldest = told.events[told.events.length - 1].at;
+    if (json.events && json.events.length) {
+      const oldest = json.events[json.events.length - 1].at;
       const isOld = ({ at, text }) =>
-        at < oldest || (at === oldest && !told.events.some((other) => other.at === at && other.text === text));
-      this.events = told.events.concat(this.events.filter(isOld)).slice(0, 500);
+        at < oldest || (at === oldest && !json.events.some((other) => other.at === at && other.text === text));
+      this.events = json.events.concat(this.events.filter(isOld)).slice(0, 500);
     }
   }
 
@@ -126,13 +126,13 @@ export class Pool {
     let at = 1;
     for (; at < 1 + rest[0]; at++) {
       const table = this.tables.get(rest[at]);
-      this.#hold(table, 0, [], dirty);
+      this.#applyTable(table, 0, [], dirty);
       this.tables.delete(rest[at]);
     }
     const changed = rest[at++];
     for (let i = 0; i < changed; i++) {
       const [number, kept, further] = [rest[at], rest[at + 1], rest[at + 2]];
-      this.#hold(this.tables.get(number), kept, rest.subarray(at + 3, at + 3 + further), dirty);
+      this.#applyTable(this.tables.get(number), kept, rest.subarray(at + 3, at + 3 + further), dirty);
       at += 3 + further;
     }
     const count = rest[at++];
@@ -146,7 +146,7 @@ export class Pool {
     }
   }
 
-  #hold(table, kept, further, dirty) {
+  #applyTable(table, kept, further, dirty) {
     const counts = this.holders[KIND_OF[table.row.kind] ?? 2];
     const change = (block, by) => {
       counts[block] += by;
@@ -161,14 +161,14 @@ export class Pool {
     }
   }
 
-  #judgeAll() {
+  #updateAllStates() {
     this.counts.fill(0);
     this.states.fill(OUTSIDE);
     this.counts[OUTSIDE] = this.capacity;
-    for (let block = 0; block < this.capacity; block++) this.#judge(block);
+    for (let block = 0; block < this.capacity; block++) this.#updateState(block);
   }
 
-  #judge(block) {
+  #updateState(block) {
     const state = this.#stateOf(block);
     this.counts[this.states[block]]--;
     this.counts[state]++;
@@ -190,7 +190,7 @@ export class Pool {
     return this.holders[0][block] + this.holders[1][block] + this.holders[2][block];
   }
 
-  // All owners of a block, with its place in each. O(blocks held).
+  // All owners of a block, and its position in their tables. O(blocks held).
   ownersOf(block) {
     const owners = [];
     for (const table of this.tables.values()) {
@@ -202,13 +202,13 @@ export class Pool {
     return owners;
   }
 
-  // Blocks of a sequence before those of its table: they lie in a tier, where attention reads them.
+  // Number of blocks before those of the table: attention reads them in an offload tier.
   coldOf(row) {
     const choice = this.#choiceOf(row);
     return choice ? choice.cold : 0;
   }
 
-  // Tokens of a table that are computed.
+  // Computed tokens in the blocks of a table.
   computedOf({ row, blocks }) {
     const [choice, size] = [this.#choiceOf(row), this.parts.pool.block_size];
     return choice ? choice.computed - choice.cold * size : blocks.length * size;
@@ -223,7 +223,7 @@ export class Pool {
     return [...this.tables.values()].filter((table) => test(table.row));
   }
 
-  // How many other holders each running table has blocks in common with; once a frame, for few requests.
+  // By running table, with how many other holders it shares blocks. Computed once a frame, for few requests.
   get sharers() {
     if (this.sharersOf !== this.number) {
       const byBlock = new Map();
@@ -249,7 +249,7 @@ export class Pool {
   }
 }
 
-// What a selection is kept by: the same holder has the same key, also after the stream began again.
+// The key of a selection: a holder keeps it when the stream reconnects.
 export const keyOf = (row) =>
   row.request === undefined
     ? `holder:${JSON.stringify([row.kind, row.tenant, row.label])}`

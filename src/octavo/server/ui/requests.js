@@ -1,14 +1,14 @@
-// Requests, running and waiting, with the reason in words; the block table of what is selected; cold blocks.
+// Running and waiting requests, with reasons; the block table of the selection; cold blocks.
 
 import { Component, html, useState } from './vendor/preact-htm.js';
 import { KINDS, keyOf } from './pool.js';
 
-const RUNNING_ROWS = 30; // that are shown until the reader asks for all
+const RUNNING_ROWS = 30; // until the reader selects all
 const WAITING_ROWS = 10;
-const FEW_REQUESTS = 24; // whose sharers are counted
+const FEW_REQUESTS = 24; // up to so many, sharers are counted
 const TABLES_SHOWN = 8;
 const CELLS_MAX = 192;
-const STRIPS_MAX = 8; // of sequences with cold blocks
+const STRIPS_MAX = 8; // sequences with cold blocks
 const COLD_CELLS_MAX = 256; // in a strip
 
 export const number = (value) => Number(value || 0).toLocaleString('en');
@@ -16,13 +16,13 @@ export const number = (value) => Number(value || 0).toLocaleString('en');
 export const inBytes = (bytes) =>
   bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.max(1, Math.round(bytes / 2 ** 20))} MiB`;
 
-// Tokens a second of each request, from what its rows said over the last seconds.
+// Tokens a second of each request, from its rows of the last seconds.
 export class Speeds {
   constructor() {
     this.seen = new Map();
   }
 
-  look(pool) {
+  record(pool) {
     for (const id of this.seen.keys()) if (!pool.requests.has(id)) this.seen.delete(id);
     for (const [id, row] of pool.requests) {
       const output = row.choices.reduce((sum, choice) => sum + choice.output, 0);
@@ -54,8 +54,8 @@ export function Requests({ pool, speeds, selected, select }) {
   return html`<section class="panel" id="requests" aria-labelledby="requests-title">
     <h2 id="requests-title">Requests <small>${running.length} running, ${waiting.length} waiting</small></h2>
     ${!rows.length
-      ? html`<p class="empty">Nothing runs. Say something in the playground, or send a request: its blocks appear
-          on the map as its tokens come.</p>`
+      ? html`<p class="empty">No requests. Send one, for example from the playground: its blocks appear on the map as
+          its tokens come.</p>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
           <thead><tr>
             <th>request</th><th>state</th><th>prompt</th><th class="r">output</th><th class="r">tokens/s</th>
@@ -83,7 +83,7 @@ function sharersByRequest(pool) {
 
 const times = (count) => (count === 1 ? 'once' : `${count} times`);
 
-// Drawn again only when something in it has changed: there may be many.
+// Rendered only when one of these properties has changed: there may be many rows.
 class RequestRow extends Component {
   shouldComponentUpdate(next) {
     return ['row', 'speed', 'sharers', 'drafts', 'isSelected'].some((name) => next[name] !== this.props[name]);
@@ -95,13 +95,13 @@ class RequestRow extends Component {
     const isRunning = row.choices.some((choice) => choice.running);
     const done = Math.min(first.computed, first.prompt);
     const guesses = sum('drafted') ? `${number(sum('accepted'))}/${number(sum('drafted'))}` : '';
-    const waits = row.place === undefined ? 'waits' : `waits #${row.place + 1}`;
+    const waiting = row.place === undefined ? 'waiting' : `waiting #${row.place + 1}`;
     const toggle = () => select(isSelected ? null : keyOf({ request: row.id }));
     return html`<tr class=${isSelected ? 'selected' : ''} onClick=${toggle}>
       <td><button class="link" aria-pressed=${isSelected}>${row.id}</button>
         ${row.choices.length > 1 ? ` ×${row.choices.length}` : ''}
         ${row.tenant && html` <span class="tenant">${row.tenant}</span>`}</td>
-      <td>${isRunning ? 'runs' : waits}</td>
+      <td>${isRunning ? 'running' : waiting}</td>
       <td><progress max=${first.prompt} value=${done} aria-label="prompt computed"></progress>
         ${' '}${number(done)}/${number(first.prompt)}</td>
       <td class="r">${number(sum('output'))}</td>
@@ -121,7 +121,7 @@ function Why({ row, isRunning, preemptions }) {
   const isComputed = !isRunning || first.computed >= first.prompt;
   const notes = [
     waiting ? waiting.why : '',
-    isComputed ? '' : 'its prompt is being computed',
+    isComputed ? '' : 'computing its prompt',
     row.pin ? `fills pin ${row.pin}` : '',
     row.session ? 'turn of a session' : '',
   ].filter(Boolean);
@@ -130,7 +130,7 @@ function Why({ row, isRunning, preemptions }) {
     ${notes.length ? `; ${notes.join('; ')}` : ''}`;
 }
 
-// The selected holder's block table, logical to physical.
+// The block table of the selected holder, from logical to physical blocks.
 export function BlockTable({ pool, selected, select }) {
   if (!selected) return null;
   const tables = pool.tablesWhere((row) => keyOf(row) === selected);
@@ -139,24 +139,24 @@ export function BlockTable({ pool, selected, select }) {
   const request = row && pool.requests.get(row.id);
   const close = html`<button class="link" onClick=${() => select(null)}>close</button>`;
   if (!tables.length) {
-    const waiting = request ? request.choices[0].why || 'it holds no block yet' : 'it has ended, and holds nothing';
-    const what = row ? `Request ${row.id}` : 'What was selected';
-    return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
+    const waiting = request ? request.choices[0].why || 'it holds no block yet' : 'it has ended and holds no block';
+    const what = row ? `Request ${row.id}` : 'The selection';
+    return html`<section class="panel chosen-panel" aria-label="Block table of the selection">
       <h2>Block table ${close}</h2><p class="empty">${what}: ${waiting}.</p>
       <${PromptSplit} pool=${pool} row=${row} /></section>`;
   }
-  return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
+  return html`<section class="panel chosen-panel" aria-label="Block table of the selection">
     ${tables.slice(0, TABLES_SHOWN).map((table) => html`
       <h2>${table.row.label || table.row.kind}${table.row.tenant ? ` of ${table.row.tenant}` : ''}
-        <small>${number(table.blocks.length)} blocks: logical block above, where it lies in the pool below${
-          pool.coldOf(table.row) ? `; before them ${number(pool.coldOf(table.row))} cold ones` : ''}</small>
+        <small>${number(table.blocks.length)} blocks: logical number above, block of the pool below it${
+          pool.coldOf(table.row) ? `; before them ${number(pool.coldOf(table.row))} cold blocks` : ''}</small>
         ${close}</h2>
       <${Cells} pool=${pool} table=${table} />`)}
     <${PromptSplit} pool=${pool} row=${row} />
   </section>`;
 }
 
-// Where a request's prompt was found, and why the rest was computed.
+// Which tokens of the prompt were found in the cache, and why the rest was computed.
 function PromptSplit({ pool, row }) {
   if (!row || !row.split) return null;
   const seconds = Math.round(Math.max(0, pool.now - row.left_at));
@@ -166,12 +166,12 @@ function PromptSplit({ pool, row }) {
 
 const WORDS = Object.fromEntries(KINDS.map(({ state, word }) => [state, word]));
 
-// A table, block by block, each filled as far as its tokens are computed.
+// The cells of a table, each filled to the share of its tokens that is computed.
 export function Cells({ pool, table, limit = CELLS_MAX }) {
   const size = pool.parts.pool.block_size;
   const [cold, computed] = [pool.coldOf(table.row), pool.computedOf(table)];
   return html`<ol class="cells">
-    ${cold > 0 && html`<li class="cold" title="in a tier, where each token's attention reads them">
+    ${cold > 0 && html`<li class="cold" title="in an offload tier, where attention reads them for each token">
       0 to ${number(cold - 1)}<br />cold</li>`}
     ${table.blocks.slice(0, limit).map((block, index) => {
       const fill = Math.max(0, Math.min(size, computed - index * size));
@@ -189,7 +189,7 @@ export function Cells({ pool, table, limit = CELLS_MAX }) {
   </ol>`;
 }
 
-// Blocks that are in no cell of the map: those that running sequences read in a tier, a strip for each of them.
+// Blocks that are not on the map: running sequences read them in an offload tier. One strip for each sequence.
 export function ColdBlocks({ pool, select }) {
   const bytes = pool.parts.pool ? pool.parts.pool.bytes_per_block : 0;
   const rows = [...pool.requests.values()].flatMap(({ id, choices }) =>

@@ -1,27 +1,27 @@
-// The last minutes, a point for each second since the page was opened: nothing is recorded while nobody looks.
+// Charts of the last minutes, with a point per second since the page was opened.
 
 import { html, useEffect, useRef } from './vendor/preact-htm.js';
 import { CACHED, FREE } from './pool.js';
 
 const SECONDS = 300;
-const WINDOW = 10; // seconds of latencies that a percentile is taken over
+const WINDOW = 10; // seconds of latencies per percentile
 
 export class History {
   constructor() {
     this.times = [];
     this.lines = {}; // name -> values
     this.version = 0;
-    this.last = null; // what the counters said a second ago
+    this.last = null; // the counters a second ago
     this.seen = []; // latency counts of the last seconds
   }
 
-  // The counters begin at zero: no difference to those before means anything.
-  beginAgain() {
+  // After a restart the server's counters begin at zero.
+  reset() {
     this.last = null;
     this.seen = [];
   }
 
-  look(pool) {
+  record(pool) {
     const at = Date.now() / 1000;
     if (this.last && at - this.last.at < 1) return;
     const { stats, latency } = pool.parts;
@@ -60,14 +60,14 @@ export class History {
       this.times.shift();
       for (const [name, values] of Object.entries(this.lines)) {
         values.shift();
-        if (values.every((value) => value === null)) delete this.lines[name]; // a tenant that is gone
+        if (values.every((value) => value === null)) delete this.lines[name]; // a removed tenant
       }
     }
     this.version++;
   }
 }
 
-// In milliseconds, inside its bucket as if values lay evenly in it; null where there are none.
+// In milliseconds, interpolated linearly in its bucket; null without values.
 export function percentile(upto, counts, share) {
   const total = counts.reduce((sum, count) => sum + count, 0);
   if (!total) return null;
@@ -88,15 +88,15 @@ const DASH = [5, 4];
 const shortly = (tick) => (tick >= 10000 ? `${tick / 1000}k` : String(tick));
 const timeOfDay = (tick) => new Date(tick * 1000).toTimeString().slice(0, 8);
 
-// Of a chart that has no two points yet the last minutes: left to itself, it would show years.
+// The range of times: for a chart with fewer than two points the last minutes, where uPlot would show years.
 export function timesShown(low, high, now) {
   if (low !== null && low < high) return [low, high];
   const last = high ?? now;
   return [last - SECONDS, last];
 }
 
-// No times below a chart that has nothing: they would be of nothing.
-export const timesTold = (ticks, isEmpty) => ticks.map((tick) => (isEmpty ? '' : timeOfDay(tick)));
+// Labels of the time axis; none for an empty chart.
+export const timeLabels = (ticks, isEmpty) => ticks.map((tick) => (isEmpty ? '' : timeOfDay(tick)));
 
 function optionsOf(place, lines) {
   const style = getComputedStyle(place);
@@ -116,7 +116,7 @@ function optionsOf(place, lines) {
         grid: { show: false },
         size: 22,
         space: 70,
-        values: (chart, ticks) => timesTold(ticks, !chart.data[0].length),
+        values: (chart, ticks) => timeLabels(ticks, !chart.data[0].length),
       },
       { ...axis, grid, size: 44, values: (_, ticks) => ticks.map(shortly) },
     ],
@@ -165,7 +165,7 @@ function lastOf(values) {
   return value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString('en') : value.toFixed(1);
 }
 
-const EVERYBODYS = [
+const CHARTS = [
   { title: 'Tokens', unit: 'a second', lines: [['output', 'output'], ['prompt', 'prompt', DASH]] },
   { title: 'To the first token', unit: 'ms', lines: [['first50', 'p50'], ['first95', 'p95', DASH]] },
   { title: 'Between tokens', unit: 'ms', lines: [['between50', 'p50'], ['between95', 'p95', DASH]] },
@@ -173,9 +173,9 @@ const EVERYBODYS = [
   { title: 'Prompt tokens found', unit: '%', lines: [['hits', 'cached']] },
   { title: 'Preemptions', unit: 'a second', lines: [['preempted', 'preempted']] },
 ];
-const OWN = [{ title: 'Blocks', unit: '', lines: [['held', 'held']] }];
+const TENANT_CHARTS = [{ title: 'Blocks', unit: '', lines: [['held', 'held']] }];
 
-// Of those that hold most, whatever `shared` does.
+// The three tenants that hold most, without `shared`.
 function chartOfTenants(history) {
   const last = (name) => history.lines[name][history.lines[name].length - 1] || 0;
   const names = Object.keys(history.lines).filter((name) => name.startsWith('tenant ') && !name.endsWith('shared'));
@@ -185,7 +185,7 @@ function chartOfTenants(history) {
 }
 
 export function Charts({ history, pool }) {
-  const charts = pool.tenant === null ? EVERYBODYS.concat(chartOfTenants(history)) : OWN;
+  const charts = pool.tenant === null ? CHARTS.concat(chartOfTenants(history)) : TENANT_CHARTS;
   return html`<section class="panel" id="series" aria-labelledby="series-title"><h2 id="series-title">The last minutes
     <small>since this page was opened</small></h2><div class="charts">
     ${charts.map(

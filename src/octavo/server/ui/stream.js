@@ -1,56 +1,56 @@
-// The stream of frames, kept alive: it connects, reads, notices silence, and tries again.
+// The stream of frames: connects, reads, detects silence, and reconnects.
 //
-//   connecting -> live -> stale (silent for a while) -> live, or given up after some more: lost
-//                  |-> lost (the connection ended, or a frame made no sense) -> connecting, ever more slowly
-//                  |-> asleep (nobody looks at the page) -> connecting
-//   refused (the key is wrong or missing): until there is another
+//   connecting -> live -> stale (silent for STALE_MS) -> live, or lost (silent for DEAD_MS)
+//                  |-> lost (the connection ended, or a frame is invalid) -> connecting, with growing pauses
+//                  |-> asleep (the page is hidden) -> connecting
+//   refused (the key is wrong or missing), until the key changes
 
-import { send, Refused } from './api.js';
+import { send, Refusal } from './api.js';
 
 const STALE_MS = 8000;
 const DEAD_MS = 30000; // of silence, or without an answer
-const HIDDEN_MS = 15000; // a browser opens six connections to a server: a page in the background frees its own
-const CALM_MS = 5000; // live for as long, a connection counts as a good one
+const HIDDEN_MS = 15000; // a hidden page closes its connection: browsers open six at most to a server
+const CALM_MS = 5000; // after so long a live connection resets the pauses
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
 export class FrameStream {
-  // `take` gets each frame; `tell` the state, a word, and words that explain it.
-  constructor(take, tell) {
-    this.take = take;
-    this.tell = tell;
+  // `onFrame` gets each frame, `onState` each state and its explanation.
+  constructor(onFrame, onState) {
+    this.onFrame = onFrame;
+    this.onState = onState;
     this.failures = 0;
-    this.word = '';
+    this.state = '';
     this.hiddenSince = 0;
-    this.replica = null; // of a cluster: the one whose frames these are
-    setInterval(() => this.look(), 1000);
-    document.addEventListener('visibilitychange', () => this.look());
+    this.replica = null; // in a cluster: the one that sends the frames
+    setInterval(() => this.check(), 1000);
+    document.addEventListener('visibilitychange', () => this.check());
   }
 
   async run() {
     for (;;) {
       if (this.isAsleep) {
-        this.become('asleep', '');
+        this.setState('asleep', '');
         await this.pause(Infinity);
         continue;
       }
       try {
         await this.connect();
-        this.become('lost', 'the server ended the connection');
+        this.setState('lost', 'the server ended the connection');
       } catch (error) {
-        if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
-          this.become('refused', error.message);
+        if (error instanceof Refusal && (error.status === 401 || error.status === 403)) {
+          this.setState('refused', error.message);
           await this.pause(Infinity);
           continue;
         }
         const silent = error.name === 'AbortError' || error instanceof TypeError;
-        this.become('lost', silent ? 'the server does not answer' : error.message);
+        this.setState('lost', silent ? 'the server does not answer' : error.message);
       }
       if (!this.isAsleep) await this.pause(RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)]);
     }
   }
 
-  // Tries at once.
-  again() {
+  // Reconnects at once.
+  reconnect() {
     if (this.abort) this.abort.abort();
     if (this.wake) this.wake();
   }
@@ -59,9 +59,9 @@ export class FrameStream {
     return this.hiddenSince > 0 && performance.now() - this.hiddenSince > HIDDEN_MS;
   }
 
-  become(word, why) {
-    this.word = word;
-    this.tell(word, why);
+  setState(state, why) {
+    this.state = state;
+    this.onState(state, why);
   }
 
   pause(ms) {
@@ -71,22 +71,22 @@ export class FrameStream {
     });
   }
 
-  // Once a second: has it been silent, is anybody there?
-  look() {
+  // Once a second: checks for silence, and whether the page is visible.
+  check() {
     const now = performance.now();
     if (!document.hidden) {
       this.hiddenSince = 0;
-      if (this.word === 'asleep') this.again();
+      if (this.state === 'asleep') this.reconnect();
     } else if (!this.hiddenSince) this.hiddenSince = now;
-    if (!['live', 'stale', 'connecting'].includes(this.word)) return;
+    if (!['live', 'stale', 'connecting'].includes(this.state)) return;
     if (this.isAsleep || now - this.heard > DEAD_MS) this.abort.abort();
-    else if (this.word === 'live' && now - this.heard > STALE_MS) {
-      this.become('stale', 'no news for some seconds: a step takes long, or the connection hangs');
+    else if (this.state === 'live' && now - this.heard > STALE_MS) {
+      this.setState('stale', 'no frame for some seconds: a long step, or the connection hangs');
     }
   }
 
   async connect() {
-    this.become('connecting', '');
+    this.setState('connecting', '');
     this.abort = new AbortController();
     this.heard = performance.now();
     try {
@@ -94,7 +94,7 @@ export class FrameStream {
       this.replica = response.headers.get('x-octavo-replica');
       await this.read(response.body.getReader());
     } finally {
-      this.abort.abort(); // whatever happened, the server need not go on sending
+      this.abort.abort(); // also after an error, so that the server stops sending
     }
   }
 
@@ -114,10 +114,10 @@ export class FrameStream {
     while (data.length - at >= 4) {
       const length = new DataView(data.buffer, data.byteOffset + at).getUint32(0, true);
       if (data.length - at < 4 + length) break;
-      this.take(data.slice(at + 4, at + 4 + length).buffer);
+      this.onFrame(data.slice(at + 4, at + 4 + length).buffer);
       at += 4 + length;
       this.heard = performance.now();
-      if (this.word !== 'live') this.become('live', '');
+      if (this.state !== 'live') this.setState('live', '');
     }
     return data.subarray(at);
   }
