@@ -94,11 +94,11 @@ function Progress({ chat, pool, request }) {
   const context = pool.parts.server.context_length;
   const ended = usage ? usage.total_tokens : 0;
   const used = first ? first.prompt + first.output : ended;
-  const guesses = usage && usage.draft_tokens
+  const drafts = usage && usage.draft_tokens
     ? `, ${number(usage.accepted_draft_tokens)} of ${number(usage.draft_tokens)} drafts accepted` : '';
   return html`<span>context <meter min="0" max=${context} value=${used} aria-label="context used"></meter>
       ${' '}${number(used)} of ${number(context)} tokens</span>
-    ${usage && html`<span>${number(usage.cached_tokens)} prompt tokens cached${guesses}</span>`}`;
+    ${usage && html`<span>${number(usage.cached_tokens)} prompt tokens cached${drafts}</span>`}`;
 }
 
 function describeNoBlocks(chat, pool, request) {

@@ -59,7 +59,7 @@ export function Requests({ pool, speeds, selected, select }) {
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
           <thead><tr>
             <th>request</th><th>state</th><th>prompt</th><th class="r">output</th><th class="r">tokens/s</th>
-            <th class="r">cached</th>${drafts && html`<th class="r">guesses</th>`}
+            <th class="r">cached</th>${drafts && html`<th class="r">drafts</th>`}
             <th class="r">blocks</th><th class="r">sharers</th><th class="why">why</th>
           </tr></thead>
           <tbody>${shown.map(
@@ -94,7 +94,7 @@ class RequestRow extends Component {
     const [first] = row.choices;
     const isRunning = row.choices.some((choice) => choice.running);
     const done = Math.min(first.computed, first.prompt);
-    const guesses = sum('drafted') ? `${number(sum('accepted'))}/${number(sum('drafted'))}` : '';
+    const accepted = sum('drafted') ? `${number(sum('accepted'))}/${number(sum('drafted'))}` : '';
     const waiting = row.place === undefined ? 'waiting' : `waiting #${row.place + 1}`;
     const toggle = () => select(isSelected ? null : keyOf({ request: row.id }));
     return html`<tr class=${isSelected ? 'selected' : ''} onClick=${toggle}>
@@ -107,7 +107,7 @@ class RequestRow extends Component {
       <td class="r">${number(sum('output'))}</td>
       <td class="r">${isRunning && speed !== '0.0' ? speed : ''}</td>
       <td class="r">${number(first.cached)}</td>
-      ${drafts && html`<td class="r">${guesses}</td>`}
+      ${drafts && html`<td class="r">${accepted}</td>`}
       <td class="r">${number(sum('blocks'))}</td>
       <td class="r">${sharers < 0 ? '·' : sharers || ''}</td>
       <td class="why"><${Why} row=${row} isRunning=${isRunning} preemptions=${sum('preemptions')} /></td>
