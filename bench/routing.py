@@ -89,7 +89,7 @@ def time_router(num_replicas: int, num_blocks: int) -> None:
         chosen, sent, was_found = list[float](), list[float](), 0
         for number in range(300):
             slot = r.randrange(num_replicas)
-            names = reports.unpacked(samples[slot][: 8 * num_hits] + os.urandom(8 * num_new))
+            names = reports.unpack_names(samples[slot][: 8 * num_hits] + os.urandom(8 * num_new))
             prompt = Prompt(BLOCK * len(names) + 1, {"f": names})
             begun = time.process_time()
             choice = router.choose(prompt, 1.0)

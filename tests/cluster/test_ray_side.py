@@ -11,7 +11,7 @@ import pytest
 
 from octavo.cluster import ray_access
 from octavo.cluster.ray_access import ClusterFailed, check_token, cluster_key
-from octavo.cluster.slots import SlotHolder
+from octavo.cluster.slot_table import SlotHolder
 from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_a_config_files_port_is_checked_unless_its_own_relays_have_it(
     monkeypatch.setattr(ray_apps, "_checked", lambda spec: spec)
     monkeypatch.setattr(ray_apps, "living_nodes", lambda: [ray_nodes.Node("id-of-one", "10.0.0.1")])
     monkeypatch.setattr(ray_apps, "relay_application", lambda spec: spec)
-    monkeypatch.setattr(ray_nodes, "_ask", lambda nodes, look, *about: {nodes[0].name: look(*about)})
+    monkeypatch.setattr(ray_nodes, "_run_on", lambda nodes, look, *about: {nodes[0].name: look(*about)})
     relays = SimpleNamespace(replica_states={"RUNNING": 2} if is_running else {})
     application = SimpleNamespace(deployments={"Relay": relays})
     status = SimpleNamespace(applications={"relay": application})
@@ -81,11 +81,11 @@ def test_a_config_files_port_is_checked_unless_its_own_relays_have_it(
 @pytest.mark.parametrize(
     ("code", "raised"),
     [
-        ("OK", "asks for no token"),
+        ("OK", "requires no token"),
         ("UNAUTHENTICATED", None),
         ("PERMISSION_DENIED", None),
-        ("UNAVAILABLE", "does not say whether it asks for a token: UNAVAILABLE"),
-        ("DEADLINE_EXCEEDED", "does not say whether it asks for a token: DEADLINE_EXCEEDED"),
+        ("UNAVAILABLE", "without a token, and failed: UNAVAILABLE"),
+        ("DEADLINE_EXCEEDED", "without a token, and failed: DEADLINE_EXCEEDED"),
     ],
 )
 def test_a_ray_asks_for_a_token_only_where_it_refuses_a_client_without_one(
@@ -117,7 +117,7 @@ def test_a_port_that_another_cluster_of_this_user_serves_is_refused_by_the_nodes
     def ask(nodes: list[ray_nodes.Node], look: Callable[..., object], *about: object) -> object:
         return {node.name: look(*about) for node in nodes}
 
-    monkeypatch.setattr(ray_nodes, "_ask", ask)
+    monkeypatch.setattr(ray_nodes, "_run_on", ask)
     nodes = [ray_nodes.Node("id-of-one", "10.0.0.1", has_entry), ray_nodes.Node("id-of-two", "10.0.0.2")]
     with bind("127.0.0.1", 0, is_shared=True) as other:
         other.listen()

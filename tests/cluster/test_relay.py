@@ -262,7 +262,7 @@ def test_a_cut_stream_ends_with_the_error_event_of_its_api(renderer, pair, path,
 
 
 def test_an_event_that_is_too_large_to_keep_back_is_passed_on_as_it_comes(renderer, pair, monkeypatch):
-    monkeypatch.setattr("octavo.cluster.passing._EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr("octavo.cluster.relayed_answer._EVENT_BYTES_MAX", 100)
     large = b"data: " + b"x" * 500
     pair[0].behave = pair[1].behave = streams([large, large + b"\n\n", b"data: end\n\n"])
     answer = run(renderer, pair, lambda house: house.client.post("/v1/completions", json={"prompt": "a"}))

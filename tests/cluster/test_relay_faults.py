@@ -266,7 +266,7 @@ def test_replicas_are_followed_again_whatever_an_error_was(renderer, pair, monke
             house.fleet.known = old
             await until(lambda: "a report of replica-1 was not read" in caplog.text)
             changed.setattr(StaticFleet, "replicas", fails)
-            await until(lambda: "the fleet was not looked at" in caplog.text)
+            await until(lambda: "the fleet was not read" in caplog.text)
         await until(lambda: len(house.router.states(0.0)) == 2)
 
     run(renderer, pair, act)
@@ -338,8 +338,8 @@ def test_a_pin_whose_client_leaves_is_undone_where_one_refuses_it(renderer, pair
 
 
 def test_a_replica_that_hangs_does_not_block_a_pin_and_is_named(renderer, pair, monkeypatch):
-    monkeypatch.setattr("octavo.cluster.merged._PIN_S", 0.05)
-    monkeypatch.setattr("octavo.cluster.merged._SILENT_S", 0.05)
+    monkeypatch.setattr("octavo.cluster.fan_out._PIN_S", 0.05)
+    monkeypatch.setattr("octavo.cluster.fan_out._SILENT_S", 0.05)
 
     async def act(house: House) -> None:
         pair[0].behave, pair[1].behave = MADE, hangs
@@ -354,7 +354,7 @@ def test_a_replica_that_hangs_does_not_block_a_pin_and_is_named(renderer, pair, 
 
 
 def test_a_replica_that_hangs_blocks_no_list(renderer, pair, monkeypatch):
-    monkeypatch.setattr("octavo.cluster.merged._SILENT_S", 0.05)
+    monkeypatch.setattr("octavo.cluster.fan_out._SILENT_S", 0.05)
     pair[0].behave, pair[1].behave = answers(b"# TYPE a_x gauge\na_x 5\n"), hangs
     scraped = run(renderer, pair, lambda house: house.client.get("/metrics"))
     assert 'a_x{replica="replica-0"} 5' in scraped.text

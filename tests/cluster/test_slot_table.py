@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.cluster.slots import SlotTable
+from octavo.cluster.slot_table import SlotTable
 
 
 def test_replicas_get_different_slots_and_the_same_one_again() -> None:

@@ -31,7 +31,7 @@ def test_reports_survive_any_cut_of_the_stream(sent: list[reports.Report], cuts:
 
 def test_names_are_packed_as_their_last_eight_bytes() -> None:
     names = [bytes(range(i, i + 32)) for i in range(3)]
-    assert list(reports.unpacked(reports.packed(names))) == [
+    assert list(reports.unpack_names(reports.pack_names(names))) == [
         int.from_bytes(name[-8:], "little") >> 4 for name in names
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.routing.slots import SLOT_MAX, slot_of, slotted, without_slot
+from octavo.routing.slots import SLOT_MAX, slot_of, with_slot, without_slot
 
 
 @pytest.mark.parametrize("slot", [0, 7, 12, SLOT_MAX])
@@ -20,7 +20,7 @@ from octavo.routing.slots import SLOT_MAX, slot_of, slotted, without_slot
     ],
 )
 def test_an_id_names_its_slot_and_can_be_had_without(slot: int, given: str, beginning: str) -> None:
-    made = slotted(slot, given)
+    made = with_slot(slot, given)
     assert made.startswith(f"{beginning}{slot}-")
     assert slot_of(made) == slot
     assert without_slot(made) == given

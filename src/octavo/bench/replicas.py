@@ -28,8 +28,8 @@ from octavo.routing.reports import (
     FrameReader,
     Load,
     encode_frame,
-    packed,
-    unpacked,
+    pack_names,
+    unpack_names,
 )
 from octavo.routing.router import NoReplica, Router
 from octavo.routing.slots import ReplicaStart
@@ -139,7 +139,7 @@ class PrefixBalancer:
         self._clock.advance(now)
         chain = NameChain(self._setup.root_of_tenant(request.tenant), self._setup.block_size)
         chain.extend(array("I", request.prompt))
-        names = {self._fingerprint: unpacked(packed(chain.names))}
+        names = {self._fingerprint: unpack_names(pack_names(chain.names))}
         choice = self.router.choose(
             Prompt(len(request.prompt), names, request.max_tokens, b"", request.tenant), now
         )

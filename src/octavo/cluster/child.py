@@ -1,13 +1,13 @@
-"""One replica of a cluster: a child process that serves on a port of its own, started, watched and stopped.
+"""One replica of a cluster: starts, watches and stops a child process that serves on a private port.
 
     actor (parent)                                  octavo serve (child)
       | -- socket: key, slot, name, disk -->          |  loads
       | <-- progress ..., port --                     |  serves; every request needs the key
-      | -- end of file -->                            |  ends what runs, then itself
+      | -- end of file -->                            |  finishes its requests, then exits
       | <-- stderr: log lines --                      |
 
-The system kills the child when the thread that started it ends: that thread lives until the child has ended,
-or the process does. It knows no Ray.
+The kernel kills the child when the thread that started it ends, so that thread lives until the child or this
+process ends. Nothing here imports Ray.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ import msgspec
 from octavo.errors import OctavoError
 from octavo.server.replica import ReplicaIdentity
 
-LINES_KEPT = 20  # of its log, for the error that says how it ended
+LINES_KEPT = 20  # of the child's log, for the error text
 _MODULE = "octavo.cli.replica"
 
 OnText = Callable[[str], None]
 
 
 class ReplicaEnded(OctavoError):
-    """The child has ended, or does not serve: how, and the last lines of its log."""
+    """The child has exited or does not serve. The text has the reason and the last lines of its log."""
 
 
 def to_own_stderr(line: str) -> None:
-    """Where a child's log goes by default. Its lines name the replica."""
+    """Write a line of a child's log, which names the replica."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 class ReplicaChild:
-    """A running child. Any thread may call its methods; `arguments` are a model and flags, as of `octavo
-    serve`, without host and port. Raises ReplicaEnded where the system starts no process."""
+    """A running child. Any thread may call its methods. `arguments`: a model and flags of `octavo serve`,
+    without host and port. Raises ReplicaEnded if the process cannot be started."""
 
     def __init__(
         self,
@@ -61,67 +61,67 @@ class ReplicaChild:
         self._arguments = [*arguments, "--host", host, "--port", "0", "--insecure"]
         self._port: int | None = None
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
-        self._words: SimpleQueue[dict[str, object] | None] = SimpleQueue()  # None: it says nothing more
+        self._messages: SimpleQueue[dict[str, object] | None] = SimpleQueue()  # None: no more
         self._control, self._theirs = socket.socketpair()
         self._started: SimpleQueue[subprocess.Popen[bytes] | OSError] = SimpleQueue()
         self._has_ended = threading.Event()
-        # The system kills the child with the thread that started it, so that thread is its own.
+        # The kernel kills the child with the thread that started it, so the child has a thread of its own.
         threading.Thread(target=self._live, name=f"octavo-{replica.name}", daemon=True).start()
-        found = self._started.get()
-        if isinstance(found, OSError):
-            raise ReplicaEnded(f"{replica.name} cannot be started: {found}")
-        self._process = found
-        threading.Thread(target=self._listen, name=f"octavo-{replica.name}-words", daemon=True).start()
+        started = self._started.get()
+        if isinstance(started, OSError):
+            raise ReplicaEnded(f"{replica.name} cannot be started: {started}")
+        self._process = started
+        threading.Thread(target=self._listen, name=f"octavo-{replica.name}-messages", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The child's process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the child runs."""
         return self._process.poll() is None
 
     @property
     def status(self) -> int | None:
-        """Its exit status, less than 0: the signal that ended it; None while it runs."""
+        """The exit status; negative: the signal that killed the child; None while it runs."""
         return self._process.poll()
 
     @property
     def base_url(self) -> str:
-        """Where it serves, once it is ready."""
-        assert self._port is not None, "it is not ready"
+        """The address of the child, which must be ready."""
+        assert self._port is not None, "the child is not ready"
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
     def wait_ready(self, timeout_s: float | None = None, on_progress: OnText = lambda text: None) -> str:
-        """Its base URL, once it serves; `on_progress` gets the phases of its start. Raises ReplicaEnded where
-        it ends first, or says nothing for so long."""
+        """Wait until the child serves, and return its base URL. `on_progress` gets the phases of its start.
+        Raises ReplicaEnded if the child exits, or sends no message for `timeout_s`."""
         while self._port is None:
             try:
-                word = self._words.get(timeout=timeout_s)
+                message = self._messages.get(timeout=timeout_s)
             except Empty:
                 raise ReplicaEnded(
-                    f"{self.replica.name} has said nothing for {timeout_s:g} s and is not ready{self._tail()}"
+                    f"{self.replica.name} is not ready: no progress for {timeout_s:g} s{self._tail()}"
                 ) from None
-            if word is None:
+            if message is None:
                 self._has_ended.wait()
-                self._words.put(None)  # for the next call
+                self._messages.put(None)  # for the next call
                 raise ReplicaEnded(self.how_it_ended())
-            if isinstance(port := word.get("port"), int):
+            if isinstance(port := message.get("port"), int):
                 self._port = port
             else:
-                on_progress(str(word.get("progress", "")))
+                on_progress(str(message.get("progress", "")))
         return self.base_url
 
     def check_health(self, timeout_s: float = 5.0) -> None:
-        """Ask whether its engine serves, once it was ready. Raises ReplicaEnded where it does not say so in
-        time."""
+        """Check that the engine of a ready child serves. Raises ReplicaEnded if it does not, or does not
+        answer in time."""
         if not self.is_alive:
             self._has_ended.wait()
             raise ReplicaEnded(self.how_it_ended())
-        assert self._port is not None, "it is not ready"
+        assert self._port is not None, "the child is not ready"
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
             connection.request("GET", "/health", headers=self.replica.headers)
@@ -135,32 +135,33 @@ class ReplicaChild:
             raise ReplicaEnded(f"{self.replica.name} is not healthy ({answer.status}): {text}")
 
     def begin_drain(self) -> None:
-        """It takes no more requests, ends when those that run have, and at the latest after its own
-        `--drain-timeout`. Again does nothing."""
+        """Make the child refuse new requests and exit when the running ones have ended, at the latest after
+        its own `--drain-timeout`. Idempotent."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
     def drain(self, timeout_s: float | None = None) -> int:
-        """The same, and wait until it has ended; after `timeout_s` it is killed. Returns its exit status."""
+        """Drain the child and wait for its exit; kill it after `timeout_s`. Returns its exit status."""
         self.begin_drain()
         if not self._has_ended.wait(timeout_s):
             self.kill()
         return self.wait()
 
     def kill(self) -> None:
-        """Now, without an answer to its clients. Again does nothing."""
+        """Kill the child and its requests at once. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, once it has ended and its log is read. Raises TimeoutError."""
+        """Wait until the child has exited and its log is read; return its exit status. Raises
+        TimeoutError."""
         if not self._has_ended.wait(timeout_s):
             raise TimeoutError(f"{self.replica.name} still runs after {timeout_s:g} s")
         return self._process.wait()
 
     def how_it_ended(self) -> str:
-        """In words, with the last lines of its log."""
+        """How the child ended, with the last lines of its log."""
         status = self._process.poll()
         if status is None:
             return f"{self.replica.name} runs"
@@ -171,7 +172,7 @@ class ReplicaChild:
         return "; the last of its log:\n" + "\n".join(self._lines) if self._lines else ""
 
     def _live(self) -> None:
-        """Start it, pass its log on, and see its end."""
+        """Start the child, forward its log, and wait for its exit."""
         with self._theirs:
             try:
                 process = subprocess.Popen(
@@ -185,7 +186,7 @@ class ReplicaChild:
                 self._control.close()
                 self._started.put(error)
                 return
-        with contextlib.suppress(OSError):  # it has ended, as is seen
+        with contextlib.suppress(OSError):  # it has exited, as `wait` will show
             self._control.sendall(self.replica.to_line())
         self._started.put(process)
         assert process.stderr is not None
@@ -198,11 +199,11 @@ class ReplicaChild:
         self._has_ended.set()
 
     def _listen(self) -> None:
-        """What it says over the socket, until it ends."""
-        with contextlib.suppress(OSError), self._control.makefile("rb") as words:
-            for line in words:
-                self._words.put(msgspec.json.decode(line, type=dict[str, object]))
-        self._words.put(None)
+        """Receive the child's messages until it closes the socket."""
+        with contextlib.suppress(OSError), self._control.makefile("rb") as lines:
+            for line in lines:
+                self._messages.put(msgspec.json.decode(line, type=dict[str, object]))
+        self._messages.put(None)
         self._control.close()
 
 

@@ -1,20 +1,24 @@
-"""Follows what every replica reports of itself, and tells the router.
+"""Reads the feeds in which replicas report their blocks and loads.
 
-    Fleet.replicas() --> a task for each --> GET /replica/feed --> FrameReader --> Router.on_...()
+    relay     Fleet.replicas() --> a task for each --> GET /replica/feed --> FrameReader --> Router.on_...()
+    actor     its child's feed, in a thread --> the last load, by which Ray scales replicas
 
-A feed that ends, breaks or is silent takes its replica out of the router until it is read again.
+A replica whose feed ends, breaks or is silent leaves the router until its feed is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
+import threading
 import time
 from collections.abc import Mapping
 
 import aiohttp
 import msgspec
 
+from octavo.cluster.child import ReplicaChild
 from octavo.cluster.fleet import Fleet, Replica
 from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
 from octavo.errors import InvalidRequest
@@ -22,15 +26,16 @@ from octavo.routing.reports import Changes, FrameReader, Hello, Load, Report
 from octavo.routing.router import Router
 
 FEED_PATH = "/replica/feed"
-_LOOK_S = 0.1  # between two looks at which replicas there are
-_PAUSE_S = 0.2  # before a feed that broke is read again
+_POLL_S = 0.1  # between two reads of the fleet
+_RETRY_S = 0.2  # before a broken feed is read again
 _SILENT_S = 10.0  # a replica reports each second
+_READ_BYTES = 1 << 16
 
 _log = logging.getLogger("octavo.cluster")
 
 
 class FeedReader:
-    """On one event loop."""
+    """Feeds a router with the reports of a fleet. On one event loop."""
 
     def __init__(self, router: Router, fleet: Fleet, upstream: Upstream) -> None:
         self._router = router
@@ -38,14 +43,14 @@ class FeedReader:
         self._upstream = upstream
         self._following: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
-        self.known: set[str] = set()  # replicas that have reported since their feed was opened
+        self.known: set[str] = set()  # ids of replicas that have reported since their feed was opened
 
     def begin(self) -> None:
-        """Follow the fleet from now on."""
+        """Start to follow the fleet."""
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Follow nothing more."""
+        """Close all feeds."""
         tasks = [task for task in (self._watching, *self._following.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -54,12 +59,12 @@ class FeedReader:
     async def _watch(self) -> None:
         while True:
             try:
-                self._look(self._fleet.replicas())
-            except Exception:  # noqa: BLE001 - new replicas must be seen, whatever it was
-                _log.exception("the fleet was not looked at")
-            await asyncio.sleep(_LOOK_S)
+                self._follow_all(self._fleet.replicas())
+            except Exception:  # noqa: BLE001 - later replicas must still be found
+                _log.exception("the fleet was not read")
+            await asyncio.sleep(_POLL_S)
 
-    def _look(self, replicas: Mapping[str, Replica]) -> None:
+    def _follow_all(self, replicas: Mapping[str, Replica]) -> None:
         for replica_id, replica in replicas.items():
             if replica.base_url and replica_id not in self._following:
                 self._following[replica_id] = asyncio.create_task(self._follow(replica))
@@ -71,10 +76,10 @@ class FeedReader:
         while True:
             try:
                 await self._read(replica)
-                why = "it ended"
+                why = "the feed ended"
             except (NotSent, ReplicaLost, aiohttp.ClientError, OSError, InvalidRequest) as error:
                 why = str(error) or type(error).__name__
-            except Exception as error:  # noqa: BLE001 - its next reports may be read, whatever it was
+            except Exception as error:  # noqa: BLE001 - its next reports may be readable
                 _log.exception("a report of %s was not read", replica.name)
                 why = type(error).__name__
             finally:
@@ -82,14 +87,14 @@ class FeedReader:
             if replica.replica_id in self.known:
                 _log.warning("the reports of %s ended: %s", replica.name, why)
                 self.known.discard(replica.replica_id)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_S)
 
     async def _read(self, replica: Replica) -> None:
-        """Apply reports until the feed ends. Raises what it breaks with."""
+        """Apply reports until the feed ends. Raises the error that breaks it."""
         reader = FrameReader()
         async with await self._upstream.send(replica, Outgoing("GET", FEED_PATH, {}), _SILENT_S) as received:
             if received.status != 200:
-                raise InvalidRequest(f"it answers {received.status}")
+                raise InvalidRequest(f"the feed has status {received.status}")
             while data := await received.content.readany():
                 for report in reader.feed(data):
                     self._apply(replica, report)
@@ -104,3 +109,39 @@ class FeedReader:
                 self._router.on_changes(replica.replica_id, report)
             case Load():
                 self._router.on_load(replica.replica_id, report, time.monotonic())
+
+
+class LastLoad:
+    """The last load that a child reported, read from its feed until it exits. Any thread may read it."""
+
+    def __init__(self, child: ReplicaChild) -> None:
+        self._child = child
+        self._load: Load | None = None
+        threading.Thread(target=self._follow, name="octavo-load", daemon=True).start()
+
+    @property
+    def num_requests(self) -> int:
+        """Running and waiting requests; 0 while the feed is not read."""
+        load = self._load
+        return 0 if load is None else load.num_running + load.num_waiting
+
+    def _follow(self) -> None:
+        while self._child.is_alive:
+            try:
+                self._read()
+            except (OSError, http.client.HTTPException, InvalidRequest):
+                self._load = None
+            time.sleep(_RETRY_S)
+
+    def _read(self) -> None:
+        address = self._child.base_url.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=_SILENT_S)
+        try:
+            connection.request("GET", FEED_PATH, headers=self._child.replica.headers)
+            answer, reader = connection.getresponse(), FrameReader()
+            while answer.status == http.client.OK and (data := answer.read1(_READ_BYTES)):
+                for report in reader.feed(data):
+                    if isinstance(report, Load):
+                        self._load = report
+        finally:
+            connection.close()

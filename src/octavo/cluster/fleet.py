@@ -1,6 +1,6 @@
-"""What a relay knows of the replicas: which there are, and how one is held while a request runs on it.
+"""The replicas of a cluster as a relay sees them, and the reservation of one while a request runs on it.
 
-Ray's deployment is one fleet; a list of addresses is another. Nothing of a client's request gets here.
+Ray's deployment is one fleet; a list of addresses is another. A fleet gets nothing of a client's request.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One `octavo serve` in replica mode. `replica_id` names this start of it, `slot` what it keeps on disk
-    and in ids."""
+    """One `octavo serve` in replica mode. `replica_id` names this start; `slot` names its disk cache, and is
+    in the ids that it makes."""
 
     replica_id: str
     slot: int
     base_url: str  # http://host:port, of its private port
     state: str = "running"  # or "starting", "draining"
-    since: float = 0.0  # when it began to be in it, in seconds of the epoch
+    since: float = 0.0  # start of this state, in seconds of the epoch
     node: str = ""
-    reason: str = ""  # of its state, in words
+    reason: str = ""  # for this state, in words
 
     @property
     def name(self) -> str:
-        """As clients and operators read it, in x-octavo-replica, ?replica= and the metrics' label."""
+        """The name for clients and operators: x-octavo-replica, ?replica=, the metrics' label."""
         return f"replica-{self.slot}"
 
 
 class NoReplicaLeft(Exception):
-    """None of the ranked replicas can take a request now: they have died, or are draining."""
+    """All ranked replicas have died or are draining."""
 
 
 class Fleet(Protocol):
@@ -39,12 +39,11 @@ class Fleet(Protocol):
 
     @property
     def cluster_key(self) -> str:
-        """What opens replicas' private ports; in no log and no answer."""
+        """The key of the replicas' private ports; in no log and no answer."""
 
     def replicas(self) -> Mapping[str, Replica]:
-        """All that are known now, by id; also those that start or drain. O(1): it is called for each
-        request."""
+        """All replicas by id, also starting and draining ones. O(1): called for each request."""
 
     def reserve(self, ranked: Sequence[str]) -> AbstractAsyncContextManager[Replica]:
-        """Hold the first of these ids that can be held: it is not stopped before the block ends. Raises
+        """Reserve the first of these that can be reserved: it is not stopped before the block ends. Raises
         NoReplicaLeft on entering."""

@@ -1,4 +1,4 @@
-"""Which TCP ports a process and its descendants listen on, and where: from /proc alone.
+"""The TCP ports that a process and its descendants listen on, from /proc.
 
 pid -> /proc/PID/fd -> socket:[inode] -> /proc/net/tcp, tcp6 -> address and port
 """
@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_LISTEN = "0A"  # the state, in /proc/net/tcp
+_LISTEN = "0A"  # a state of /proc/net/tcp
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ListeningPort:
-    """One socket that waits for connections. `program` is the process's name, 15 characters at most."""
+    """One listening socket. `program`: the process's name, at most 15 characters."""
 
     program: str
     address: str
@@ -27,12 +27,12 @@ class ListeningPort:
 
     @property
     def is_on_all_interfaces(self) -> bool:
-        """Whether other machines reach it, as far as the socket says."""
+        """Whether it is bound to the unspecified address."""
         return ipaddress.ip_address(self.address).is_unspecified
 
 
 def listening_ports(pid: int) -> list[ListeningPort]:
-    """Of a process and its descendants, in order. O(processes and their descriptors)."""
+    """The ports of a process and its descendants, in order. O(processes and their descriptors)."""
     sockets = dict(_listening_sockets())
     found = set()
     for each in descendants(pid):
@@ -47,7 +47,7 @@ def listening_ports(pid: int) -> list[ListeningPort]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The process itself, its children, theirs and so on."""
+    """The process itself and all its descendants."""
     children: dict[int, list[int]] = {}
     for each in Path("/proc").iterdir():
         if each.name.isdecimal() and (stat := _read(f"{each}/stat")):
@@ -59,7 +59,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
-    """Inode, and address and port."""
+    """Pairs of inode, and address and port."""
     for table in ("tcp", "tcp6"):
         for line in _read(f"/proc/net/{table}").splitlines()[1:]:
             fields = line.split()
@@ -69,13 +69,13 @@ def _listening_sockets() -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _address(text: str) -> str:
-    """Of its hexadecimal digits: words of four bytes, each with its last byte first."""
+    """An address from hexadecimal digits: little-endian words of four bytes."""
     words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
     return str(ipaddress.ip_address(b"".join(words)))
 
 
 def _read(path: str) -> str:
-    """A file of /proc; "" for a process that has ended."""
+    """The text of a file of /proc; "" if its process has ended."""
     with suppress(OSError):
         return Path(path).read_text()
     return ""

@@ -1,12 +1,11 @@
-"""The prompt that a request will have on its replica, and its blocks' names.
+"""Computes the prompt of a request and the names of its blocks, as its replica will.
 
-The route's own handler runs here over a model whose engine takes nothing: what it would submit is the prompt,
-whatever API the request came by, and what it refuses is refused here, in the same words. Grammars are not
-compiled: the replica does that. A turn goes on from what its replica keeps, so only the id that it names is
-known here.
+The route's own handler runs over a model whose engine accepts nothing. What the handler would submit is the
+prompt, for every API; what it refuses is refused with the same text. Grammars are not compiled: the replica
+does that. The history of a turn is on its replica, so of a turn only the session's or response's id is found.
 
-It knows no replica, and passes nothing on. Prefixes that an operator pinned for all tenants have names of
-their own, which are not computed here: such a request is routed as one of its tenant alone.
+Nothing is sent here. Prefixes that an operator pinned for all tenants have names of their own, which are not
+computed: such a request is routed by its tenant's names.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from octavo.engine.no_engine import NoEngine
 from octavo.engine.port import Submit
 from octavo.grammar import Grammar
 from octavo.memory.names import NameChain, hits_max, root_name, salted_root
-from octavo.routing.reports import packed, unpacked
-from octavo.routing.router import Naming
+from octavo.routing.reports import pack_names, unpack_names
+from octavo.routing.router import NamingScheme
 from octavo.sampling.grammars import CompiledGrammar
 from octavo.server.generation import Edge
 from octavo.server.metrics import Metrics
@@ -42,11 +41,11 @@ from octavo.serving.client import EngineClient
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 from octavo.types import Request as EngineRequest
 
-_BLOCKS_AT_ONCE = 512  # named before other requests go on: about a millisecond
+_BLOCKS_AT_ONCE = 512  # hashed before the event loop runs other requests: about a millisecond
 
 
 class _PromptFound(Exception):
-    """The handler has come to where it submits this."""
+    """The handler would submit this request."""
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class _PromptFound(Exception):
 
 
 class _IdNamed(Exception):
-    """The request goes on from what is kept under this id."""
+    """The request continues a session or a response with this id."""
 
     def __init__(self, kept_id: str) -> None:
         super().__init__()
@@ -62,22 +61,22 @@ class _IdNamed(Exception):
 
 
 class PromptReader:
-    """Finds prompts with a renderer's tokenizer and template. `waiting_max`: texts of a tenant that wait."""
+    """Finds prompts with a renderer's tokenizer and template. `waiting_max`: queued texts of a tenant."""
 
     def __init__(self, renderer: EngineClient, edge: Edge, waiting_max: int) -> None:
         grammars = renderer.facts.grammars
         facts = replace(renderer.facts, grammars=None if grammars is None else _UncheckedGrammars(grammars))
-        host = _NotingHost(frozenset(renderer.tokenizer.stop_ids))
+        host = _CapturingHost(frozenset(renderer.tokenizer.stop_ids))
         model = EngineClient(host, renderer.tokenizer, facts, waiting_max)
-        model.sessions = _NotingSessions(model)
+        model.sessions = _CapturingSessions(model)
         self._edge = replace(edge, model=model, metrics=Metrics())
 
     async def read(self, route: Route, request: Request) -> EngineRequest | str | Response:
-        """What the handler would submit, with its prompt; or the id of a session or a stored response that it
-        goes on from; or its answer, where that needs no engine. Raises what the handler raises."""
-        noted = Request(dict(request.scope), request.receive)  # the handler's stopwatch is not this relay's
+        """The request that the handler would submit, with its prompt; or the id of the session or stored
+        response that it continues; or the answer, if that needs no engine. Raises what the handler raises."""
+        copy = Request(dict(request.scope), request.receive)  # the handler's timings stay out of the relay's
         try:
-            return await route.handler(self._edge, noted)
+            return await route.handler(self._edge, copy)
         except _PromptFound as found:
             return found.request
         except _IdNamed as named:
@@ -85,7 +84,7 @@ class PromptReader:
 
 
 class BodyRecorder:
-    """A request whose body can be read once, and is kept as it came, to be passed on."""
+    """A request whose body is recorded as it is read, to be sent on unchanged."""
 
     def __init__(self, request: Request) -> None:
         self._receive = request.receive
@@ -99,8 +98,8 @@ class BodyRecorder:
         return message
 
 
-async def names_of(request: EngineRequest, namings: Mapping[str, Naming]) -> dict[str, Sequence[int]]:
-    """The names of the blocks that a prefix hit may cover, in order, by fingerprint, as reports have them.
+async def names_of(request: EngineRequest, namings: Mapping[str, NamingScheme]) -> dict[str, Sequence[int]]:
+    """By fingerprint, the names of the blocks that a prefix hit may cover, in the form of reports.
     O(tokens)."""
     tokens, names = array("I", request.prompt), dict[str, Sequence[int]]()
     for fingerprint, naming in namings.items():
@@ -111,19 +110,19 @@ async def names_of(request: EngineRequest, namings: Mapping[str, Naming]) -> dic
             if begin:
                 await asyncio.sleep(0)
             chain.extend(tokens[: min(stop, begin + _BLOCKS_AT_ONCE) * size])
-        names[fingerprint] = unpacked(packed(chain.names))
+        names[fingerprint] = unpack_names(pack_names(chain.names))
     return names
 
 
-class _NotingHost(NoEngine):
-    """Ends a handler where it submits."""
+class _CapturingHost(NoEngine):
+    """Ends a handler when it submits."""
 
     def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
         raise _PromptFound(command.request)
 
 
 class _UncheckedGrammars:
-    """The `GrammarSource` of one who leaves compiling to others."""
+    """A `GrammarSource` that compiles nothing."""
 
     def __init__(self, grammars: GrammarSource) -> None:
         self.token_bytes = grammars.token_bytes
@@ -141,12 +140,12 @@ class _UncheckedGrammars:
         pass
 
 
-class _NotingSessions(Sessions):
-    """Knows no session: the first turn of a new one is a prompt, and any other names its id."""
+class _CapturingSessions(Sessions):
+    """The first turn of a new session is a prompt; of any other turn the id is found."""
 
     def __init__(self, model: EngineClient) -> None:
         super().__init__(model.submitter, model.encoder, model.control, SessionSupport())
-        self.responses = _NotingResponses(self._conversations, model)
+        self.responses = _CapturingResponses(self._conversations, model)
         self._model = model
 
     async def turn(
@@ -157,8 +156,9 @@ class _NotingSessions(Sessions):
         raise await _first_turn(self._model, request, messages, options)
 
 
-class _NotingResponses(Responses):
-    """Keeps no response: one that goes on from none is a prompt, and any other names that one's id."""
+class _CapturingResponses(Responses):
+    """Stores nothing. A response without a previous one is a prompt; of any other the previous id is
+    found."""
 
     def __init__(self, conversations: Conversations, model: EngineClient) -> None:
         super().__init__(conversations, 0.0)
@@ -184,6 +184,6 @@ class _NotingResponses(Responses):
 async def _first_turn(
     model: EngineClient, request: EngineRequest, messages: Sequence[ChatMessage], options: ChatOptions
 ) -> _PromptFound:
-    """Raises as a session's first turn does."""
+    """The prompt of a session's first turn, whose errors are raised."""
     prompt = tuple(await model.encode_chat(messages, options, tenant=request.tenant))
     return _PromptFound(model.checked(replace(request, prompt=prompt)))

@@ -1,11 +1,11 @@
-"""How a process reaches a cluster's Ray, and the key of the replicas' private ports.
+"""The connection to a cluster's Ray, and the key of the replicas' private ports.
 
     token (file or variable of each node) --+
-                                            +-- HMAC-SHA256 --> key: computed where it is needed, sent nowhere
+                                            +-- HMAC-SHA256 --> key: computed on each node, sent nowhere
     salt (random, in Ray's own store)     --+
 
-Without Ray's token everyone who reaches Ray's ports runs code on every node, and the salt alone makes the
-key: it is then no secret from them. Variables are set before Ray is imported, which reads them once.
+Without Ray's token every client of Ray's ports can run code on every node. The key is then made of the salt
+alone, which such a client can read. Variables are set before Ray is imported, which reads them once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _CONNECT_S = 5.0
 _ALLOW_OPEN = "--allow-open-cluster (args: allow_open_cluster: true)"
 _KV = b"octavo"
 _SALT = b"salt"
-_SHARED_MEMORY_BYTES = 80 * 2**20  # Ray takes no less than 75 MiB; nothing large goes through it
+_SHARED_MEMORY_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing large goes through it
 
 
 class ClusterFailed(OctavoError):
-    """Ray, or an application on it, does not do what was asked: in words."""
+    """Ray, or an application on it, has failed."""
 
 
 def check_ray() -> None:
-    """Raises ConfigError where Ray is missing, or is not the version that this was written for."""
+    """Raises ConfigError if Ray is missing or has another version."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -50,11 +50,13 @@ def check_ray() -> None:
 
 
 def set_environment(token: Path | None, *, is_open: bool = False) -> None:
-    """Ray's variables for this process and what it starts: no usage reports; requests between its processes
-    need the token. None: what the environment or ~/.ray/auth_token has."""
+    """Set Ray's variables for this process and its children: no usage reports, and requests between Ray's
+    processes need the token. `token` None: that of the environment or ~/.ray/auth_token."""
     check_ray()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: engines would wait for every other process
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray's default is 15: other processes would slow engines
     os.environ["RAY_AUTH_MODE"] = "disabled" if is_open else "token"
     if token is not None:
         os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -62,7 +64,7 @@ def set_environment(token: Path | None, *, is_open: bool = False) -> None:
 
 
 def start_ray() -> str:
-    """Start Ray's head in processes of this one; they end with it. Returns the address of its GCS."""
+    """Start Ray's head in child processes, which end with this one. Returns the address of its GCS."""
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -77,8 +79,8 @@ def start_ray() -> str:
 
 
 def join_ray(address: str, *, is_open: bool = False, quiet: bool = False) -> None:
-    """Become a client of a Ray that runs. Raises ClusterFailed where it is not reached, or refuses the token;
-    ConfigError where it takes requests without one, unless that `is_open` is known."""
+    """Become a client of a running Ray. Raises ClusterFailed if it is not reached or refuses the token;
+    ConfigError if it accepts requests without a token, unless `is_open`."""
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -97,26 +99,26 @@ def join_ray(address: str, *, is_open: bool = False, quiet: bool = False) -> Non
 
 
 def leave_ray() -> None:
-    """Disconnect; a Ray that this process started ends."""
+    """Disconnect; stop a Ray that this process started."""
     import ray
 
     ray.shutdown()
 
 
 def check_token(address: str) -> None:
-    """Raises ConfigError where Ray at `address` asks for no token, or this process has none; ClusterFailed
-    where that is not known."""
+    """Raises ConfigError if Ray at `address` requires no token, or this process has none; ClusterFailed if
+    Ray gives another error."""
     _token_of_closed()
     if _answers_without_token(address):
         raise ConfigError(
-            f"Ray at {address} asks for no token: everyone who reaches its ports runs code on every node; "
+            f"Ray at {address} requires no token: every client of its ports can run code on every node; "
             f"allowed: start it with RAY_AUTH_MODE=token, or {_ALLOW_OPEN}"
         )
 
 
 def cluster_key(*, is_open: bool) -> str:
-    """64 hex digits, the same in every process of this cluster. Raises ConfigError where there is no token,
-    unless that `is_open` is known."""
+    """64 hex digits, the same in every process of this cluster. Raises ConfigError without a token, unless
+    `is_open`."""
     token = _token() if is_open else _token_of_closed()
     salt = read_value(_SALT)
     if salt is None:
@@ -127,22 +129,22 @@ def cluster_key(*, is_open: bool) -> str:
 
 
 def read_value(name: bytes) -> bytes | None:
-    """What a process of this cluster wrote in Ray's store, which lives as long as its head."""
+    """A value of this cluster in Ray's store, which lives as long as Ray's head."""
     from ray.experimental.internal_kv import _internal_kv_get
 
-    found = _internal_kv_get(name, namespace=_KV)
-    return None if found is None else bytes(found)
+    value = _internal_kv_get(name, namespace=_KV)
+    return None if value is None else bytes(value)
 
 
 def write_value(name: bytes, value: bytes, *, overwrite: bool = True) -> None:
-    """For all processes of this cluster."""
+    """Store a value for all processes of this cluster."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(name, value, overwrite=overwrite, namespace=_KV)
 
 
-def forget_values() -> None:
-    """Remove what was written: a cluster of Octavo's has ended, and Ray runs on."""
+def delete_values() -> None:
+    """Delete all values: the cluster has ended, while Ray may go on."""
     from ray.experimental.internal_kv import _internal_kv_del
 
     for name in (_SALT, b"spec", b"slots"):
@@ -150,7 +152,7 @@ def forget_values() -> None:
 
 
 def _token() -> str:
-    """Ray's token, as this node has it; "" without one."""
+    """Ray's token on this node; "" without one."""
     from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
 
     loader = AuthenticationTokenLoader.instance()
@@ -169,8 +171,8 @@ def _token_of_closed() -> str:
 
 
 def _check_reached(address: str) -> None:
-    """Raises ClusterFailed where nothing listens there: Ray itself would try for minutes. ConfigError where
-    it is no address."""
+    """Raises ClusterFailed if nothing listens there, as Ray itself would retry for minutes; ConfigError for
+    text that is no address."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal()):
         raise ConfigError(
@@ -183,8 +185,7 @@ def _check_reached(address: str) -> None:
 
 
 def _answers_without_token(address: str) -> bool:
-    """Whether GCS answers a client that has none. Raises ClusterFailed where it does neither that nor refuse
-    it."""
+    """Whether GCS answers a client without a token. Raises ClusterFailed for any error but a refusal."""
     import grpc
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
@@ -196,6 +197,6 @@ def _answers_without_token(address: str) -> bool:
             if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
                 return False
             raise ClusterFailed(
-                f"Ray at {address} does not say whether it asks for a token: {error.code().name}"
+                f"Ray at {address} was asked for its nodes without a token, and failed: {error.code().name}"
             ) from None
     return True

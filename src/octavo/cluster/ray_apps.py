@@ -1,4 +1,4 @@
-"""What a Serve config file names: the two applications, from its `args`.
+"""The two applications of a Serve config file, made from its `args`.
 
     applications:
     - name: engines
@@ -34,7 +34,7 @@ SPEC_KEY = b"spec"
 
 
 def engines(args: Mapping[str, object]) -> Application:
-    """The replicas. Raises ConfigError, also where a node is not like the others."""
+    """The application of replicas. Raises ConfigError, also if nodes differ."""
     spec = _checked(read_spec(args))
     spec = spec_for(living_nodes(), spec)
     write_value(SPEC_KEY, msgspec.json.encode(spec))
@@ -42,7 +42,7 @@ def engines(args: Mapping[str, object]) -> Application:
 
 
 def relay(args: Mapping[str, object]) -> Application:
-    """The relays. Raises ConfigError, also where a node's port for clients is in use."""
+    """The application of relays. Raises ConfigError, also if the clients' port is in use on a node."""
     spec = _checked(read_spec(args))
     if not _relays_run():  # else the port is theirs
         check_ports(living_nodes(), spec)
@@ -56,14 +56,14 @@ def _relays_run() -> bool:
 
 
 def _checked(spec: ClusterSpec) -> ClusterSpec:
-    """The same. Raises ConfigError for a Ray without a token, or ClusterFailed."""
+    """The same spec. Raises ConfigError for a Ray without a token, or ClusterFailed."""
     if not spec.allow_open_cluster:
         check_token(str(ray.get_runtime_context().gcs_address))
     return spec
 
 
 def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:
-    """What these nodes run, once each is known to be able to. Raises ConfigError."""
+    """Check the nodes, and complete the spec with what depends on them. Raises ConfigError."""
     check_reach(nodes, spec)
     check_nodes(nodes, spec)
     spec = spec.with_template_digest()
@@ -74,18 +74,18 @@ def spec_for(nodes: list[Node], spec: ClusterSpec) -> ClusterSpec:
 
 
 def check_room(spec: ClusterSpec, num_nodes: int) -> None:
-    """Raises ConfigError for more replicas than the nodes divide their memory by."""
+    """Raises ConfigError for more replicas than the nodes' shares of memory allow."""
     room = (spec.replicas_per_node or spec.max_replicas) * num_nodes
     if spec.max_replicas > room:
         raise ConfigError(
-            f"{spec.max_replicas:,} replicas are asked for; allowed: up to {room:,}, because a node's "
+            f"{spec.max_replicas:,} replicas are given; allowed: up to {room:,}, because a node's "
             f"threads and memory are divided by {spec.replicas_per_node};"
             " octavo cluster update --replicas-per-node changes that"
         )
 
 
 def config_file(spec: ClusterSpec) -> str:
-    """A Serve config of these two applications, as JSON, which is YAML, too."""
+    """A Serve config of these two applications, as JSON, which is also YAML."""
     args = {key: value for key, value in msgspec.to_builtins(spec).items() if value is not None}
     applications = [
         {

@@ -1,11 +1,11 @@
-"""One cluster, as its operator sees it: started or joined, looked at, scaled, updated, stopped whole.
+"""The operator's commands on a cluster: start, join, list, scale, update, stop.
 
-    begin()     Ray (unless one is joined), nodes checked, engines, relay
-    scale()     serve.run of the engines with another number: no replica is started again
+    begin()     checks the nodes, then starts engines and relays
+    scale()     serve.run of the engines with another number: running replicas stay
     update()    serve.run of the engines with another revision: Serve replaces replicas one after another
-    end()       both applications, Serve, the slots, and Ray if it is this process's
+    end()       stops both applications, Serve, the slots, and Ray if this process started it
 
-The spec that runs is in Ray's own store, so that any node with the token can scale and update.
+The running spec is in Ray's own store, so that any node with the token can scale and update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from octavo.cluster.ray_access import (
     ENGINES,
     RELAY,
     ClusterFailed,
-    forget_values,
+    delete_values,
     join_ray,
     leave_ray,
     read_value,
@@ -49,7 +49,7 @@ _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An actor of a cluster: an engine or a relay. `slot` and `address` "": none yet."""
+    """An actor of a cluster: an engine or a relay. Without a slot yet, `slot` is None and `address` ""."""
 
     kind: str
     replica: str
@@ -63,8 +63,8 @@ class Member:
 
 
 def begin(spec: ClusterSpec, progress: Progress) -> ClusterSpec:
-    """Start both applications on the Ray that this process is of, and wait until they serve. Returns what
-    runs. Raises ConfigError or ClusterFailed; what was started by then runs on."""
+    """Start both applications on the current Ray, and wait until they serve. Returns the running spec. Raises
+    ConfigError or ClusterFailed, and then does not stop what was started."""
     nodes = living_nodes()
     progress(f"checking {len(nodes)} nodes ...")
     spec = spec_for(nodes, spec)
@@ -79,22 +79,22 @@ def begin(spec: ClusterSpec, progress: Progress) -> ClusterSpec:
 
 
 def refuse_second() -> None:
-    """Raises ConfigError where this Ray has a cluster of Octavo's."""
+    """Raises ConfigError if this Ray already runs a cluster of Octavo."""
     if running_spec() is not None:
         raise ConfigError(
-            "Octavo's replicas run on this Ray already; allowed: octavo cluster update, or first octavo "
+            "Octavo's replicas already run on this Ray; allowed: octavo cluster update, or first octavo "
             "cluster stop"
         )
 
 
 def running_spec() -> ClusterSpec | None:
-    """What the cluster runs; None: there is none on this Ray."""
+    """The running cluster's spec; None: there is no cluster on this Ray."""
     stored = read_value(SPEC_KEY)
     return None if stored is None else msgspec.json.decode(stored, type=ClusterSpec)
 
 
 def scale(num_min: int, num_max: int) -> ClusterSpec:
-    """Have other numbers of replicas, and wait until they serve. Raises ConfigError or ClusterFailed."""
+    """Change the numbers of replicas, and wait until they serve. Raises ConfigError or ClusterFailed."""
     spec = _running()
     spec = msgspec.structs.replace(spec, min_replicas=num_min, max_replicas=num_max).check()
     check_room(spec, len(living_nodes()))
@@ -102,7 +102,7 @@ def scale(num_min: int, num_max: int) -> ClusterSpec:
 
 
 def update(change: Callable[[ClusterSpec], ClusterSpec]) -> ClusterSpec:
-    """Replace the replicas one after another by such as `change` makes of what runs; relays stay. Raises
+    """Apply `change` to the running spec, and replace the replicas one after another; relays stay. Raises
     ConfigError or ClusterFailed."""
     spec = _running()
     changed = msgspec.structs.replace(change(spec), revision=spec.revision + 1).check()
@@ -111,7 +111,7 @@ def update(change: Callable[[ClusterSpec], ClusterSpec]) -> ClusterSpec:
 
 
 def members() -> list[Member]:
-    """Every actor of both applications. Raises ConfigError where nothing runs."""
+    """All actors of both applications. Raises ConfigError if no cluster runs."""
     _running()
     details = _get_global_client().get_serve_details()
     slots = {slot.holder: (number, slot) for number, slot in enumerate(read_slots()) if slot.holder}
@@ -137,21 +137,21 @@ def members() -> list[Member]:
 
 
 def _node_name(replica: Mapping[str, object]) -> str:
-    """ "": it is on none yet."""
+    """The name of a replica's node; "": it has none yet."""
     node_id = str(replica.get("node_id") or "")
     return node_id and Node(node_id, str(replica.get("node_ip"))).name
 
 
 def end() -> None:
-    """Stop both applications, whole; replicas drain. Ray runs on, where it is not this process's, and so does
-    Serve, where it has other applications."""
-    with suppress(RayServeException):  # it has not begun
+    """Stop both applications; replicas drain. Serve stays if it has other applications, and so does a Ray
+    that this process did not start."""
+    with suppress(RayServeException):  # Serve was not started
         for name in (RELAY, ENGINES):
             serve.delete(name)
         if not serve.status().applications:
             serve.shutdown()
     end_slot_keeper()
-    forget_values()
+    delete_values()
 
 
 def enter(address: str | None, *, is_open: bool, quiet: bool = False) -> str:
@@ -163,14 +163,14 @@ def enter(address: str | None, *, is_open: bool, quiet: bool = False) -> str:
 
 
 def leave() -> None:
-    """Disconnect from Ray, or end one that this process started."""
+    """Disconnect from Ray, or stop a Ray that this process started."""
     leave_ray()
 
 
 def _running() -> ClusterSpec:
     spec = running_spec()
     if spec is None:
-        raise ConfigError("no cluster of Octavo's runs on this Ray; allowed: octavo cluster serve first")
+        raise ConfigError("no cluster of Octavo runs on this Ray; allowed: octavo cluster serve first")
     return spec
 
 
@@ -188,10 +188,10 @@ def _run(application: Application, name: str) -> None:
 
 
 def _why(name: str) -> str:
-    """What Serve knows of an application that cannot start."""
+    """Serve's reason why an application cannot start."""
     found = serve.status().applications.get(name)
     if found is None:
         return ""
     whole = " ".join([found.message, *(each.message for each in found.deployments.values())]).strip()
-    _, is_childs, ended = whole.rpartition(f"{ReplicaEnded.__name__}: ")  # behind Ray's traceback
-    return ended if is_childs else whole
+    _, marker, reason = whole.rpartition(f"{ReplicaEnded.__name__}: ")  # after Ray's traceback
+    return reason if marker else whole

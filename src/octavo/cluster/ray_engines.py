@@ -1,11 +1,11 @@
 """The application `engines`: each replica is an actor that supervises one `octavo serve`.
 
     Serve starts the actor -> claims a slot (waits while a draining replica has it) -> starts the child
-    the child ends         -> the actor ends, too, and Serve starts another
-    Serve stops the actor  -> it waits until no relay holds it, then the child drains, then the slot is free
-    kill -9 of the actor   -> the system ends the child
+    the child exits        -> the actor exits, and Serve starts another
+    Serve stops the actor  -> waits until no relay reserves it, then the child drains, then the slot is free
+    kill -9 of the actor   -> the kernel kills the child
 
-What the actor knows of clients' requests is how many there are.
+Of clients' requests the actor has only their number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 
 from octavo.cluster.child import ReplicaChild
-from octavo.cluster.last_load import LastLoad
+from octavo.cluster.feed_reader import LastLoad
 from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, cluster_key
 from octavo.cluster.ray_nodes import check_reach, living_nodes
 from octavo.cluster.ray_slots import slot_keeper
@@ -37,7 +37,7 @@ HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 10.0
 _CLAIM_PERIOD_S = 0.25
 _DRAIN_MARGIN_S = 15.0  # beyond the child's own drain timeout
-_REQUESTS_MAX = 100_000  # of relays at once; the engine's own queue refuses earlier
+_REQUESTS_MAX = 100_000  # reservations of relays; the engine's own queue is full earlier
 _OF_NODES = ("OCTAVO_CACHE", "OCTAVO_ISA")  # variables that differ between nodes, and change no answer
 _CHILD_DIED = 70  # exit status
 
@@ -45,10 +45,10 @@ _log = logging.getLogger("octavo.cluster")
 
 
 class EngineReplica:
-    """One `octavo serve`, with a slot of its own."""
+    """One `octavo serve` with its own slot."""
 
     async def __init__(self, spec: dict[str, object]) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raises ReplicaEnded where the child cannot serve: Serve tries again, and says why."""
+        """Raises ReplicaEnded if the child cannot serve: Serve reports that and tries again."""
         self._spec = read_spec(spec)
         check_reach(living_nodes(), self._spec)  # a machine may have joined since the start
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -66,19 +66,19 @@ class EngineReplica:
         self._watch = asyncio.create_task(self._end_with_child())
 
     def record_replica_metadata(self) -> dict[str, object]:
-        """What relays know of it; the key is not in it."""
+        """The metadata for relays, without the key."""
         return {"slot": self._slot, "base_url": self._child.base_url, "node": self._node}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Requests that run and wait, as its engine counts them."""
+        """Running and waiting requests, as the engine counts them."""
         return {"active": float(self._load.num_requests)}
 
     async def check_health(self) -> None:
-        """Raises ReplicaEnded where the child does not answer."""
+        """Raises ReplicaEnded if the child does not answer."""
         await asyncio.to_thread(self._child.check_health, _HEALTH_TIMEOUT_S / 2)
 
     async def __del__(self) -> None:
-        """Serve calls it when no relay holds this replica any more."""
+        """Drain the child. Serve calls it when no relay reserves this replica any more."""
         self._is_ending = True
         if (child := getattr(self, "_child", None)) is None:
             return
@@ -101,12 +101,12 @@ class EngineReplica:
         host = ray.util.get_node_ip_address() if self._spec.private_network else "127.0.0.1"
         arguments = self._spec.child_arguments(threads, kv_memory)
         for name in [each for each in os.environ if each.startswith("OCTAVO_") and each not in _OF_NODES]:
-            del os.environ[name]  # the spec alone says how replicas run
+            del os.environ[name]  # only the spec configures replicas
         key = cluster_key(is_open=self._spec.allow_open_cluster)
         return ReplicaChild(ReplicaIdentity(key, self._slot, f"replica-{self._slot}", disk), arguments, host)
 
     async def _end_with_child(self) -> None:
-        """A dead child is a dead actor: Serve sees that at its next health check, not after three."""
+        """Exit when the child exits, so that Serve notices at its next health check, not after three."""
         await asyncio.to_thread(self._child.wait)
         if not self._is_ending:
             _log.error("%s", self._child.how_it_ended())
@@ -114,21 +114,20 @@ class EngineReplica:
 
 
 class ReplicasByRequests:
-    """Ray's autoscaling policy: so many replicas that each has `requests_per_replica` at most, of those that
-    engines count. (Ray's own count does not have what relays hold by `choose_replica`.)"""
+    """Ray's autoscaling policy: enough replicas that each has at most `requests_per_replica`, as engines
+    count them. Ray's own count lacks the reservations of `choose_replica`."""
 
     def __init__(self, requests_per_replica: int) -> None:
         self._requests_per_replica = requests_per_replica
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, object]]:
-        """The number; Ray keeps it within its bounds, and waits before it follows."""
+        """The number of replicas, to which Ray applies bounds and delays."""
         per_replica = (context.aggregated_metrics or {}).get("active", {})
         return max(1, math.ceil(sum(per_replica.values()) / self._requests_per_replica)), {}
 
 
 def engines_application(spec: ClusterSpec) -> Application:
-    """What `serve.run` takes. A replica is started again where the spec differs in more than the number of
-    replicas."""
+    """The application for `serve.run`. Replicas restart if the spec differs in more than their number."""
     options = spec.engine_options()
     has_gpu = expects_device(options) or ray.cluster_resources().get("GPU", 0) >= 1
     num_gpus = options.tensor_parallel_size if has_gpu and options.device != "cpu" else 0

@@ -1,9 +1,9 @@
-"""The fleet that Ray Serve has: which replicas run, and how a relay holds one.
+"""The fleet of Ray Serve: which replicas run, and how a relay reserves one.
 
-    Serve's news -> RankedReplicas (ray_router.py) -> ReplicaPicture -> RayFleet -> relay
+    Serve's updates -> RankedReplicas (ray_router.py) -> RunningReplicas -> RayFleet -> relay
 
-Ray makes the router of a copy of its class, in a thread of its own, and the relay cannot get at it. So the
-picture is in this module, which is not copied: one a process, replaced whole.
+Ray creates the router from a copy of its class, in another thread, out of the relay's reach. So the table of
+replicas is in this module, which is not copied: one per process, replaced as a whole.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from octavo.cluster.fleet import NoReplicaLeft, Replica
-from octavo.cluster.slots import SlotHolder
+from octavo.cluster.slot_table import SlotHolder
 
-_RESERVE_S = 10.0  # a replica that has died, and that Ray does not miss yet
+_RESERVE_S = 10.0  # a replica may have died without Ray's notice
 
 
-class ReplicaPicture:
-    """Of this process: the replicas that run, by id."""
+class RunningReplicas:
+    """The running replicas by id, in this process."""
 
     current: ClassVar[Mapping[str, Replica]] = {}
 
 
 class RayFleet:
-    """The replicas of Serve's deployment, as `Fleet` wants them."""
+    """The replicas of Serve's deployment, as a `Fleet`."""
 
     def __init__(self, handle: DeploymentHandle, key: str) -> None:
         self._handle, self._key = handle, key
@@ -39,22 +39,22 @@ class RayFleet:
 
     @property
     def cluster_key(self) -> str:
-        """What opens replicas' private ports."""
+        """The key of the replicas' private ports."""
         return self._key
 
     def replicas(self) -> Mapping[str, Replica]:
-        """Those that run, as Ray knows them, and others that have a slot: without an address."""
-        if self._seen is not ReplicaPicture.current:
+        """Running replicas, and others that have a slot, without an address."""
+        if self._seen is not RunningReplicas.current:
             self._merge()
         return self._all
 
     def on_slots(self, slots: Sequence[SlotHolder]) -> None:
-        """Who has which slot now."""
+        """Take the new table of slots."""
         self._slots = slots
         self._merge()
 
     def _merge(self) -> None:
-        self._seen = ReplicaPicture.current
+        self._seen = RunningReplicas.current
         others = {
             slot.holder: Replica(
                 replica_id=slot.holder,
@@ -72,15 +72,15 @@ class RayFleet:
 
     @asynccontextmanager
     async def reserve(self, ranked: Sequence[str]) -> AsyncIterator[Replica]:
-        """Hold the first of these that takes it. Raises NoReplicaLeft."""
-        picture = ReplicaPicture.current
-        left = tuple(each for each in ranked if each in picture)
+        """Reserve the first of these that accepts. Raises NoReplicaLeft."""
+        running = RunningReplicas.current
+        left = tuple(each for each in ranked if each in running)
         if not left:
             raise NoReplicaLeft(f"none of {len(ranked)} replicas runs")
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(_RESERVE_S):
-                    chosen = await held.enter_async_context(self._handle.choose_replica(left))
+                    chosen = await stack.enter_async_context(self._handle.choose_replica(left))
             except (TimeoutError, DeploymentUnavailableError) as error:
-                raise NoReplicaLeft(f"none of {len(left)} replicas takes it: {error}") from None
-            yield picture[chosen.replica_id]
+                raise NoReplicaLeft(f"none of {len(left)} replicas accepts: {error}") from None
+            yield running[chosen.replica_id]

@@ -1,6 +1,6 @@
-"""The nodes of a cluster, checked before anything starts: the same Octavo, Python, model and files.
+"""Checks a cluster's nodes before anything starts: the same Octavo, Python, model and files.
 
-No runtime environment is sent: code and models are what operators installed.
+No runtime environment is sent: operators install code and models.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from octavo.cluster.spec import ClusterSpec
 from octavo.errors import ConfigError
 
-ENTRY = "octavo_entry"  # Ray's custom resource: nodes with it take clients; without any, all do
-_LOOK_S = 120.0
+ENTRY = "octavo_entry"  # Ray's custom resource of nodes that take clients; if no node has it, all do
+_CHECK_S = 120.0
 Facts = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that lives."""
+    """A living node."""
 
     node_id: str
     address: str
@@ -29,12 +29,12 @@ class Node:
 
     @property
     def name(self) -> str:
-        """As operators know it; several nodes of one machine differ in the id."""
+        """The name for operators; several nodes of one machine differ in the id."""
         return f"{self.address} ({self.node_id[:8]})"
 
 
 def living_nodes() -> list[Node]:
-    """In a fixed order."""
+    """All living nodes, in a fixed order."""
     found = [
         Node(each["NodeID"], each["NodeManagerAddress"], ENTRY in each["Resources"])
         for each in ray.nodes()
@@ -44,57 +44,57 @@ def living_nodes() -> list[Node]:
 
 
 def check_reach(nodes: Sequence[Node], spec: ClusterSpec) -> None:
-    """Raises ConfigError where relays of one node could not reach replicas of another."""
+    """Raises ConfigError if relays of one node cannot reach replicas of another."""
     addresses = {node.address for node in nodes}
     if len(addresses) > 1 and not spec.private_network:
         raise ConfigError(
-            f"the nodes are {len(addresses)} machines, and replicas listen on loopback alone; allowed: "
+            f"the nodes are {len(addresses)} machines, and replicas listen only on loopback; allowed: "
             "--private-network, where nodes reach each other over a network that others do not"
         )
 
 
 def check_nodes(nodes: Sequence[Node], spec: ClusterSpec) -> None:
-    """Raises ConfigError that names each node which differs from this process's, and in what."""
+    """Raises ConfigError, which names each node that differs from this one, and how."""
     files = spec.files()
-    look = _look()
-    expected = look(spec.model, files)
+    read = _fact_reader()
+    expected = read(spec.model, files)
     if "trouble" in expected:
         raise ConfigError(f"this node: {expected['trouble']}")
-    found = _ask(nodes, look, spec.model, files)
+    found = _run_on(nodes, read, spec.model, files)
     _refuse({name: _difference(facts, expected) for name, facts in found.items()})
 
 
 def check_ports(nodes: Sequence[Node], spec: ClusterSpec) -> None:
-    """Raises ConfigError that names each node where the clients' port is taken, before any relay runs: later
-    a relay would share it with another cluster of the same user."""
+    """Raises ConfigError, which names each node where the clients' port is in use. To be called before relays
+    run: a relay would share the port with another cluster of the same user."""
     entries = [node for node in nodes if node.has_entry] or nodes
     settings = spec.server_settings()
-    found = _ask(entries, _look_at_port(), settings.host, settings.port)
+    found = _run_on(entries, _port_checker(), settings.host, settings.port)
     _refuse({name: facts.get("trouble", "") for name, facts in found.items()})
 
 
-def _ask(nodes: Sequence[Node], look: Callable[..., Facts], *about: object) -> dict[str, Facts]:
-    """What it finds on each node, by name."""
-    task = ray.remote(look)
+def _run_on(nodes: Sequence[Node], check: Callable[..., Facts], *arguments: object) -> dict[str, Facts]:
+    """Run a function on each node. Returns its results by the node's name."""
+    task = ray.remote(check)
     answers = {
         node.name: task.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote(*about)
+        ).remote(*arguments)
         for node in nodes
     }
     found: dict[str, Facts] = {}
     for name, answer in answers.items():
         try:
-            found[name] = ray.get(answer, timeout=_LOOK_S)
+            found[name] = ray.get(answer, timeout=_CHECK_S)
         except ray.exceptions.RayError as error:
             found[name] = {"trouble": f"it did not answer: {type(error).__name__}"}
     return found
 
 
 def _refuse(reasons: dict[str, str]) -> None:
-    """Raises ConfigError for nodes with a reason."""
+    """Raises ConfigError if a node has a reason."""
     if wrong := [f"node {name}: {reason}" for name, reason in reasons.items() if reason]:
         raise ConfigError("; ".join(wrong))
 
@@ -109,10 +109,10 @@ def _difference(found: Facts, expected: Facts) -> str:
     )
 
 
-def _look() -> Callable[[str | None, list[str]], Facts]:
-    """The function that each node runs. It is sent as code, so that a node without Octavo can say so."""
+def _fact_reader() -> Callable[[str | None, list[str]], Facts]:
+    """The function for each node. It is sent as code, so that it also runs on a node without Octavo."""
 
-    def look(model: str | None, files: list[str]) -> Facts:
+    def read(model: str | None, files: list[str]) -> Facts:
         import platform
 
         try:
@@ -130,13 +130,13 @@ def _look() -> Callable[[str | None, list[str]], Facts]:
             return {"trouble": str(error)}
         return {"Octavo": octavo.__version__, "Python": platform.python_version(), **facts}
 
-    return look
+    return read
 
 
-def _look_at_port() -> Callable[[str, int], Facts]:
-    """As `_look`, of a port that is to be free."""
+def _port_checker() -> Callable[[str, int], Facts]:
+    """A function as of `_fact_reader`, which binds a port and closes it."""
 
-    def look(host: str, port: int) -> Facts:
+    def check(host: str, port: int) -> Facts:
         from octavo.errors import OctavoError
         from octavo.server.run import bind
 
@@ -146,4 +146,4 @@ def _look_at_port() -> Callable[[str, int], Facts]:
             return {"trouble": str(error)}
         return {}
 
-    return look
+    return check

@@ -1,8 +1,8 @@
-"""The application `relay`: each replica is an actor that takes clients, on one port of its node.
+"""The application `relay`: each of its actors takes clients on its node's port.
 
     client -> kernel (SO_REUSEPORT) -> one of two relays -> RayFleet.reserve -> bytes to and from a replica
 
-It has its own application, because an update of the engines must not end it.
+It is a separate application, because an update of the engines must not stop it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from octavo.server.logs import configure_logging
 from octavo.server.run import bind
 from octavo.serving.start import start_renderer
 
-_SLOTS_S = 1.0  # between two looks at who starts and drains, for pages and refusals
-_READY_S = 20.0  # to read the first report of a replica
+_SLOTS_S = 1.0  # between two reads of the slots, for pages and refusals
+_READY_S = 20.0  # for the first report of a replica
 
 _log = logging.getLogger("octavo.cluster")
 
@@ -45,26 +45,26 @@ class RelayReplica:
         self._listener = bind(settings.host, settings.port, is_shared=True)
         self._renderer = await asyncio.to_thread(start_renderer, read.model, read.engine_options(), _log.info)
         handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, ENGINES)
-        handle._init()  # Ray reports replicas from now on, not from the first request on
+        handle._init()  # else Ray reports no replicas before the first request
         fleet = RayFleet(handle, cluster_key(is_open=read.allow_open_cluster))
         self._following = asyncio.create_task(_follow_slots(fleet))
         router = Router()
         self._server: uvicorn.Server = create_relay_server(self._renderer, settings, router, fleet)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        with suppress(TimeoutError):  # without a replica it answers 503
+        with suppress(TimeoutError):  # without a replica the relay answers 503
             async with asyncio.timeout(_READY_S):
                 while not (self._server.started and router.fingerprints()):
                     self.check_health()
                     await asyncio.sleep(0.02)
 
     def check_health(self) -> None:
-        """Raises what ended the server."""
+        """Raises the error that ended the server."""
         if self._task.done():
             self._task.result()
             raise RuntimeError("the relay's server has ended")
 
     async def __del__(self) -> None:
-        """No new connections; running requests may end within the drain timeout."""
+        """Close the listener; running requests have the drain timeout to finish."""
         if (server := getattr(self, "_server", None)) is None:
             return
         server.should_exit = True
@@ -77,13 +77,13 @@ async def _follow_slots(fleet: RayFleet) -> None:
     while True:
         try:
             fleet.on_slots(await asyncio.to_thread(read_slots))
-        except Exception as error:  # noqa: BLE001  Ray has many; the last picture stays until it answers
+        except Exception as error:  # noqa: BLE001  Ray has many; the last table stays until a read succeeds
             _log.warning("the slots are not read: %s: %s", type(error).__name__, error)
         await asyncio.sleep(_SLOTS_S)
 
 
 def relay_application(spec: ClusterSpec) -> Application:
-    """What `serve.run` takes."""
+    """The application for `serve.run`."""
     nodes = living_nodes()
     entries = [node for node in nodes if node.has_entry]
     resources = {"resources": {ENTRY: 0.001}} if entries else {}

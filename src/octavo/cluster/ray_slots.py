@@ -1,10 +1,10 @@
-"""The one actor that says which replica has which slot, and how its table survives it.
+"""The actor that assigns slots to replicas. Its table survives it in Ray's store.
 
-    EngineReplica --claim--> SlotKeeper --> SlotTable (pure)     in Ray's store after each change
+    EngineReplica --claim--> SlotKeeper --> SlotTable (pure)     stored after each change
                                 |
-                                +-- Ray: which replicas live, how many there are to be
+                                +-- Ray: which replicas live, how many are wanted
 
-It is started by the first replica that asks, and started again by Ray wherever it died.
+The first replica that claims a slot starts the actor; Ray restarts it after a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray import serve
 from ray.actor import ActorHandle
 
 from octavo.cluster.ray_access import ENGINE_DEPLOYMENT, ENGINES, NAMESPACE, read_value, write_value
-from octavo.cluster.slots import SlotHolder, SlotTable
+from octavo.cluster.slot_table import SlotHolder, SlotTable
 
 _NAME = "octavo-slots"
 _KEY = b"slots"
@@ -26,7 +26,7 @@ _ENDING = ("STOPPING",)
 
 
 class SlotKeeper:
-    """An actor: one call at a time."""
+    """An actor, which runs one call at a time."""
 
     def __init__(self) -> None:
         self._table = SlotTable()
@@ -34,18 +34,18 @@ class SlotKeeper:
             self._table = msgspec.json.decode(stored, type=SlotTable)
 
     def claim(self, replica_id: str, node: str) -> int | None:
-        """A slot, or None: the replica has to wait for one that ends."""
+        """A slot, or None: the replica must wait until one is free."""
         slot = self._table.claim(replica_id, node, _num_replicas(), _LivingReplicas(), time.time())
         self._store()
         return slot
 
     def on_ready(self, replica_id: str, base_url: str, pid: int) -> None:
-        """Its child serves."""
+        """The replica's child serves."""
         self._table.on_ready(replica_id, base_url, pid)
         self._store()
 
     def release(self, replica_id: str) -> None:
-        """It has ended."""
+        """The replica has ended."""
         self._table.release(replica_id, time.time())
         self._store()
 
@@ -58,7 +58,7 @@ class SlotKeeper:
 
 
 class _LivingReplicas:
-    """Ids of replicas whose actors live, as Ray knows them by name."""
+    """The ids of replicas whose actors live, looked up in Ray by name."""
 
     def __contains__(self, replica_id: object) -> bool:
         try:
@@ -69,20 +69,20 @@ class _LivingReplicas:
 
 
 def slot_keeper() -> ActorHandle[SlotKeeper]:
-    """The cluster's, which is started where there is none."""
+    """The cluster's slot keeper, started if there is none."""
     options = {"name": _NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     actor = ray.remote(SlotKeeper).options(**options, num_cpus=0, max_restarts=-1, max_task_retries=-1)
     return cast("ActorHandle[SlotKeeper]", actor.remote())
 
 
 def read_slots() -> list[SlotHolder]:
-    """The table as the keeper stored it last; it need not live."""
+    """The table as the keeper stored it last, also while the keeper is dead."""
     stored = read_value(_KEY)
     return [] if stored is None else msgspec.json.decode(stored, type=SlotTable).slots
 
 
 def end_slot_keeper() -> None:
-    """For good. Nothing, where there is none."""
+    """Stop the slot keeper. Does nothing if there is none."""
     try:
         ray.kill(ray.get_actor(_NAME, namespace=NAMESPACE), no_restart=True)
     except ValueError:
@@ -90,7 +90,7 @@ def end_slot_keeper() -> None:
 
 
 def _num_replicas() -> int:
-    """How many replicas there are to be: all but those that end."""
+    """How many replicas are wanted: all that are not stopping."""
     found = serve.status().applications.get(ENGINES)
     states = {} if found is None else found.deployments[ENGINE_DEPLOYMENT].replica_states
     return sum(count for state, count in states.items() if state not in _ENDING)

@@ -2,12 +2,12 @@
 
     uvicorn -> Targets, AccessLog, Preflights, Guard (as in `octavo serve`) -> Relay.answer, by Route.spread:
 
-    PREFIX    the handler finds the prompt, the router chooses by its blocks' names, bytes pass
+    PREFIX    the handler finds the prompt, the router chooses by the names of its blocks
     LOAD      the same without a prompt    ID        the slot that the id names
-    ALL       each replica, merged         REPLICA   the one of ?replica=    RELAY   the handler itself
+    ALL       all replicas, merged         REPLICA   the one of ?replica=    RELAY   the handler itself
 
-A request whose replica is lost before its client has anything of its answer goes to the next one, unless it
-writes a session or a response and may have been read: what became of it there is not known.
+If a replica is lost before the client has a byte of its answer, the request goes to the next one. A request
+that writes a session or a response is sent again only if the lost replica cannot have read it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.cluster.fan_out import (
+    merge_changes,
+    merge_lists,
+    merge_scrapes,
+    merge_sources,
+    pin_on_all,
+    send_to_all,
+)
 from octavo.cluster.feed_reader import FeedReader
 from octavo.cluster.fleet import Fleet, NoReplicaLeft, Replica
-from octavo.cluster.merged import (
-    ask_all,
-    merged_changes,
-    merged_lists,
-    merged_scrapes,
-    merged_sources,
-    pinned_by_all,
-)
-from octavo.cluster.passing import PassedAnswer
 from octavo.cluster.prompts import BodyRecorder, PromptReader, names_of
-from octavo.cluster.relay_metrics import RelayMetrics, relay_label
+from octavo.cluster.relay_metrics import RelayMetrics, cluster_view, relay_label
+from octavo.cluster.relayed_answer import RelayedAnswer
 from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
-from octavo.cluster.view import cluster_view
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, shown
 from octavo.routing.prompt_costs import Prompt
 from octavo.routing.router import Choice, NoReplica, Router
@@ -58,10 +57,10 @@ from octavo.server.run import Server, make_server
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
 
-_WAITING_MAX = 4096  # texts of a tenant that wait to be tokenised
-_FIRST_REPORT_S, _LOOK_S = 5.0, 0.05  # of a replica that runs, and that the router does not know yet
+_WAITING_MAX = 4096  # queued texts of a tenant, to be tokenised
+_FIRST_REPORT_S, _POLL_S = 5.0, 0.05  # while a running replica has not reported to the router yet
 _SLOT_RETRY_S, _SLOT_PAUSE_S = 2.0, 0.2  # while the replica of a slot refuses connections
-_ROUTED_MAX = 10_000  # requests whose choice is remembered
+_ROUTED_MAX = 10_000  # requests whose routing is kept
 _UNKNOWN_REASON = (
     "not known to this relay: another relay sent the request, or this one has sent 10,000 since then"
 )
@@ -72,8 +71,8 @@ _BUSY_OR_ENDING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 def create_relay_app(
     renderer: EngineClient, settings: ServerSettings, router: Router, fleet: Fleet
 ) -> Starlette:
-    """The application over a fleet. `renderer`: as `start_renderer` makes it, of the model that all replicas
-    serve. It follows their reports from its start on. Raises ConfigError."""
+    """The application over a fleet, whose reports it follows from its start. `renderer`: from
+    `start_renderer`, of the model that all replicas serve. Raises ConfigError."""
     relay = Relay(renderer, router, fleet)
     app = create_app(renderer, settings, cluster=relay)
     app.state.relay = relay
@@ -83,8 +82,8 @@ def create_relay_app(
 def create_relay_server(
     renderer: EngineClient, settings: ServerSettings, router: Router, fleet: Fleet
 ) -> Server:
-    """The server of this application, which the caller runs on its event loop. Where it ends, answers that
-    are being passed may end within the drain timeout. Raises ConfigError."""
+    """The server of this application, for the caller's event loop. When it stops, running answers have the
+    drain timeout to finish. Raises ConfigError."""
     app = create_relay_app(renderer, settings, router, fleet)
     server = make_server(app, renderer, settings, kind=RelayServer)
     assert isinstance(server, RelayServer)
@@ -93,21 +92,21 @@ def create_relay_server(
 
 
 class RelayServer(Server):
-    """A server whose requests run elsewhere."""
+    """A server whose requests run on replicas."""
 
     relay: Relay
 
     async def drain_requests(self) -> None:
-        """As a server with an engine; pages that watch a replica are not waited for."""
+        """Wait for running answers within the drain timeout, but not for pages that watch a replica."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                while self.relay.num_held and not self.end_now.is_set():
+                while self.relay.num_reserved and not self.end_now.is_set():
                     await asyncio.sleep(0.02)
         await self.relay.stop()
 
 
 class Relay:
-    """What answers a cluster's clients. On one event loop."""
+    """Answers a cluster's clients. On one event loop."""
 
     def __init__(self, renderer: EngineClient, router: Router, fleet: Fleet) -> None:
         self._renderer = renderer
@@ -117,28 +116,28 @@ class Relay:
         self._feeds = FeedReader(router, fleet, self._upstream)
         self._metrics = RelayMetrics(router)
         self._reader: PromptReader | None = None
-        self._routed: OrderedDict[str, JsonObject] = OrderedDict()  # by the engine's id of a request
+        self._routed: OrderedDict[str, JsonObject] = OrderedDict()  # by request id
         self._num_sent = 0
-        self._open = set[PassedAnswer]()
+        self._open = set[RelayedAnswer]()
         self._pinning = set[asyncio.Task[Response]]()
         self._is_stopping = False
-        self.num_held = 0  # answers whose replicas are held for them
+        self.num_reserved = 0  # answers that have a reserved replica
 
-    # -- what the application calls
+    # -- for the application
 
     def begin(self) -> None:
-        """Follow the replicas. On the event loop."""
+        """Start to follow the replicas. On the event loop."""
         self._feeds.begin()
 
     async def stop(self) -> None:
-        """End what is still answered, in order, and take nothing more."""
+        """End running answers in order, and refuse new requests."""
         self._is_stopping = True
         for answer in list(self._open):
             answer.stop(_STOPPING)
         await self._upstream.close()
 
     async def close(self) -> None:
-        """End all connections to replicas."""
+        """Close all connections to replicas."""
         await self._feeds.close()
         await self._upstream.close()
 
@@ -191,8 +190,8 @@ class Relay:
         return await self._to_best(request, out, prompt, is_write=found.session != "")
 
     async def _to_best(self, request: Request, out: Outgoing, prompt: Prompt, *, is_write: bool) -> Response:
-        """The answer of the replica that the router chooses; of the next one where that is lost, is full or
-        ends."""
+        """The answer of the replica that the router chooses, or of the next one if that is lost, full or
+        draining."""
         excluded, refusal = set[str](), None
         waits_until = time.monotonic() + _FIRST_REPORT_S
         while True:
@@ -204,10 +203,10 @@ class Relay:
                     is_full = refusal.status_code == HTTPStatus.TOO_MANY_REQUESTS
                     self._router.on_refused(NoReplica.FULL if is_full else NoReplica.NONE)
                     return refusal
-                # In an update the last old replica goes as soon as the first new one runs.
+                # In an update the last old replica drains as soon as the first new one runs.
                 ids = {one.replica_id for one in self._running()} - excluded
                 if ids - self._feeds.known and time.monotonic() < waits_until:
-                    await until_disconnect(request, asyncio.sleep(_LOOK_S))
+                    await until_disconnect(request, asyncio.sleep(_POLL_S))
                     continue
                 self._router.on_refused(choice)
                 raise _all_full() if choice is NoReplica.FULL else _no_replica()
@@ -230,15 +229,16 @@ class Relay:
             with contextlib.suppress(EngineStopped):  # lost within its refusal
                 refusal = await until_disconnect(request, answer.whole())
 
-    async def _send_chosen(self, choice: Choice, out: Outgoing) -> PassedAnswer:
-        """A replica's answer, which has begun. Raises NoReplicaLeft, NotSent or ReplicaLost."""
+    async def _send_chosen(self, choice: Choice, out: Outgoing) -> RelayedAnswer:
+        """Send to the chosen replica and return its answer, whose head has come. Raises NoReplicaLeft,
+        NotSent or ReplicaLost."""
         async with AsyncExitStack() as stack:
-            replica = await self._held(stack, (choice.replica_id, *choice.ranked))
+            replica = await self._reserve(stack, (choice.replica_id, *choice.ranked))
             self._num_sent += 1
             key = str(self._num_sent)
             self._router.on_sent(replica.replica_id, choice, key, time.monotonic())
             stack.callback(self._router.on_ended, key)
-            answer = await self._begun(stack, replica, out)
+            answer = await self._open_answer(stack, replica, out)
             if await answer.begin():
                 self._router.on_first_token(key)
             is_first = replica.replica_id == choice.replica_id
@@ -247,29 +247,29 @@ class Relay:
             )
             return answer
 
-    async def _held(self, stack: AsyncExitStack, ranked: Sequence[str]) -> Replica:
-        """The first of these that can be held, until the stack ends. Raises NoReplicaLeft."""
+    async def _reserve(self, stack: AsyncExitStack, ranked: Sequence[str]) -> Replica:
+        """Reserve the first of these that can be reserved, until the stack ends. Raises NoReplicaLeft."""
         replica = await stack.enter_async_context(self._fleet.reserve(ranked))
-        self.num_held += 1
-        stack.callback(self._end_one)
+        self.num_reserved += 1
+        stack.callback(self._end_reservation)
         return replica
 
-    def _end_one(self) -> None:
-        self.num_held -= 1
+    def _end_reservation(self) -> None:
+        self.num_reserved -= 1
 
-    async def _begun(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> PassedAnswer:
-        """Its answer, which takes over what is in the stack. Raises NotSent or ReplicaLost."""
+    async def _open_answer(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> RelayedAnswer:
+        """The replica's answer, which takes the stack's contents over. Raises NotSent or ReplicaLost."""
         self._metrics.requests.labels(replica.name).inc()
         stack.enter_context(self._metrics.answering(replica.name))
         received = await self._upstream.send(replica, out)
-        answer = PassedAnswer(received, replica, self._metrics.cut.inc)
+        answer = RelayedAnswer(received, replica, self._metrics.cut.inc)
         self._open.add(answer)
         stack.callback(self._open.discard, answer)
         answer.stack = stack.pop_all()
         return answer
 
-    def _note_routed(self, answer: PassedAnswer, reason: str) -> None:
-        """Where its requests went and why, for GET /v1/requests/{id}."""
+    def _note_routed(self, answer: RelayedAnswer, reason: str) -> None:
+        """Keep where the answer's requests went and why, for GET /v1/requests/{id}."""
         for request_id in filter(None, answer.headers.get("x-octavo-request", "").split(",")):
             self._routed[request_id] = {"replica": answer.replica.name, "reason": reason}
         while len(self._routed) > _ROUTED_MAX:
@@ -281,18 +281,17 @@ class Relay:
         [kept_id] = request.path_params.values()
         if route.handler is not kv.show_request:
             return await self._to_slot(request, out, kept_id)
-        answer = await self._to_slot(request, replace(out, method="GET"), kept_id)  # HEAD's, too
-        if answer.status_code != HTTPStatus.OK or not isinstance(answer, PassedAnswer):
+        answer = await self._to_slot(request, replace(out, method="GET"), kept_id)  # also for HEAD
+        if answer.status_code != HTTPStatus.OK or not isinstance(answer, RelayedAnswer):
             return answer
         whole = await answer.whole()
         routed = self._routed.get(kept_id, {"replica": answer.replica.name, "reason": _UNKNOWN_REASON})
-        told = parse_json(bytes(whole.body)) | {"routing": routed}
-        return json_response(told, headers={"x-octavo-replica": answer.replica.name})
+        row = parse_json(bytes(whole.body)) | {"routing": routed}
+        return json_response(row, headers={"x-octavo-replica": answer.replica.name})
 
     async def _to_slot(self, request: Request, out: Outgoing, kept_id: str) -> Response:
-        """The answer of the replica of the slot that an id names. If that replica refuses the connection, the
-        slot is tried again for a few seconds. An id without a slot is unknown to every replica: any of them
-        refuses it."""
+        """The answer of the replica whose slot the id names. If it refuses the connection, the slot is tried
+        again for a few seconds. An id without a slot is unknown to every replica: any of them refuses it."""
         slot = slot_of(kept_id)
         if slot is None:
             return await self._to_best(request, out, _any_prompt(request), is_write=False)
@@ -317,10 +316,10 @@ class Relay:
             except ReplicaLost as lost:
                 raise _maybe_written(lost.replica) from None
 
-    async def _send_reserved(self, replica: Replica, out: Outgoing) -> PassedAnswer:
+    async def _send_reserved(self, replica: Replica, out: Outgoing) -> RelayedAnswer:
         async with AsyncExitStack() as stack:
-            await self._held(stack, (replica.replica_id,))
-            return await self._begun(stack, replica, out)
+            await self._reserve(stack, (replica.replica_id,))
+            return await self._open_answer(stack, replica, out)
 
     async def _to_named(self, request: Request, out: Outgoing) -> Response:
         """The answer of the replica of ?replica=; for a GET without it, of the lowest slot's. The replica is
@@ -343,9 +342,9 @@ class Relay:
         except (NotSent, ReplicaLost) as lost:
             raise _maybe_written(lost.replica) from None
 
-    async def _send_plain(self, replica: Replica, out: Outgoing) -> PassedAnswer:
+    async def _send_plain(self, replica: Replica, out: Outgoing) -> RelayedAnswer:
         async with AsyncExitStack() as stack:
-            return await self._begun(stack, replica, out)
+            return await self._open_answer(stack, replica, out)
 
     # -- all replicas
 
@@ -355,34 +354,35 @@ class Relay:
             if session is not None:
                 return await self._to_slot(request, out, session)
             return await until_disconnect(request, self._pin(out))
-        asked = await until_disconnect(request, ask_all(self._upstream, self._running(), out))
+        result = await until_disconnect(request, send_to_all(self._upstream, self._running(), out))
         if route.handler is about.metrics:
             text = self._metrics.render() + generate_latest(edge.metrics.registries[1])
-            return merged_scrapes(asked, {relay_label(): text})
+            return merge_scrapes(result, {relay_label(): text})
         if route.handler is about.kv_event_sources:
-            return merged_sources(asked)
-        return merged_lists(asked) if route.method == "GET" else merged_changes(asked)
+            return merge_sources(result)
+        return merge_lists(result) if route.method == "GET" else merge_changes(result)
 
     async def _pin(self, out: Outgoing) -> Response:
-        """It is made or undone to its end, also where its client leaves. Raises OctavoError."""
-        pinning = asyncio.create_task(pinned_by_all(self._upstream, self._running(), out))
+        """Make a pin on all replicas or undo it, even if its client disconnects. Raises OctavoError."""
+        pinning = asyncio.create_task(pin_on_all(self._upstream, self._running(), out))
         self._pinning.add(pinning)
         pinning.add_done_callback(self._pinning.discard)
         return await asyncio.shield(pinning)
 
     def _running(self) -> list[Replica]:
-        """Those that can be reached, by slot."""
+        """Replicas with an address, by slot."""
         known = self._fleet.replicas().values()
         return sorted((one for one in known if one.base_url), key=lambda one: one.slot)
 
 
 def _any_prompt(request: Request) -> Prompt:
-    """Of a request that goes by load: among replicas that are as free, to any."""
+    """The prompt of a request that goes by load alone. The key spreads requests among equally free
+    replicas."""
     return Prompt(0, key=request_id_of(request.scope).encode())
 
 
 def _session_of(body: Sequence[bytes]) -> str | None:
-    """The session whose tokens a pin is of. A large body names none: it has a prompt."""
+    """The session whose tokens a pin keeps. A large body has a prompt, so it names no session."""
     if is_large(body):
         return None
     session = parse_json(b"".join(body)).get("session")
@@ -414,6 +414,6 @@ def _empty_slot(kept_id: str, slot: int) -> HttpRefusal:
 def _maybe_written(replica: Replica) -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"{replica.name} was lost before it answered; whether it has done what was asked is not known",
+        f"{replica.name} was lost before it answered; it may or may not have done what the request says",
         code="replica_lost",
     )

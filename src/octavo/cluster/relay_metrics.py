@@ -1,18 +1,22 @@
-"""What a relay counts: how requests were shared out, and what became of them."""
+"""A relay's metrics, and GET /cluster: the replicas as an operator sees them."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter as Counted
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.routing.router import Router, RouterCounts
+from octavo.cluster.fleet import Fleet, Replica
+from octavo.routing.router import ReplicaState, Router, RouterCounts
+from octavo.server.errors import JsonObject
 
 _ROUTER_HELP = {
     "chosen": "Requests for which a replica was chosen",
@@ -25,7 +29,7 @@ _ROUTER_HELP = {
 
 
 class RelayMetrics:
-    """The registry of one relay, and its router's counts."""
+    """The metrics of one relay and its router."""
 
     def __init__(self, router: Router) -> None:
         self._counts = router.counts
@@ -49,12 +53,12 @@ class RelayMetrics:
         )
 
     def num_open(self, name: str) -> int:
-        """Answers of that replica that are being passed on."""
+        """Answers of this replica that are being passed on."""
         return self._num_open[name]
 
     @contextmanager
     def answering(self, name: str) -> Iterator[None]:
-        """That replica has one more answer, as long as this is entered."""
+        """Count an answer of this replica as open until the block ends."""
         self._num_open[name] += 1
         try:
             with self._open.labels(name).track_inprogress():
@@ -63,7 +67,7 @@ class RelayMetrics:
             self._num_open[name] -= 1
 
     def counts(self) -> dict[str, float]:
-        """What GET /cluster shows."""
+        """The counts in GET /cluster."""
         totals = {name: f"octavo_relay_{name}_total" for name in ("lost", "refused", "cut")}
         own = {name: self._registry.get_sample_value(total) or 0 for name, total in totals.items()}
         return own | asdict(self._counts)
@@ -83,5 +87,44 @@ class _RouterCollector(Collector):
 
 
 def relay_label() -> str:
-    """What the label `replica` says of a relay's own figures: there may be several on one port."""
+    """The label `replica` of a relay's own metrics: several relays may share a port."""
     return f"relay-{os.getpid()}"
+
+
+def cluster_view(fleet: Fleet, router: Router, metrics: RelayMetrics) -> JsonObject:
+    """GET /cluster: each replica by slot with its last report, and this relay's counts. Times are in seconds,
+    predicted waits in milliseconds."""
+    states = {state.replica_id: state for state in router.states(time.monotonic())}
+    replicas = sorted(fleet.replicas().values(), key=lambda one: (one.slot, one.replica_id))
+    return {
+        "object": "cluster",
+        "now": time.time(),
+        "replicas": [_row(one, states.get(one.replica_id), metrics) for one in replicas],
+        "relay": metrics.counts(),
+    }
+
+
+def _row(replica: Replica, state: ReplicaState | None, metrics: RelayMetrics) -> JsonObject:
+    row: JsonObject = {
+        "name": replica.name,
+        "id": replica.replica_id,
+        "slot": replica.slot,
+        "state": replica.state,
+        "reason": replica.reason,
+        "since": replica.since,
+        "node": replica.node,
+        "answering": metrics.num_open(replica.name),
+        "load": None,
+    }
+    if state is None:
+        silent = "its feed is not read, so the router does not choose it"
+        return row | {"reason": replica.reason or silent}
+    load = msgspec.to_builtins(state.load)
+    return row | {
+        "model": state.hello.model,
+        "fingerprint": state.hello.fingerprint,
+        "load": load,
+        "load_age": round(state.load_age_s, 3),
+        "wait_ms": round(state.wait_ms, 1),
+        "blocks_known": state.num_blocks,
+    }

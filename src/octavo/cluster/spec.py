@@ -1,4 +1,4 @@
-"""What a cluster runs, as JSON: the model, how many replicas, and the settings of `octavo serve`.
+"""A cluster's specification, as JSON: the model, the number of replicas, and the settings of `octavo serve`.
 
     octavo cluster serve MODEL --max-seqs 8     settings_table(origins)   {"max_seqs": 8}
     a Serve config's `args:`                    read_spec(args)           the same tables as octavo.toml has
@@ -7,7 +7,7 @@
                   +-- engine_options()          for checks, and what relays render with
                   +-- child_arguments()         the command line of each replica's `octavo serve`
 
-It travels to every node and Ray keeps it, so it holds no secret: keys are in files, and these are named.
+Every node gets it and Ray stores it, so it holds no secret: keys are in files, of which it has the paths.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ NOT_OF_ENGINES = (
     *("kv_events_form", "kv_events_key_file", "kv_events_tenants"),
 )
 NOT_OF_RELAYS = ("unix_socket", "http_processes", "metrics_address", "trace_file")
-# What a relay reads when it starts, and an update of the engines does not change.
+# Settings that a relay reads at its start, so that an update of the engines cannot change them.
 _READ_BY_RELAYS = ("context_length", "chat_template", "tool_parser", "reasoning_parser", "served_name")
 _FILES = ("api_key_file", "tenants", "tls_cert", "tls_key")
-# What the relay alone does: its replicas have a private port.
-_RELAYS_ALONE = {"host", "port", "tls_cert", "tls_key", "allowed_host", "allowed_origin", "insecure"}
+# Settings of the relay alone: replicas have a private port.
+_RELAY_ONLY = {"host", "port", "tls_cert", "tls_key", "allowed_host", "allowed_origin", "insecure"}
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Raises ConfigError from `check`. `revision` counts updates; `replicas_per_node` None: as many as divide
-    the most replicas by the nodes that are there."""
+    """Raises ConfigError from `check`. `revision` counts updates. `replicas_per_node` None: `max_replicas`
+    divided by the nodes, rounded up."""
 
     model: str | None = None
     min_replicas: int = 1
@@ -57,12 +57,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     private_network: bool = False
     allow_open_cluster: bool = False
     revision: int = 1
-    template_digest: str | None = None  # of the file of --chat-template, as the cluster started with it
+    template_digest: str | None = None  # of the file of --chat-template at the cluster's start
     engine: Table = {}
     server: Table = {}
 
     def check(self) -> ClusterSpec:
-        """The same, once everything in it is known to be allowed. Raises ConfigError."""
+        """The same spec, validated. Raises ConfigError."""
         for name, value, low in (
             ("--min-replicas", self.min_replicas, 1),
             ("--max-replicas", self.max_replicas, self.min_replicas),
@@ -84,7 +84,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
     def check_update(self, changed: ClusterSpec) -> None:
-        """Raises ConfigError for a change that relays would not follow."""
+        """Raises ConfigError for a change that needs new relays."""
         for name in _READ_BY_RELAYS:
             if changed.engine.get(name) != (now := self.engine.get(name)):
                 flag = f"--{name.replace('_', '-')}"
@@ -101,7 +101,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def with_template_digest(self) -> ClusterSpec:
-        """The same, with the digest of the template's file as it is now. Raises ConfigError."""
+        """The same spec with the current digest of the template's file. Raises ConfigError."""
         from octavo.cluster.node_files import files_digest  # --help does without it
 
         templates = self._template_files()
@@ -117,11 +117,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _from_table(StartOptions, self.engine, "engine")
 
     def server_settings(self) -> ServerSettings:
-        """Of the relays. Raises ConfigError, also for a file of keys or tenants that is not on this node."""
+        """The relays' settings. Raises ConfigError, also for a file of keys or tenants that is not on this
+        node."""
         return _from_table(ServerSettings, self.server, "server")
 
     def files(self) -> list[str]:
-        """The paths of files that every node needs, with the same content."""
+        """The paths of files that every node needs, with equal contents."""
         return [*self._template_files(), *(str(self.server[name]) for name in _FILES if name in self.server)]
 
     def _template_files(self) -> list[str]:
@@ -129,19 +130,19 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [template] if isinstance(template, str) and _is_file(template) else []
 
     def child_arguments(self, threads: int, kv_memory: int | None) -> list[str]:
-        """A replica's model and flags, as `octavo serve` takes them. `threads`, `kv_memory` (bytes; None:
-        the engine decides): of this replica, where the settings do not say."""
+        """A replica's model and flags for `octavo serve`. `threads` and `kv_memory` (bytes; None: the
+        engine's default) apply where the settings have no value."""
         engine = {name: value for name, value in self.engine.items() if name != "disk_cache"}
         engine.setdefault("threads", threads)
         if kv_memory is not None:
             engine.setdefault("kv_memory", kv_memory)
-        server = {name: value for name, value in self.server.items() if name not in _RELAYS_ALONE}
+        server = {name: value for name, value in self.server.items() if name not in _RELAY_ONLY}
         model = [] if self.model is None else [self.model]
         return [*model, *_flags(StartOptions, engine), *_flags(ServerSettings, server)]
 
 
 def read_spec(args: Mapping[str, object]) -> ClusterSpec:
-    """What a Serve config gives under `args`. Raises ConfigError, which says what is allowed."""
+    """The spec in the `args` of a Serve config. Raises ConfigError."""
     try:
         return msgspec.convert(args, ClusterSpec).check()
     except msgspec.ValidationError as error:
@@ -152,12 +153,12 @@ def read_spec(args: Mapping[str, object]) -> ClusterSpec:
 
 
 def settings_table(values: Iterable[tuple[Setting, object]]) -> Table:
-    """Settings and their values as the table that a TOML file would have. A file stands by its path."""
+    """Settings and values as a table of a TOML file. A file is given as its path."""
     return {setting.name: _plain(_as_path(setting.name, value)) for setting, value in values}
 
 
 def _as_path(name: str, value: object) -> object:
-    """A path where the setting is one, as text."""
+    """A `Path` if the setting is one."""
     is_path = name == "disk_cache" or (name == "chat_template" and _is_file(str(value)))
     return Path(str(value)) if is_path else value
 

@@ -1,11 +1,11 @@
-"""What this machine knows of its clusters: a small folder for each, readable by its owner alone.
+"""The folder of a cluster on the machine that started it, readable by its owner alone.
 
     CACHE/clusters/octavo/  0700
-        cluster.json        where its Ray is, and which process serves
-        token               Ray's; made before anything starts
-        api_keys            the keys of --api-key, which no argument of Ray's may hold
+        cluster.json        the address of its Ray, and the serving process
+        token               of Ray; made before anything starts
+        api_keys            the keys of --api-key, which no argument of Ray may hold
 
-It knows no Ray. Machines that only join have the token, by the operator's hand, and no folder.
+Nothing here imports Ray. On machines that only join, the operator installs the token, and there is no folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _BYTES_MAX = 1 << 20
 
 
 class ClusterAddress(msgspec.Struct, frozen=True):
-    """Where a cluster's Ray is. `pid`: of the process that serves; `token`: the file, None: Ray's usual."""
+    """The address of a cluster's Ray. `pid`: of the serving process; `token`: its file, None: Ray's
+    default."""
 
     address: str
     pid: int
@@ -36,7 +37,7 @@ class ClusterAddress(msgspec.Struct, frozen=True):
 
 
 class ClusterFolder:
-    """The folder of one cluster; it need not exist. Raises ConfigError for a name that is none."""
+    """The folder of one cluster; it need not exist. Raises ConfigError for a wrong name."""
 
     def __init__(self, name: str = DEFAULT_NAME) -> None:
         if not _NAME.fullmatch(name):
@@ -44,24 +45,25 @@ class ClusterFolder:
                 f"--name is {shown(name)}; allowed: 1 to 40 letters, digits, dashes and underscores"
             )
         self.name = name
-        from octavo.model.hub.paths import cache_folder  # it loads numpy, which --help has not
+        from octavo.model.hub.paths import cache_folder  # it loads numpy, which --help does without
 
         self.path = cache_folder() / "clusters" / name
 
     def make_token(self) -> Path:
-        """A new random token, in a file of mode 0600."""
+        """Write a new random token to a file of mode 0600."""
         return self._write("token", secrets.token_hex(32))
 
     def write_keys(self, keys: Iterable[str]) -> Path:
-        """Clients' keys in a file of mode 0600."""
+        """Write clients' keys to a file of mode 0600."""
         return self._write("api_keys", "\n".join(keys) + "\n")
 
     def write_address(self, address: ClusterAddress) -> None:
-        """Say where the cluster is."""
+        """Store the cluster's address."""
         self._write("cluster.json", msgspec.json.encode(address).decode())
 
     def find_address(self) -> ClusterAddress | None:
-        """None: no cluster of that name was started here. Raises ConfigError for a file that is damaged."""
+        """The address; None: no cluster of this name was started here. Raises ConfigError for a damaged
+        file."""
         path = self.path / "cluster.json"
         if not path.exists():
             return None
@@ -72,7 +74,7 @@ class ClusterFolder:
             raise ConfigError(f"{path} cannot be read: {error}; remove it") from None
 
     def read_address(self) -> ClusterAddress:
-        """The same. Raises ConfigError where there is none."""
+        """The address. Raises ConfigError if there is none."""
         if (found := self.find_address()) is not None:
             return found
         raise ConfigError(
@@ -81,14 +83,14 @@ class ClusterFolder:
         )
 
     def forget(self) -> None:
-        """The cluster has ended: its files go, and the folder if nothing else is in it."""
+        """Delete the files of an ended cluster, and the folder if nothing else is in it."""
         for name in ("cluster.json", "token", "api_keys"):
             (self.path / name).unlink(missing_ok=True)
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def _write(self, name: str, text: str) -> Path:
-        """Whole or not at all."""
+        """Write a file atomically."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
         path, new = self.path / name, self.path / f".{name}.{os.getpid()}"

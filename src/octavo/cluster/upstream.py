@@ -1,8 +1,8 @@
-"""The relay's HTTP client: one request to a replica's private port, and its answer's bytes as they come.
+"""The relay's HTTP client: sends a request to a replica's private port, and streams its answer.
 
-Nothing of a client's framing is passed on: a request has the headers that a replica reads, and its body with
-its length; an answer loses what is of one connection alone. Backpressure is the library's: it stops to read
-from a replica when 128 KiB of an answer wait to be sent on.
+A client's framing is not passed on: a replica gets the headers that it reads, and the body with its length;
+hop-by-hop headers of an answer are dropped. aiohttp does backpressure: it stops reading from a replica when
+128 KiB of an answer are buffered.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from octavo.server.generation import SESSION_HEADER
 from octavo.server.replica import KEY_HEADER
 
 _CONNECT_S = 5.0
-_KEEP_ALIVE_S = 15.0  # half of a replica's, so that no request meets a connection that is being closed
-_HEADER_BYTES_MAX = 1 << 17  # of one header: an answer names the requests of a thousand prompts
-# A replica's machine that vanished is noticed after 10 + 3 * 5 s.
+_KEEP_ALIVE_S = 15.0  # half of a replica's, so that no request is sent on a closing connection
+_HEADER_BYTES_MAX = 1 << 17  # of one header: an answer may have the ids of a thousand requests
+# A vanished machine is detected after 10 + 3 * 5 s.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-# What replicas read of a request. All else stays here: Host, Origin, cookies, and x-octavo- headers of ours.
+# The headers that replicas read. Others stay here: Host, Origin, cookies, and a client's x-octavo- headers.
 PASSED_HEADERS: Final = frozenset(
     {"authorization", "x-api-key", "content-type", "content-encoding", "accept", "user-agent"}
     | {"anthropic-version", "anthropic-beta", "traceparent", "tracestate", SESSION_HEADER.lower()}
 )
-# What of an answer is of one connection, or is written again by this server.
+# Hop-by-hop headers of an answer, and those that this server writes itself.
 _DROPPED_HEADERS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade", b"date", b"server", b"x-octavo-replica"}
@@ -52,7 +52,7 @@ class _Lost(Exception):
 
 
 class NotSent(_Lost):
-    """The replica could not be reached: it has nothing of the request."""
+    """The replica could not be reached, so it has nothing of the request."""
 
 
 class ReplicaLost(_Lost):
@@ -61,7 +61,7 @@ class ReplicaLost(_Lost):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request as replicas get it."""
+    """A request to a replica."""
 
     method: str
     path: str  # with its query
@@ -70,11 +70,11 @@ class Outgoing:
 
     @classmethod
     def of(cls, request: Request, body: Sequence[bytes] = ()) -> Outgoing:
-        """A client's request, whose body was read."""
+        """Of a client's request, whose body was read."""
         headers = dict[str, str]()
         for name, value in request.headers.items():
             if name in PASSED_HEADERS:
-                headers.setdefault(name, value)  # of several the first, which the relay has read
+                headers.setdefault(name, value)  # the first of several, which the relay read
         headers["x-request-id"] = str(request.scope[REQUEST_ID_KEY])
         raw_path: bytes = request.scope.get("raw_path") or request.url.path.encode()
         query = request.scope["query_string"].decode("latin-1")
@@ -82,12 +82,12 @@ class Outgoing:
         return cls(request.method, path, headers, body)
 
     def to(self, path: str) -> Outgoing:
-        """The same to another path, with its query."""
+        """The same request to another path, with its query."""
         return replace(self, path=path)
 
 
 class Upstream:
-    """Connections to all replicas, on one event loop. `key`: what opens their ports."""
+    """Connections to all replicas, on one event loop. `key`: of their private ports."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -97,18 +97,18 @@ class Upstream:
     async def send(
         self, replica: Replica, out: Outgoing, silent_s: float | None = None
     ) -> aiohttp.ClientResponse:
-        """The answer's head; its body is to be read, or closed. Cancelling closes the connection, by which
-        the replica cancels the request. `silent_s`: without a byte for so long it is lost. Raises NotSent or
-        ReplicaLost; ValueError for a path without its first slash."""
+        """The answer's head; the caller reads or closes its body. Cancelling closes the connection, and the
+        replica then cancels the request. After `silent_s` without a byte the replica counts as lost. Raises
+        NotSent or ReplicaLost; ValueError for a path without a leading slash."""
         if self._is_closed:
             raise NotSent(replica, "all connections were closed")
         session = self._session = self._session or _new_session()
         headers = out.headers | {KEY_HEADER: self._key}
-        # Of a file-like object a large body is written in pieces, between which others go on.
+        # aiohttp writes a file-like object in pieces, between which the event loop runs other requests.
         data = io.BytesIO(b"".join(out.body)) if out.body else None
         if data is not None:
             headers.setdefault("content-type", "application/json")
-        if not out.path.startswith("/"):  # behind the address it would be part of it
+        if not out.path.startswith("/"):  # it would become part of the host
             raise ValueError(f"the path is {shown(out.path)}; allowed: /path")
         url = URL(replica.base_url + out.path, encoded=True)
         assert url.origin() == URL(replica.base_url).origin()
@@ -123,14 +123,14 @@ class Upstream:
             raise ReplicaLost(replica, str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
-        """Close all connections, also those on which answers are awaited. Again does nothing."""
+        """Close all connections, also those of running requests. Idempotent."""
         self._is_closed = True
         if self._session is not None:
             await self._session.close()
 
 
 def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Those of a replica's answer that its client gets."""
+    """The headers of a replica's answer that its client gets."""
     return [(name.lower(), value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
 
 

@@ -34,7 +34,7 @@ from octavo.errors import (
     require_range,
 )
 from octavo.files import Files
-from octavo.routing.slots import slotted
+from octavo.routing.slots import with_slot
 from octavo.units import format_age
 
 log = logging.getLogger("octavo.start")
@@ -126,7 +126,7 @@ class ConversationStore:
 
     def _new_id(self) -> str:
         made = secrets.token_urlsafe(_ID_BYTES)
-        return made if self._slot is None else slotted(self._slot, made)
+        return made if self._slot is None else with_slot(self._slot, made)
 
     def _add(self, record: Record, response: NewResponse | None) -> Record:
         if response is not None:

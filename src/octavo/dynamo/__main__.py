@@ -1,4 +1,4 @@
-"""`python -m octavo.dynamo MODEL [FLAGS]`: a worker, until a signal."""
+"""`python -m octavo.dynamo MODEL [FLAGS]`: runs a worker until a signal."""
 
 from __future__ import annotations
 

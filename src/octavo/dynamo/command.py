@@ -20,17 +20,21 @@ PROGRAM = "python -m octavo.dynamo"
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Where a worker joins Dynamo, in the words of Dynamo's own workers. Raises ConfigError."""
+    """Where a worker joins Dynamo, as flags of Dynamo's own workers. Raises ConfigError."""
 
     namespace: str = setting("dynamo", "Dynamo's namespace.", group="Dynamo")
-    component: str = setting("backend", "The component in it that this worker is an instance of.")
+    component: str = setting("backend", "The component in it that this worker belongs to.")
     endpoint: str = setting("generate", "The component's endpoint.")
-    endpoint_types: str = setting("chat,completions", "APIs that the frontend opens for the model.")
+    endpoint_types: str = setting("chat,completions", "APIs that the frontend serves for the model.")
     discovery_backend: str = setting(
-        "etcd", "Where workers and frontends find each other.", choices=("etcd", "file", "kubernetes", "mem")
+        "etcd",
+        "The service discovery of workers and frontends.",
+        choices=("etcd", "file", "kubernetes", "mem"),
     )
-    request_plane: str = setting("tcp", "How requests come.", choices=("tcp", "nats"))
-    event_plane: str | None = setting(None, "How KV events go out.", choices=("zmq", "nats"), unset="zmq")
+    request_plane: str = setting("tcp", "The transport of requests.", choices=("tcp", "nats"))
+    event_plane: str | None = setting(
+        None, "The transport of KV events.", choices=("zmq", "nats"), unset="zmq"
+    )
     dyn_tool_call_parser: str | None = setting(
         None, "Dynamo's parser of tool calls, run by the frontend.", metavar="NAME", unset="none"
     )
@@ -43,15 +47,14 @@ class WorkerOptions:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """As Dynamo's operator sets them: DYN_NAMESPACE, DYN_DISCOVERY_BACKEND and so on. Raises
-        ConfigError."""
+        """From Dynamo's variables: DYN_NAMESPACE, DYN_DISCOVERY_BACKEND and so on. Raises ConfigError."""
         variables = {own.name: f"DYN_{own.name.removeprefix('dyn_').upper()}" for own in fields(cls)}
         return cls(**{name: os.environ[key] for name, key in variables.items() if os.environ.get(key)})
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """What was given."""
+    """A parsed command line."""
 
     model: str | None
     engine: StartOptions
@@ -59,8 +62,9 @@ class WorkerCommand:
 
 
 def read_command(argv: list[str] | None) -> WorkerCommand:
-    """None: of the process. Raises ConfigError, or SystemExit for --help and what is no flag."""
-    found: list[WorkerCommand] = []
+    """Parse a command line; None: that of the process. Raises ConfigError, or SystemExit for --help and
+    unknown flags."""
+    parsed: list[WorkerCommand] = []
     defaults = WorkerOptions.of_environment()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -76,18 +80,19 @@ def read_command(argv: list[str] | None) -> WorkerCommand:
     ) -> None:
         """Serve a model as a worker of NVIDIA Dynamo."""
         _check_events(engine)
-        found.append(WorkerCommand(opt.with_file(model or resolved.model, file), engine, worker))
+        parsed.append(WorkerCommand(opt.with_file(model or resolved.model, file), engine, worker))
 
     try:
         typer.main.get_command(app)(args=argv, prog_name=PROGRAM)
     except SystemExit:
-        if not found:
+        if not parsed:
             raise
-    return found[0]
+    return parsed[0]
 
 
 def _check_events(engine: StartOptions) -> None:
-    """Raise ConfigError for events that Dynamo would not get: it connects to them, and asks for nothing."""
+    """Raise ConfigError for settings of events with which Dynamo would miss some: it only connects and
+    subscribes."""
     if engine.kv_events is not None and "*" in engine.kv_events:
         raise ConfigError(
             f"kv_events is {shown(engine.kv_events)}, and Dynamo connects to it; allowed: an address with a "

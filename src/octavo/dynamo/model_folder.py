@@ -1,12 +1,12 @@
-"""A folder of what Dynamo's frontend reads of a model: it takes no GGUF, and no tokenizer in another form.
+"""Writes a model's folder for Dynamo's frontend, which reads no GGUF and no other form of tokenizer.
 
     dynamo/NAME-DIGEST/
-        tokenizer.json          as the engine tokenises
+        tokenizer.json          the engine's tokenizer
         tokenizer_config.json   chat template, begin and end token
         generation_config.json  end tokens
         config.json             sizes
 
-Of equal contents the folder is one, whoever made it: the digest names it, and it appears whole.
+Equal contents have one folder, which their digest names. It appears atomically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNSAFE = re.compile(r"[^\w.-]+")
 
 
 def model_folder(client: EngineClient, parent: Path) -> Path:
-    """The folder of a served model, made unless it is there."""
+    """The folder of a served model, which is made if it is missing."""
     contents = _contents(client)
     digest = hashlib.blake2b(json.dumps(contents).encode(), digest_size=8).hexdigest()
     folder = parent / f"{_UNSAFE.sub('-', client.name)}-{digest}"
@@ -40,7 +40,7 @@ def model_folder(client: EngineClient, parent: Path) -> Path:
         os.rename(made, folder)
     except OSError:
         shutil.rmtree(made, ignore_errors=True)
-        if not folder.is_dir():  # else another worker was first
+        if not folder.is_dir():  # else another worker made it first
             raise
     return folder
 

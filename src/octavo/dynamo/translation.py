@@ -1,8 +1,8 @@
-"""Dynamo's requests as the engine's, and the engine's deltas as Dynamo's chunks. It imports no Dynamo.
+"""Translates Dynamo's requests for the engine, and the engine's deltas for Dynamo. It imports no Dynamo.
 
-What a request asks for and Octavo does not do is refused by name. Fields that the frontend carries out
-itself, such as how tokens are written, are left to it; it finds stop strings too, but only the engine ends at
-once where one stands, and knows what the request cost.
+Unsupported fields are refused by name. Fields that the frontend handles, such as detokenization, are ignored.
+The frontend also finds stop strings, but the engine handles them too: it then stops at once and reports the
+exact usage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo.types import FinishReason, Request
 Fields = Mapping[str, object]
 Chunk = dict[str, object]
 
-# By Dynamo's names: the fields of `SamplerParams`.
+# The fields of `SamplerParams`, by Dynamo's names.
 _SAMPLED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "allowed_token_ids")},
@@ -35,7 +35,7 @@ _SAMPLED = {
 _STOP_TOKENS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 _READ = {*_SAMPLED, *_STOP_TOKENS, "guided_decoding", "max_thinking_tokens"}
 _OF_FRONTEND = {"formatted_prompt", "return_tokens_as_token_ids", "detokenize"}
-# What asks for nothing that the engine would not do anyway.
+# Values that equal the engine's behaviour.
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -43,7 +43,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1.0,),
 }
 _INSTEAD = {
-    "n": "1: the frontend reads one output of a worker; send several requests",
+    "n": "1: the frontend reads one output per request; send several requests",
     "best_of": "1",
     "use_beam_search": "false, or Octavo's own server",
     "whitespace_pattern": "none: JSON has a space behind commas and colons, and no other",
@@ -51,12 +51,12 @@ _INSTEAD = {
     "lora_name": "none: there are no adapters",
 }
 _GROUPS = ("sampling_options", "stop_conditions", "output_options")
-# Of workers of other kinds: separate prefill, images and sounds, embeddings as prompts.
+# Features of other workers: separate prefill, images and sounds, embeddings as prompts.
 _NOT_BUILT = (
     *("prefill_result", "bootstrap_info", "multi_modal_data", "mm_processor_kwargs"),
     *("encoder_result", "prompt_embeds", "batch_token_ids"),
 )
-_GUIDED_BACKEND = "backend"  # which library shall do it: there is one
+_GUIDED_BACKEND = "backend"  # the grammar library: Octavo has one
 _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -65,7 +65,7 @@ _FINISH = {
 
 
 def request_of(given: Fields, thinking: ThinkingFormat | None, context_length: int) -> Request:
-    """What the engine is asked. `thinking`: how the model marks what it thinks. Raises InvalidRequest."""
+    """The engine's request. `thinking`: the model's format of thinking. Raises InvalidRequest."""
     for name in _NOT_BUILT:
         if given.get(name):
             raise _refusal(name, "given")
@@ -100,9 +100,9 @@ def request_of(given: Fields, thinking: ThinkingFormat | None, context_length: i
 
 
 def chunk_of(delta: Delta, params: SamplerParams, of_prompt: Sequence[TokenInfo]) -> Chunk:
-    """What the frontend is sent of a delta. `of_prompt`: the prompt's tokens so far, from the second on,
-    where their logprobs are wanted; they go with the end. Raises InvalidRequest or RequestFailed for a delta
-    that says so."""
+    """A delta as a chunk for the frontend. `of_prompt`: with prompt logprobs, the prompt's tokens so far,
+    from the second on; the last chunk has them. Raises InvalidRequest or RequestFailed for a delta of a
+    failure."""
     if delta.finish is FinishReason.DEAD_END:
         raise InvalidRequest(delta.error)
     if delta.finish is not None and delta.finish not in _FINISH:
@@ -113,7 +113,7 @@ def chunk_of(delta: Delta, params: SamplerParams, of_prompt: Sequence[TokenInfo]
         if params.logprobs:
             chunk["top_logprobs"] = [list(_tops(info)) for info in delta.tokens]
     if delta.finish is not None:
-        if params.prompt_logprobs is not None:  # nothing predicts the first one
+        if params.prompt_logprobs is not None:  # the first token has no prediction
             chunk["engine_data"] = {"prompt_logprobs": [None, *map(_predicted, of_prompt)]}
         usage = delta.usage
         chunk["finish_reason"] = _FINISH[delta.finish]
@@ -127,13 +127,13 @@ def chunk_of(delta: Delta, params: SamplerParams, of_prompt: Sequence[TokenInfo]
 
 
 def _tops(info: TokenInfo) -> Iterator[Fields]:
-    """The frontend writes the tokens' texts."""
+    """The likeliest tokens by rank, without texts, which the frontend adds."""
     for rank, (token, _, logprob) in enumerate(info.top, 1):
         yield {"rank": rank, "token_id": token, "token": None, "logprob": logprob}
 
 
 def _predicted(info: TokenInfo) -> Fields:
-    """A token of the prompt, and the likeliest, by their ids as text."""
+    """Logprobs of a prompt's token and of the likeliest ones, by the token's id as text."""
     return {
         str(token): {"logprob": logprob, "decoded_token": data.decode(errors="replace")}
         for token, data, logprob in ((info.token, info.data, info.logprob), *info.top)
@@ -141,7 +141,7 @@ def _predicted(info: TokenInfo) -> Fields:
 
 
 def _grammar(guided: Fields) -> Grammar | None:
-    """What an output must follow, of the first four fields, of which there is one. Raises InvalidRequest."""
+    """The grammar of an output, from the one field that is set. Raises InvalidRequest."""
     found = {name: value for name, value in guided.items() if value is not None and name != _GUIDED_BACKEND}
     if not found:
         return None
@@ -165,7 +165,7 @@ def _grammar(guided: Fields) -> Grammar | None:
 
 
 def _group(given: Fields, name: str) -> Fields:
-    """An object of the request; empty where it is not set."""
+    """An object of the request; empty if it is missing."""
     group = given.get(name) or {}
     if not isinstance(group, Mapping):
         raise InvalidRequest(f"{name} is {shown(group)}; allowed: an object", param=name)
@@ -173,12 +173,12 @@ def _group(given: Fields, name: str) -> Fields:
 
 
 def _exact(value: object) -> object:
-    """A number as the client wrote it: the frontend carries floats in 32 bits."""
+    """A number as the client wrote it: the frontend rounds floats to 32 bits."""
     return float(str(np.float32(value))) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _refusal(name: str, value: object) -> InvalidRequest:
     instead = _INSTEAD.get(name, "leave it out")
     return InvalidRequest(
-        f"{name} is {shown(value)}, which Octavo does not do; allowed: {instead}", param=name
+        f"{name} is {shown(value)}, which Octavo does not support; allowed: {instead}", param=name
     )

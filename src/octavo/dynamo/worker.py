@@ -1,12 +1,12 @@
-"""A worker of Dynamo over an engine of this process: token ids in, token ids out.
+"""A Dynamo worker with an engine in this process: token ids in, token ids out.
 
     frontend: template, tokens, routing, text  --tcp-->  generate()  -->  EngineClient
     router's index  <--  Dynamo's worker  <--ipc--  KV events of `octavo.kv_events`
 
-Dynamo subscribes to the engine's own events (`ZmqSource`). Its other way, calls of `KvEventPublisher`
-(`PushSource`), has no medium, so host memory and disk would count as the pool, and hashes are signed there.
-Nothing is lost before the subscription: the publisher sends all that there is to one that joins. Events go
-through a socket in a folder that this user alone can read, unless `--kv-events` names another endpoint.
+Dynamo subscribes to the engine's own events (`ZmqSource`). The alternative, calls of `KvEventPublisher`
+(`PushSource`), has no medium, so host memory and disk would count as the pool, and its hashes are signed.
+No event before the subscription is lost: the publisher sends all blocks to a new subscriber. The socket is in
+a folder that only this user can read, unless `--kv-events` names another endpoint.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from octavo.serving.client import EngineClient
 from octavo.serving.start import start_engine, start_renderer
 
 log = logging.getLogger("octavo.dynamo")
-LOAD_S = 0.25  # between two looks at the engine's load
+LOAD_S = 0.25  # between two reads of the engine's load
 
 
 class OctavoWorker(LLMEngine):
-    """The engine as Dynamo drives it: `from_args`, `start`, `generate` for each request, `cleanup`."""
+    """The engine for Dynamo, which calls `from_args`, `start`, `generate` for each request, and `cleanup`."""
 
     def __init__(self, command: WorkerCommand, folder: str) -> None:
         self._command, self._folder = command, folder
@@ -62,7 +62,7 @@ class OctavoWorker(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[OctavoWorker, WorkerConfig]:
-        """Of a command line; of the model its headers are read. Raises ModelError or ConfigError."""
+        """From a command line; reads the model's headers. Raises ModelError or ConfigError."""
         command = read_command(argv)
         options = command.worker
         folder, name = await asyncio.to_thread(_folder_of, command)
@@ -103,13 +103,13 @@ class OctavoWorker(LLMEngine):
     async def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """Answer a request: a chunk for each delta. Raises Dynamo's exceptions."""
+        """Answer a request with a chunk for each delta. Raises Dynamo's exceptions."""
         client = self._started
-        with _as_dynamos():
+        with _dynamo_errors():
             template = client.tokenizer.chat_template
             thinking = None if template is None else template.thinking_format
-            asked = request_of(request, thinking, client.context_length)
-            stream = await client.submit(asked)
+            translated = request_of(request, thinking, client.context_length)
+            stream = await client.submit(translated)
             self._open[stream] = context
             try:
                 if context.is_stopped():  # while it was queued
@@ -117,26 +117,26 @@ class OctavoWorker(LLMEngine):
                 of_prompt: list[TokenInfo] = []
                 async for delta in stream:
                     of_prompt += delta.prompt_logprobs
-                    yield chunk_of(delta, asked.params, of_prompt)
+                    yield chunk_of(delta, translated.params, of_prompt)
             finally:
                 del self._open[stream]
                 stream.cancel()
 
     async def abort(self, context: Context) -> None:
-        """The client went away, or the frontend has found a stop string. Ids may be equal: clients set
+        """The client disconnected, or the frontend found a stop string. Ids may be equal: clients set
         them."""
         for stream, own in self._open.items():
             if own.id() == context.id() and own.is_stopped():
                 stream.cancel()
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """Where the worker subscribes."""
+        """The endpoint to which Dynamo subscribes."""
         source = self._started.event_source
         assert source is not None
         return [ZmqSource(str(source["endpoint"]), str(source["topic"]))]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """There is one rank."""
+        """One rank."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
@@ -145,7 +145,7 @@ class OctavoWorker(LLMEngine):
         self._load = asyncio.run_coroutine_threadsafe(self._publish_load(publisher), self._loop)
 
     async def cleanup(self) -> None:
-        """End the engine and remove the socket; again does nothing."""
+        """Close the engine and remove the socket. Idempotent."""
         if self._load is not None:
             self._load.cancel()
         client, self._client = self._client, None
@@ -163,11 +163,12 @@ class OctavoWorker(LLMEngine):
         return self._client
 
     async def _publish_load(self, publisher: SnapshotPublisher) -> None:
-        """Blocks in use, whenever they change. The process ends in order with an engine that has given up."""
+        """Publish the blocks in use when they change. If the engine has given up, end this process in
+        order."""
         published: ComponentSnapshot | None = None
         while (client := self._client) is not None:
             if client.gave_up is not None:
-                log.error("the worker ends: %s", client.gave_up)
+                log.error("the worker exits: %s", client.gave_up)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             stats = await client.stats()
@@ -183,7 +184,7 @@ class OctavoWorker(LLMEngine):
 
 
 def _folder_of(command: WorkerCommand) -> tuple[str, str]:
-    """The folder that Dynamo reads, and the model's name."""
+    """The model's folder for Dynamo, and its name."""
     renderer = start_renderer(command.model, command.engine, log.info)
     try:
         return str(model_folder(renderer, cache_folder() / "dynamo")), renderer.name
@@ -192,8 +193,8 @@ def _folder_of(command: WorkerCommand) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _as_dynamos() -> Iterator[None]:
-    """Raise what Octavo raises as Dynamo's exceptions, with the same words."""
+def _dynamo_errors() -> Iterator[None]:
+    """Raise Octavo's exceptions as Dynamo's, with the same texts."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,1 +1,1 @@
-"""Which replica gets a request: what replicas report, an index of their blocks, the choice. No sockets."""
+"""Chooses a replica for a request: reports of replicas, an index of their blocks, costs. No sockets."""

@@ -1,14 +1,14 @@
-"""What a prompt costs on each replica: what is known of replicas, and the arithmetic over it.
+"""The predicted cost of a prompt on each replica.
 
-    cost, seconds    wait + prefill of what is not cached + loads from offload tiers + delay of others
-                     + the first tokens of the answer, which come slower where many sequences decode
+    cost, seconds    wait + prefill of uncached tokens + loads from offload tiers + delay of other prompts
+                     + the first tokens of the answer, which are slower where many sequences decode
     wait             prompts that the replica computes before this one, of its last `Load` and sent since;
-                     where rows or blocks are short, the time between two ends for each request that waits;
-                     where no load has come for long, as long as that
+                     if rows or blocks are short, the time between two ends for each waiting request;
+                     if the last load is old, at least its age
 
-A replica's step gives half of its positions to the oldest prompt and the rest to the shortest, so shorter
-prompts count in full, and longer ones as much as this one takes itself. Each longer prompt in turn is delayed
-by this one's prefill; without that, short prompts would all go where a long one is computed.
+A replica's step gives half of its positions to the oldest prompt and the rest to the shortest. So shorter
+prompts count in full, and longer ones at most as long as this one's own prefill. Each longer prompt is
+delayed by this one's prefill; without that term all short prompts would go where a long one is computed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from octavo.memory.names import hits_max
 from octavo.routing.block_index import Run
 from octavo.routing.reports import LENGTHS, Hello, Load, StepModel
 
-DECODED = 64  # tokens of an answer that count: how long it becomes is not known
-SILENT_S = 3.0  # without a load, where one comes each second at least
+DECODED = 64  # tokens of an answer that count, as its length is unknown
+SILENT_S = 3.0  # without a load, which comes at least each second
 IDLE_LOAD = Load(0, 0, 0, (), 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of a request. `names`: of its blocks, by fingerprint, as `reports.unpacked` has them;
-    none where it goes by load alone, and `key` stands for the first one."""
+    """A request to be routed. `names`: of its blocks, by fingerprint, as integers of `reports.unpack_names`.
+    A request without names is routed by load; `key` then takes the role of the first name."""
 
     num_tokens: int
     names: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class SentPrompt:
-    """A request on its way. `seconds`: of its prefill, until it is in a load or has its first token."""
+    """A sent request, until a load includes it or it has its first token. `seconds`: of its prefill."""
 
     replica: KnownReplica
     at: float
@@ -51,7 +51,7 @@ class SentPrompt:
 
 @dataclass(slots=True, eq=False)
 class KnownReplica:
-    """What is known of one."""
+    """A replica with its last reports, and the requests sent since."""
 
     replica_id: str
     index: int
@@ -59,27 +59,27 @@ class KnownReplica:
     model: StepModel
     load: Load = IDLE_LOAD
     loaded_at: float = 0.0
-    free_at: float = 0.0  # when it has computed all prompts
+    free_at: float = 0.0  # when all its prompts are computed
     sums: list[float] = field(default_factory=lambda: [0.0] * LENGTHS)  # of `load.prefill_s`
-    sent: dict[str, SentPrompt] = field(default_factory=dict)  # that have no first token, and are in no load
+    sent: dict[str, SentPrompt] = field(default_factory=dict)  # without a first token, and in no load
     sent_sums: list[float] = field(default_factory=lambda: [0.0] * LENGTHS)
     num_sent: int = 0
 
     def num_longer(self, length: int) -> int:
-        """Prompts in its queue that a prompt of this class would delay."""
+        """The number of queued prompts that a prompt of this class would delay."""
         sent = sum(one.length > length for one in self.sent.values())
         return sum(self.load.prompts[length + 1 :]) + sent
 
     def sum_sent(self) -> None:
-        """What was sent has changed."""
+        """Update `sent_sums` after a change of `sent`."""
         own = [0.0] * LENGTHS
         for sent in self.sent.values():
             own[sent.length] += sent.seconds
         self.sent_sums = list(accumulate(own))
 
     def wait_s(self, length: int, own_s: float, num_blocks: int, now: float) -> float:
-        """For a prompt of that class, which takes `own_s` alone and needs so many blocks: shorter ones come
-        first, and half of a step is the oldest one's."""
+        """The wait of a prompt of this class, with a prefill of `own_s` and `num_blocks` new blocks. Shorter
+        prompts come first, and the oldest has half of each step."""
         load, sums, sent = self.load, self.sums, self.sent_sums
         queue_s = sums[length] + min(own_s, sums[-1] - sums[length])
         wait_s = max(0.0, queue_s * self.model.stretch - (now - self.loaded_at))
@@ -96,31 +96,31 @@ class KnownReplica:
 
 @dataclass(slots=True)
 class PromptCost:
-    """Of one replica for one prompt, in seconds."""
+    """The cost of one prompt on one replica, in seconds."""
 
     replica: KnownReplica
     hits: dict[Place, int]  # blocks
     wait_s: float
     prefill_s: float
     load_s: float
-    delay_s: float  # of others
-    decode_s: float  # of the first tokens
+    delay_s: float  # of other prompts
+    decode_s: float  # of the answer's first tokens
     saved_s: float
 
     @property
     def total_s(self) -> float:
-        """What is the least for the best replica."""
+        """The cost that the router minimises."""
         return self.wait_s + self.prefill_s + self.load_s + self.delay_s + self.decode_s
 
     @property
     def num_hits(self) -> int:
-        """Blocks, in any place."""
+        """Cached blocks, in any place."""
         return sum(self.hits.values())
 
 
 @dataclass(slots=True)
 class CostSearch:
-    """The costs of replicas for one prompt, as they are looked at."""
+    """The costs of one prompt, computed for each replica that is looked at."""
 
     by_index: Mapping[int, KnownReplica]
     expected: Mapping[int, int]
@@ -131,7 +131,7 @@ class CostSearch:
     costs: dict[int, PromptCost] = field(default_factory=dict)
 
     def look_at(self, index: int) -> PromptCost | None:
-        """None where it takes no such request."""
+        """The cost on a replica; None: it takes no such request."""
         cost = self.costs.get(index)
         if cost is None and self._takes(replica := self.by_index[index]):
             cost = self.costs[index] = self._cost(replica)

@@ -1,13 +1,13 @@
-"""What a replica reports of itself, as frames of a stream.
+"""The reports of a replica, as frames of a stream.
 
-    Hello                        once, first: what the replica is
-    Changes, Changes, ...        the whole picture, then names as they come and go
-    Load                         its queue and what its steps take, ten times a second while it works
+    Hello                        once, first: the replica's identity
+    Changes, Changes, ...        all names that it holds, then those that it gains and loses
+    Load                         its queue and its step times, ten times a second while it works
 
     frame    [ length, 4 bytes, little endian | msgpack ]
 
 A name is written as its last 8 bytes. No report has a token or a text. Every field is bounded, and decoding
-checks it: bytes that are no report raise InvalidRequest.
+checks the bounds: other bytes raise InvalidRequest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 1
 NAME_BYTES = 8
 NAMES_MAX = 8192  # added, and removed, in one report
 FRAME_BYTES_MAX = 1 << 18
-LENGTHS = 32  # classes of prompts' lengths, by their bits
+LENGTHS = 32  # classes of prompt lengths, by the number of bits
 _HEADER_BYTES = 4
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -35,8 +35,8 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """What the replica is. Replicas with one `fingerprint` name equal prefixes of a tenant alike; names
-    begin at `root_name(tenant's key, *root_parts)`."""
+    """A replica's identity. Replicas with equal `fingerprint` give equal prefixes of a tenant equal names;
+    these begin at `root_name(tenant's key, *root_parts)`."""
 
     version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
     slot: Count
@@ -51,12 +51,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     max_queue: Count
     max_seqs: Count
     step_tokens: Count
-    http_url: _Text = ""  # filled by the reader
+    http_url: _Text = ""  # set by the reader
 
 
 class Changes(msgspec.Struct, frozen=True, tag="changes"):
-    """Names that left a place, then names that came to it; of the same name the last one counts. `cleared`:
-    all that was reported before, of every place, is forgotten first."""
+    """Names that left a place, then names that came to it; the last change of a name counts. `cleared`: all
+    earlier reports, of every place, are void."""
 
     place: Place
     added: Names = b""
@@ -70,40 +70,41 @@ class Changes(msgspec.Struct, frozen=True, tag="changes"):
 
 
 class StepModel(msgspec.Struct, frozen=True):
-    """What steps take, in seconds, as `step/step_times.py` has learned it."""
+    """The times of steps in seconds, as `step/step_times.py` has measured them."""
 
-    position_s: Seconds  # a position of a prompt
-    read_s: Seconds  # an earlier position that a prompt's position reads
+    position_s: Seconds  # for each position of a prompt
+    read_s: Seconds  # for each earlier position that a prompt's position reads
     stretch: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = (
-        1.0  # prompts' time while others decode, over alone
+        1.0  # a prompt's time while others decode / its time alone
     )
-    load_s: Seconds = 0.0  # a block, from an offload tier
-    end_gap_s: Seconds = 0.0  # from one request's end to the next one's, while others wait
-    decode_s: Seconds = 0.0  # a step in which one sequence more decodes than do now
-    row_s: Seconds = 0.0  # by which it is longer with yet another one
+    load_s: Seconds = 0.0  # for each block from an offload tier
+    end_gap_s: Seconds = 0.0  # between the ends of two requests, while others wait
+    decode_s: Seconds = 0.0  # of a step with one decoding sequence more than now
+    row_s: Seconds = 0.0  # for each further decoding sequence
 
     def prefill_s(self, start: int, stop: int) -> float:
-        """The positions [start, stop) of a prompt, each of which reads those before it, alone."""
+        """The time of the positions [start, stop) of a prompt, each of which reads all earlier ones,
+        alone."""
         length = stop - start
         return length * self.position_s + (length * start + length * (length + 1) // 2) * self.read_s
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Its work. `prefill_s[i]`: seconds for prompts of which n positions are to be computed, where n has i
-    bits, of running and waiting requests together: short ones are served before long ones."""
+    """A replica's work. `prefill_s[i]`: seconds of prefill for the running and waiting prompts that have n
+    positions left, where n has i bits: short prompts are computed before long ones."""
 
     num_running: Count
     num_waiting: Count
-    prefill_left: Count  # positions of prompts, of running and waiting requests, that are not computed yet
+    prefill_left: Count  # prompt positions of running and waiting requests still to be computed
     prefill_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=LENGTHS)]
     decode_left: Count  # tokens that running and waiting requests may still generate
-    free_blocks: Count  # that no request holds
+    free_blocks: Count  # held by no request
     num_blocks: Count
     is_full: bool = False  # the queue takes no more
     is_draining: bool = False
-    step_model: StepModel | None = None  # None: too few steps were measured
+    step_model: StepModel | None = None  # None: too few measured steps
     tenants_full: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=4096)] = ()
-    prompts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=LENGTHS)] = ()  # how many, by class too
+    prompts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=LENGTHS)] = ()  # their number, by class
 
 
 Report = Hello | Changes | Load
@@ -112,31 +113,32 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Report)
 
 
-def packed(names: Iterable[bytes]) -> bytes:
+def pack_names(names: Iterable[bytes]) -> bytes:
     """The last 8 bytes of each name, one after another."""
     return b"".join([name[-NAME_BYTES:] for name in names])
 
 
-def unpacked(data: bytes) -> list[int]:
-    """What `packed` wrote, as integers of 60 bits, which take two thirds of the memory of longer ones."""
+def unpack_names(data: bytes) -> list[int]:
+    """The names of `pack_names` as integers of 60 bits, which take two thirds of the memory of longer
+    ones."""
     return [name >> 4 for name in array("Q", data)]
 
 
 def encode_frame(report: Report) -> bytes:
-    """A whole frame. A value beyond its bound is found where it is decoded."""
+    """A whole frame. Bounds are checked when it is decoded."""
     data = _encoder.encode(report)
     return len(data).to_bytes(_HEADER_BYTES, "little") + data
 
 
 class FrameReader:
-    """Cuts a stream's bytes into reports. It keeps at most one frame's bytes between two calls."""
+    """Splits a stream into reports. Between two calls it buffers at most one frame."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Report]:
-        """The reports that these bytes complete. Raises InvalidRequest for what is no report; the stream is
-        of no use then."""
+        """The reports that these bytes complete. Raises InvalidRequest for other bytes; the reader is then
+        unusable."""
         buffer, reports, start = self._data, list[Report](), 0
         buffer += data
         while len(buffer) - start >= _HEADER_BYTES:
@@ -157,4 +159,4 @@ def _decode(data: bytes) -> Report:
         report: Report = _decoder.decode(data)
         return report
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"these bytes are no report: {error}") from None
+        raise InvalidRequest(f"the frame is no report: {error}") from None

@@ -1,14 +1,14 @@
-"""Which replica gets a request: the one where it costs least, in predicted time to first tokens.
+"""Chooses the replica with the least predicted cost for a request.
 
     reports --> index of blocks, loads --> costs of a prompt (prompt_costs.py) --> the least, the ring
 
-What a replica holds is in the index; what was sent to it and is not reported yet is expected there for some
-seconds, so that the next request of a chat follows the first. Of replicas that cost nearly the same a ring
-of hashes takes the first one behind the hash of the prompt's first block that no replica holds. So routers
-that do not know each other send a new prefix to one place, as long as they see it nearly as idle.
+The index has the reported blocks. Blocks of sent prompts are expected at their replica for some seconds, so
+that the next turn of a chat follows the first before a report does. Among replicas of nearly equal cost the
+choice is the first on a hash ring after the hash of the prompt's first block that no replica holds. So
+independent routers send a new prefix to the same replica while its load is near the others'.
 
-Of many replicas few are looked at: those that hold most, those that are free first, those of the ring. It is
-pure: no clock, no socket; times are seconds of any clock that all calls share.
+Few of many replicas are looked at: those with most of the prompt, those that are free first, those next on
+the ring. Pure: no clock, no socket; times are seconds of any clock that all calls share.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from itertools import accumulate, islice
 from octavo.memory.changes import Place
 from octavo.routing.block_index import REPLICAS_MAX, BlockIndex, Run
 from octavo.routing.prompt_costs import CostSearch, KnownReplica, Prompt, PromptCost, SentPrompt
-from octavo.routing.reports import LENGTHS, Changes, Hello, Load, StepModel, unpacked
+from octavo.routing.reports import LENGTHS, Changes, Hello, Load, StepModel, unpack_names
 
-MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less, and by less than that part, are alike
-SETTLE_S = 0.15  # what was sent earlier is in the next load
-EXPECTED_S, EXPECTED_MAX = 2.0, 200_000  # names that were sent: for how long at least, and how many
+MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less than either count as equal
+SETTLE_S = 0.15  # the next load includes requests that were sent earlier
+EXPECTED_S, EXPECTED_MAX = 2.0, 200_000  # names of sent prompts: their least lifetime, their number
 RANKED_MAX = 16
 _HOLDERS, _IDLE, _RING, _POINTS = 16, 8, 16, 32
-_FIRST_MODEL = StepModel(1e-4, 0.0)  # until any replica has measured its steps
+_FIRST_MODEL = StepModel(1e-4, 0.0)  # until a replica reports measured steps
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
-    """How replicas of one fingerprint name blocks."""
+class NamingScheme:
+    """How replicas of a fingerprint name blocks."""
 
     root_parts: tuple[bytes, ...]
     block_size: int
 
 
 class NoReplica(enum.Enum):
-    """Why a request goes nowhere."""
+    """Why no replica is chosen."""
 
-    FULL = "full"  # no replica takes one more
-    NONE = "none"  # none is there
+    FULL = "full"  # all queues are full
+    NONE = "none"  # there is no replica
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A replica, and what is predicted there."""
+    """The chosen replica, and the prediction for it."""
 
     replica_id: str
     hit_tokens: Mapping[Place, int]
-    saved_ms: float  # prefill of what is cached, less what loads take
+    saved_ms: float  # prefill of cached tokens, less loads from tiers
     wait_ms: float
     prefill_ms: float
     delay_ms: float  # of longer prompts in its queue
     decode_ms: float  # of the answer's first tokens
-    ranked: tuple[str, ...]  # the others, the best one first
+    ranked: tuple[str, ...]  # the others, best first
     prompt: Prompt
 
     @property
     def num_hits(self) -> int:
-        """Tokens that are cached, in any place."""
+        """Cached tokens, in any place."""
         return sum(self.hit_tokens.values())
 
     @property
     def reason(self) -> str:
-        """In words."""
+        """The choice in words, for GET /v1/requests/{id}."""
         found = [f"{count:,} in {place}" for place, count in self.hit_tokens.items() if count]
         cached = f"{self.num_hits:,} of {self.prompt.num_tokens:,} prompt tokens are cached"
         where = f" ({', '.join(found)}; saves {self.saved_ms:,.0f} ms)" if found else ""
@@ -79,19 +79,19 @@ class Choice:
 
 @dataclass(slots=True)
 class RouterCounts:
-    """What only grows. Tokens are of prompts."""
+    """Counters. Tokens are of prompts."""
 
     chosen: int = 0
     full: int = 0
     none: int = 0
     prompt_tokens: int = 0
-    predicted_tokens: int = 0  # that were predicted to be cached
+    predicted_tokens: int = 0  # predicted to be cached
     moved: int = 0  # requests whose replica has fewer cached tokens than another one
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """One replica, for people and metrics."""
+    """One replica, for operators and metrics."""
 
     replica_id: str
     hello: Hello
@@ -99,31 +99,32 @@ class ReplicaState:
     load_age_s: float
     wait_ms: float  # for a long prompt
     num_blocks: int  # in the index
-    num_sent: int  # requests of this router that have not ended
+    num_sent: int  # unfinished requests of this router
 
 
 class Router:
-    """Fed with replicas' reports; asked for each request. O(blocks of the prompt + log replicas) each."""
+    """Takes replicas' reports, and chooses a replica for each request in O(blocks of the prompt + log
+    replicas)."""
 
     def __init__(self, max_blocks: int = 10_000_000) -> None:
         self.index = BlockIndex(max_blocks)
         self.counts = RouterCounts()
         self._replicas: dict[str, KnownReplica] = {}
         self._by_index: dict[int, KnownReplica] = {}
-        self._namings: dict[str, Naming] = {}  # by fingerprint
-        self._order: list[tuple[float, int]] = []  # (free_at, index) of those that take requests
+        self._namings: dict[str, NamingScheme] = {}  # by fingerprint
+        self._order: list[tuple[float, int]] = []  # (free_at, index) of replicas that take requests
         self._ring: list[tuple[int, int]] = []  # (hash, index)
-        self._models: dict[str, StepModel] = {}  # by fingerprint, the last one
+        self._models: dict[str, StepModel] = {}  # the last one of each fingerprint
         self._sent: dict[str, SentPrompt] = {}
-        self._expected: dict[int, int] = {}  # name -> index of the replica that it was sent to
+        self._expected: dict[int, int] = {}  # name -> index of the replica it was sent to
         self._expiry: deque[tuple[float, int, Sequence[int]]] = deque()  # when, index, names
         self._num_expiring = 0
 
     # -- reports
 
     def on_hello(self, replica_id: str, hello: Hello) -> None:
-        """A replica is there, or begins again: nothing of it is known but this. More than `REPLICAS_MAX` are
-        ignored."""
+        """A replica has started, or its feed was reopened: earlier reports are void. More than `REPLICAS_MAX`
+        are ignored."""
         self.on_gone(replica_id)
         index = next(i for i in range(len(self._by_index) + 1) if i not in self._by_index)
         if index >= REPLICAS_MAX:
@@ -131,25 +132,25 @@ class Router:
         model = self._models.get(hello.fingerprint, _FIRST_MODEL)
         replica = KnownReplica(replica_id, index, hello, model)
         self._replicas[replica_id] = self._by_index[index] = replica
-        self._namings[hello.fingerprint] = Naming(hello.root_parts, hello.block_size)
+        self._namings[hello.fingerprint] = NamingScheme(hello.root_parts, hello.block_size)
         insort(self._order, (replica.free_at, index))
         for point in range(_POINTS):
             insort(self._ring, (_hash(f"slot {hello.slot}, point {point}".encode()), index))
 
     def on_changes(self, replica_id: str, changes: Changes) -> None:
-        """Names came and went. O(names)."""
+        """Apply changes of the replica's names. O(names)."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return
         if changes.cleared:
             self.index.drop(replica.index)
         if changes.removed:
-            self.index.remove(replica.index, changes.place, unpacked(changes.removed))
+            self.index.remove(replica.index, changes.place, unpack_names(changes.removed))
         if changes.added:
-            self.index.add(replica.index, changes.place, unpacked(changes.added))
+            self.index.add(replica.index, changes.place, unpack_names(changes.added))
 
     def on_load(self, replica_id: str, load: Load, now: float) -> None:
-        """Its work as it is now."""
+        """Replace the replica's load."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return
@@ -165,7 +166,7 @@ class Router:
         self._place(replica)
 
     def on_gone(self, replica_id: str) -> None:
-        """It is not there any more. O(its blocks)."""
+        """Remove a replica. O(its blocks)."""
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return
@@ -180,22 +181,22 @@ class Router:
 
     # -- requests
 
-    def fingerprints(self) -> dict[str, Naming]:
-        """All ways in which replicas name blocks: a prompt is to be named in each."""
+    def fingerprints(self) -> dict[str, NamingScheme]:
+        """The naming schemes of all replicas, by fingerprint: a prompt needs names in each."""
         return dict(self._namings)
 
     def choose(
         self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
     ) -> Choice | NoReplica:
-        """The replica for a request, and those to try after it. `excluded`: not these. A refusal is counted
-        by `on_refused`: who asks may look again."""
+        """The replica for a request, and those to try next. `excluded`: replicas not to choose. A refusal is
+        not counted here but by `on_refused`, as the caller may retry."""
         self._expire(now)
         search = self._candidates(prompt, now, excluded)
         counts = self.counts
         if not search.costs:
             left = (known for replica_id, known in self._replicas.items() if replica_id not in excluded)
-            is_there = any(not known.load.is_draining for known in left)
-            return NoReplica.FULL if is_there else NoReplica.NONE
+            is_full = any(not known.load.is_draining for known in left)
+            return NoReplica.FULL if is_full else NoReplica.NONE
         ranked = sorted(search.costs.values(), key=lambda cost: (cost.total_s, cost.replica.index))
         most = max(ranked, key=lambda cost: cost.num_hits)
         best = self._of_ring(search, ranked, most)
@@ -215,12 +216,12 @@ class Router:
         )
 
     def on_refused(self, why: NoReplica) -> None:
-        """The request goes nowhere."""
+        """Count a refused request."""
         self.counts.full += why is NoReplica.FULL
         self.counts.none += why is NoReplica.NONE
 
     def on_sent(self, replica_id: str, choice: Choice, request_key: str, now: float) -> None:
-        """The request goes to this replica, the chosen one or one of the ranked."""
+        """A request was sent to this replica, the chosen one or one of the ranked."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return
@@ -245,13 +246,13 @@ class Router:
             self._num_expiring += len(names)
 
     def on_first_token(self, request_key: str) -> None:
-        """Its prefill is done."""
+        """The request's prefill is done."""
         sent = self._sent.get(request_key)
         if sent is not None:
             self._settle(request_key, sent)
 
     def on_ended(self, request_key: str) -> None:
-        """Its answer has ended, in whatever way. Again does nothing."""
+        """The request's answer has ended or failed. Idempotent."""
         sent = self._sent.pop(request_key, None)
         if sent is not None:
             sent.replica.num_sent -= 1
@@ -272,10 +273,10 @@ class Router:
             for replica in sorted(self._replicas.values(), key=lambda replica: replica.hello.slot)
         ]
 
-    # -- how
+    # -- helpers
 
     def _settle(self, request_key: str, sent: SentPrompt) -> None:
-        """Its prefill is done, or is not to be done."""
+        """Remove a request's prefill from its replica's queue."""
         replica = sent.replica
         if replica.sent.pop(request_key, None) is not None and replica is self._by_index.get(replica.index):
             self._unplace(replica)
@@ -283,7 +284,7 @@ class Router:
             self._place(replica)
 
     def _place(self, replica: KnownReplica) -> None:
-        """Into the order of those that are free first, if it takes requests."""
+        """Insert a replica into the order by `free_at`, if it takes requests."""
         replica.free_at = replica.loaded_at + replica.model.stretch * (
             replica.sums[-1] + replica.sent_sums[-1]
         )
@@ -296,7 +297,7 @@ class Router:
             del self._order[at]
 
     def _candidates(self, prompt: Prompt, now: float, excluded: frozenset[str]) -> CostSearch:
-        """The costs of replicas that may be best."""
+        """The costs on the replicas that may be best."""
         runs_of = {of: self.index.find(names) for of, names in prompt.names.items()}
         search = CostSearch(self._by_index, self._expected, prompt, runs_of, now, excluded)
         for of, runs in runs_of.items():
@@ -313,7 +314,7 @@ class Router:
         return search
 
     def _holders(self, runs: Sequence[Run]) -> Iterator[int]:
-        """Those that hold most of a prompt; of many that hold as much, those that are free first."""
+        """The replicas with most of a prompt; of many with equally much, those that are free first."""
         left = _HOLDERS
         for run in reversed(runs):
             if run.holders.bit_count() <= _HOLDERS:
@@ -327,14 +328,14 @@ class Router:
                         return
 
     def _expecting(self, names: Sequence[int], runs: Sequence[Run]) -> Iterator[int]:
-        """Those to which the blocks were sent that come after a run."""
+        """The replicas to which blocks after a run were sent."""
         for stop in (0, *(run.stop for run in runs)):
             if stop < len(names) and (index := self._expected.get(names[stop])) is not None:
                 yield index
 
     def _of_ring(self, search: CostSearch, ranked: Sequence[PromptCost], most: PromptCost) -> PromptCost:
-        """Of those that cost nearly the least the ones with most hits, and of these the first one of the ring
-        behind what is new of the prompt."""
+        """Of the replicas at nearly the least cost, those with most hits; of these the first on the ring
+        after the prompt's first new block."""
         prompt, least_s = search.prompt, ranked[0].total_s
         enough_s = least_s + max(MARGIN_S, MARGIN * least_s)
         near = [cost for cost in ranked if cost.total_s <= enough_s]
@@ -349,7 +350,7 @@ class Router:
         return best
 
     def _expire(self, now: float) -> None:
-        """Forget what was expected too long ago."""
+        """Drop expected names whose time has passed."""
         while self._expiry and (self._expiry[0][0] <= now or self._num_expiring > EXPECTED_MAX):
             _, index, names = self._expiry.popleft()
             self._num_expiring -= len(names)

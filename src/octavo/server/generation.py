@@ -23,7 +23,7 @@ from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.grammar import Grammar
 from octavo.params import SamplerParams
-from octavo.routing.slots import slotted
+from octavo.routing.slots import with_slot
 from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.large_bodies import LargeBodies
@@ -69,7 +69,7 @@ class Edge:
 
     def named(self, given: str) -> str:
         """An id as clients get it."""
-        return given if self.slot is None else slotted(self.slot, given)
+        return given if self.slot is None else with_slot(self.slot, given)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""

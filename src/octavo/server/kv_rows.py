@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from octavo.routing.slots import slotted
+from octavo.routing.slots import with_slot
 from octavo.server.errors import JsonObject
 from octavo.server.former_names import with_former_fields
 
@@ -81,7 +81,7 @@ def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
     request_id = request.request_id
     return with_former_fields(
         {
-            "request_id": request_id if slot is None else slotted(slot, str(request_id)),
+            "request_id": request_id if slot is None else with_slot(slot, str(request_id)),
             "tenant": request.tenant,
             "priority": request.priority,
             "age": request.age,

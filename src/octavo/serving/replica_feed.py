@@ -20,7 +20,7 @@ from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.memory.changes import Place
 from octavo.memory.names import root_name
 from octavo.memory.place_changes import ByPlace, NamesOfPlace, PlaceChanges
-from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_frame, packed
+from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_frame, pack_names
 from octavo.routing.slots import ReplicaStart
 
 UNREAD_BYTES_MAX = 8 << 20  # a million names
@@ -206,4 +206,4 @@ def frames_of(changes: ByPlace) -> bytes:
 def _reports(place: Place, names: NamesOfPlace) -> Iterator[Changes]:
     for start in range(0, max(len(names.added), len(names.removed)), NAMES_MAX):
         stop = start + NAMES_MAX
-        yield Changes(place, packed(names.added[start:stop]), packed(names.removed[start:stop]))
+        yield Changes(place, pack_names(names.added[start:stop]), pack_names(names.removed[start:stop]))

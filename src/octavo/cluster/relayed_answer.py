@@ -1,11 +1,10 @@
-"""An answer on its way from a replica to its client: bytes as they come, and an orderly end where the replica
-is lost.
+"""Streams an answer from a replica to its client, and ends it in order when the replica is lost.
 
     replica ... event | event | ev            the connection ends here
-    client  ... event | event | error event   what is not whole is kept back, so the client can read the error
+    client  ... event | event | error event   the partial event is dropped, so the client can parse the error
 
-Of a stream of events only whole ones are passed on. Any other answer that is cut ends its connection, so that
-no client takes it for a whole one. A client that leaves closes the connection to the replica, which cancels
+Only whole events of a stream are passed on. Any other answer that is cut closes its connection, so that no
+client takes it for complete. A client that disconnects closes the connection to the replica, which cancels
 the request there.
 """
 
@@ -35,11 +34,11 @@ from octavo.server.errors import JsonObject, error_body
 from octavo.server.sse import DONE, encode_json, event, named_event, wait_for_disconnect
 
 _BOUNDARIES = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
-_EVENT_BYTES_MAX = 4 << 20  # of one event that is kept back until it is whole
+_EVENT_BYTES_MAX = 4 << 20  # of an event that is buffered until it is whole
 _WHOLE_BYTES_MAX = 64 << 20
 _NUMBERED = b'"sequence_number":'
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
-_SIGNS_OF_LIFE = (b":", b"event: ping\n", b" ")  # of each API
+_KEEP_ALIVES = (b":", b"event: ping\n", b" ")  # of each API
 _LOST = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
 
 REPLICA_HEADER = "x-octavo-replica"
@@ -47,9 +46,9 @@ REPLICA_HEADER = "x-octavo-replica"
 _log = logging.getLogger("octavo.cluster")
 
 
-class PassedAnswer(Response):
-    """The answer of one replica. `stack`: what is let go when it has ended. `on_cut` is called where it is
-    cut."""
+class RelayedAnswer(Response):
+    """The answer of one replica. `stack`: what its end releases. `on_cut` is called if the replica is lost
+    within the answer."""
 
     def __init__(
         self,
@@ -68,19 +67,18 @@ class PassedAnswer(Response):
         self._on_cut = on_cut
         self._boundary = _BOUNDARIES.get(received.content_type, b"")
         self._why = f"{replica.name}, which made this answer, was lost before its end; send the request again"
-        self._is_between = True  # two events, as far as bytes were passed on
-        self._last = b""  # the events with numbers that were passed on last
-        self._first = b""  # what has come and was not passed on
+        self._is_between = True  # the bytes that were passed on end with an event
+        self._last = b""  # the last numbered events that were passed on
+        self._first = b""  # read by `begin`, not passed on yet
 
     def stop(self, why: str) -> None:
-        """End it here, as if its replica was lost, with these words for its client."""
+        """End the answer as if its replica was lost, with this text for its client."""
         self._why = why
         self._received.close()
 
     async def begin(self) -> bool:
-        """Wait for the first bytes of a stream, before which its client has nothing of it, so that another
-        replica may answer. A sign of life counts: clients must get it. Whether it is more than that. Raises
-        ReplicaLost."""
+        """Wait for the first bytes of a stream: until then another replica may answer. A keep-alive counts,
+        as clients must get it. Returns whether the bytes are more than a keep-alive. Raises ReplicaLost."""
         if not self._boundary:
             return False
         try:
@@ -90,10 +88,10 @@ class PassedAnswer(Response):
             if isinstance(error, _Cut):
                 raise ReplicaLost(self.replica, str(error)) from error
             raise
-        return not self._first.startswith(_SIGNS_OF_LIFE)
+        return not self._first.startswith(_KEEP_ALIVES)
 
     async def whole(self) -> Response:
-        """The same as an answer that needs its replica no more. Raises EngineStopped."""
+        """Read the rest, and return an answer that no longer needs its replica. Raises EngineStopped."""
         try:
             body = await read_bounded(self._received)
         except _LOST as error:
@@ -116,7 +114,7 @@ class PassedAnswer(Response):
             await asyncio.wait({sender, watcher})
             await self._end()
         error = None if sender.cancelled() else sender.exception()
-        if error is not None and not isinstance(error, OSError):  # OSError: the client left while we wrote
+        if error is not None and not isinstance(error, OSError):  # OSError: the client disconnected
             raise error
 
     async def _pass(self, scope: Scope, send: Send) -> None:
@@ -129,7 +127,7 @@ class PassedAnswer(Response):
                 "%s was lost within an answer to %s: %s", self.replica.name, scope["path"][:100], cut
             )
             if not (self._boundary and self._is_between):
-                return  # without its end, by which the server closes the connection
+                return  # the missing end makes the server close the connection
             last = cut_event(scope, EngineStopped(self._why), self._last)
             await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -148,15 +146,15 @@ class PassedAnswer(Response):
             await send({"type": "http.response.body", "body": held, "more_body": True})
 
     async def _next(self) -> bytes:
-        """What has come since, at least a byte; nothing at the end. Raises _Cut."""
+        """The next bytes; empty at the end. Raises _Cut."""
         try:
             return await self._received.content.readany()
         except _LOST as error:
             raise _Cut(str(error)) from error
 
     def _whole_events(self, held: bytes, data: bytes) -> tuple[bytes, bytes]:
-        """What may be passed on, up to the end of an event, and what is kept back. One that is too large to
-        be kept is passed on as it comes."""
+        """Split into bytes to pass on, up to the end of an event, and bytes to hold back. An event that is
+        too large to hold is passed on as it comes."""
         data = held + data if held else data
         stop = data.rfind(self._boundary, max(0, len(held) - 1))
         if stop >= 0:
@@ -164,7 +162,7 @@ class PassedAnswer(Response):
             if _NUMBERED in data[:end]:
                 self._last = data[:end]
             return data[:end], data[end:]
-        if data.isspace():  # a sign of life
+        if data.isspace():  # a keep-alive
             return data, b""
         if self._is_between and len(data) <= _EVENT_BYTES_MAX:
             return b"", data
@@ -172,7 +170,7 @@ class PassedAnswer(Response):
         return data, b""
 
     async def _end(self) -> None:
-        self._received.close()  # what is not read to its end is cancelled at its replica
+        self._received.close()  # an unfinished request is cancelled at its replica
         await self.stack.aclose()
 
 
@@ -181,7 +179,7 @@ class _Cut(Exception):
 
 
 async def read_bounded(received: aiohttp.ClientResponse) -> bytes:
-    """A whole body. Raises EngineStopped for one that is larger than any answer of this kind."""
+    """Read a whole body. Raises EngineStopped if it exceeds 64 MiB."""
     pieces, size = list[bytes](), 0
     while piece := await received.content.readany():
         pieces.append(piece)
@@ -192,7 +190,8 @@ async def read_bounded(received: aiohttp.ClientResponse) -> bytes:
 
 
 def cut_event(scope: Scope, error: EngineStopped, last: bytes) -> bytes:
-    """What ends a stream in the API of its path. `last`: the events that were sent last."""
+    """The error event of the path's API, which ends a stream. `last`: the last numbered events that were
+    sent."""
     path = scope["path"]
     if is_anthropic_path(path):
         return named_event(anthropic_error(error, request_id_of(scope)))
@@ -200,10 +199,10 @@ def cut_event(scope: Scope, error: EngineStopped, last: bytes) -> bytes:
         return encode_json(ollama_error(error)) + b"\n"
     if not path.startswith("/v1/responses"):
         return event(error_body(error)) + DONE
-    told = error_body(error)["error"]
-    assert isinstance(told, dict)
+    fields = error_body(error)["error"]
+    assert isinstance(fields, dict)
     numbers = _NUMBER.findall(last)
     numbered: JsonObject = {"sequence_number": int(numbers[-1]) + 1 if numbers else 0}
     return named_event(
-        {"type": "error"} | {name: told[name] for name in ("code", "message", "param")} | numbered
+        {"type": "error"} | {name: fields[name] for name in ("code", "message", "param")} | numbered
     )

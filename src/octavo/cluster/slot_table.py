@@ -1,15 +1,15 @@
-"""Which replica has which slot: a table that one actor of a cluster keeps.
+"""The table of slots: which replica has which one. An actor of the cluster keeps it.
 
-    slot   holder        node     what it is
+    slot   holder        node     state
     0      Engine#a1     n1       runs
-    1      Engine#b7     n2       drains: Engine#c3, started for it, waits
+    1      Engine#b7     n2       drains: its successor Engine#c3 waits
     2      -             n1       free, last on n1
 
-A replica takes a free slot while fewer are held than there are to be replicas; so one that is started for a
-dead or draining one waits until that has ended, and gets its slot, whose ids it then serves: of several free
-ones the one that was freed last, else one that was last on its node, where the disk cache of the slot may be.
+A replica takes a free slot while fewer slots are held than replicas are wanted. So the successor of a dead or
+draining replica waits until that has ended, then takes its slot and serves its ids. Of several free slots it
+takes the one that was freed last, else one that was last on its node, where the slot's disk cache may be.
 
-Invariant: a slot has at most one holder, and a holder one slot. Pure: who lives is an argument.
+Invariant: a slot has at most one holder, and a holder one slot. Pure: the living holders are an argument.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import msgspec
 
 
 class SlotHolder(msgspec.Struct):
-    """What is known of a slot; `holder` "": none."""
+    """A slot; `holder` "": it is free."""
 
     holder: str = ""
     node: str = ""
     base_url: str = ""
     pid: int = 0  # of its child
     since: float = 0.0  # seconds of the epoch
-    freed: float = 0.0  # when its last holder ended, or was found dead
+    freed: float = 0.0  # when the last holder ended or was found dead
 
     def free(self, now: float) -> None:
-        """Its holder has ended."""
+        """Remove the holder, which has ended."""
         self.holder, self.base_url, self.pid, self.freed = "", "", 0, now
 
 
 class SlotTable(msgspec.Struct):
-    """Slots by number. It is encoded whole, so that it survives its actor."""
+    """Slots by number, encoded as one value for Ray's store."""
 
     slots: list[SlotHolder] = []
 
     def claim(
         self, holder: str, node: str, num_replicas: int, alive: Container[str], now: float
     ) -> int | None:
-        """A slot for a replica, or None: it has to wait. The same again for the same holder. Slots of holders
-        that do not live are free. O(slots)."""
+        """A slot for a replica, or None: it must wait. A holder gets its own slot again. Slots of dead
+        holders are freed. O(slots)."""
         while len(self.slots) < num_replicas:
             self.slots.append(SlotHolder())
         for slot in self.slots:
@@ -67,13 +67,13 @@ class SlotTable(msgspec.Struct):
         return chosen
 
     def on_ready(self, holder: str, base_url: str, pid: int) -> None:
-        """Its child serves."""
+        """The holder's child serves."""
         for slot in self.slots:
             if slot.holder == holder:
                 slot.base_url, slot.pid = base_url, pid
 
     def release(self, holder: str, now: float) -> None:
-        """It has ended. Again does nothing."""
+        """The holder has ended. Idempotent."""
         for slot in self.slots:
             if slot.holder == holder:
                 slot.free(now)
