@@ -127,7 +127,7 @@ def test_sets_and_lists_of_names_do_not_grow_with_changes() -> None:
         index.check()
     assert index.num_names == index.num_blocks == 0
     assert len(index._sets) <= 4
-    assert sum(map(len, index._came.values())) <= 3 * (block_index._SLACK + 200)
+    assert sum(map(len, index._names_of.values())) <= 3 * (block_index._SLACK + 200)
 
 
 def test_a_replica_is_forgotten_and_its_number_used_again() -> None:
