@@ -85,7 +85,7 @@ def record(scene: Scene) -> list[bytes]:
         stats = dict.fromkeys(
             ("steps", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions"), busy.steps
         )
-        if writer.take(glimpse, {"stats": stats}):
+        if writer.write(glimpse, {"stats": stats}):
             frames.append(writer.frame_after(number))
     return frames
 

@@ -184,7 +184,7 @@ def draw(
         glimpse = inspector_of(busy.scheduler).glimpse(clock, below_from)
         between = time.perf_counter()
         number, below_from = writer.number, glimpse.next_below_from
-        writer.take(glimpse, told(busy.steps))
+        writer.write(glimpse, told(busy.steps))
         found = time.perf_counter()
         frame = writer.frame_after(number)
         spent_s = time.perf_counter() - between

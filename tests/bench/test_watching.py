@@ -55,7 +55,7 @@ def test_what_is_drawn_is_what_a_reader_was_sent() -> None:
         def number(self) -> int:
             return writer.number
 
-        take = staticmethod(writer.take)
+        write = staticmethod(writer.write)
 
         def frame_after(self, number: int) -> bytes:
             told.append(writer.frame_after(number))

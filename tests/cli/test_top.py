@@ -75,7 +75,7 @@ class Stream:
 
     def tell(self, seen: Glimpse, stats: EngineStats = STATS) -> Stream:
         number = self.reader.number
-        assert self.writer.take(seen, {} if self.tenant is not None else {"stats": stats_row(stats)})
+        assert self.writer.write(seen, {} if self.tenant is not None else {"stats": stats_row(stats)})
         self.reader.feed(self.writer.frame_after(number))
         self.speeds.update(self.reader)
         return self

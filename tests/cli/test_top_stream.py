@@ -59,7 +59,7 @@ class Network:
 
 def snapshot(run: str = "1", seen: Glimpse = SEEN) -> bytes:
     writer = FrameWriter({"run": run, "tenant": None, "model": "tiny"})
-    writer.take(seen, {"stats": stats_row(EngineStats())})
+    writer.write(seen, {"stats": stats_row(EngineStats())})
     return writer.frame_after(0)
 
 

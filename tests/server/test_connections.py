@@ -21,7 +21,7 @@ from octavo.server.connections import (
     Connections,
     State,
     connections_allowed,
-    noting_requests,
+    track_requests,
 )
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
@@ -177,7 +177,7 @@ def test_a_request_is_busy_from_its_last_header_on_until_its_answer_is_whole():
         await send({"type": "http.response.body"})
 
     async def scenario():
-        config = Config(noting_requests(answer), http="h11")
+        config = Config(track_requests(answer), http="h11")
         config.load()
         connections, state = Connections(2, 600, None), ServerState()
         connection = BoundedConnection(

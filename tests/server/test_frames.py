@@ -16,7 +16,7 @@ from octavo.engine.outputs import Event, Glimpse, RequestView, TableView
 from octavo.memory.holders import HolderKind
 from octavo.server import frames as module
 from octavo.server.frame_rows import event_row, holder_row, part_rows, request_row
-from octavo.server.frames import BELOW, CHANGES, NAMED, SNAPSHOT, FrameReader, FrameWriter
+from octavo.server.frames import CHANGES, NAMED, OFFLOADED, SNAPSHOT, FrameReader, FrameWriter
 from octavo.step.events import EventKind
 
 SERVER = {"model": "tiny"}
@@ -51,7 +51,7 @@ class Pair:
         self.writer, self.reader = FrameWriter(SERVER), FrameReader()
 
     def take(self, glimpse: Glimpse, **told: object) -> bool:
-        is_new = self.writer.take(glimpse, told)
+        is_new = self.writer.write(glimpse, told)
         if is_new:
             assert self.reader.feed(self.writer.frame_after(self.reader.number)) == 1
         return is_new
@@ -77,7 +77,7 @@ class Stupid:
                 self.below.pop(block, None)
                 is_offloaded = False
             front = int.from_bytes(name[:4], "little") & ~3 if name else 0
-            self.cells.append(front | (NAMED if name else 0) | (BELOW if is_offloaded else 0))
+            self.cells.append(front | (NAMED if name else 0) | (OFFLOADED if is_offloaded else 0))
         self.holdings = [(holder_row(table), table.blocks[:]) for table in glimpse.tables]
         self.requests = {request.request_id: request_row(request) for request in glimpse.requests}
         self.parts = {"server": SERVER} | part_rows(glimpse) | told
@@ -186,8 +186,8 @@ def test_readers_fast_slow_and_late_know_what_the_glimpses_said(
             life.begin_again()
         glimpse = life.glimpse()
         stupid.see(glimpse, life.told)
-        if not writer.take(glimpse, life.told) and r.random() < 0.3:
-            writer.beat()
+        if not writer.write(glimpse, life.told) and r.random() < 0.3:
+            writer.write_heartbeat()
         readers = [fast, *([slow] if r.random() < 0.4 else []), FrameReader()]
         for reader in readers:
             if reader.number < writer.number:
@@ -201,9 +201,9 @@ def test_readers_fast_slow_and_late_know_what_the_glimpses_said(
 # -- frames --------------------------------------------------------------------------------------------------
 def test_the_first_frame_is_a_snapshot_and_the_next_tells_changes_alone() -> None:
     writer = FrameWriter(SERVER)
-    writer.take(a_glimpse(), {})
+    writer.write(a_glimpse(), {})
     assert kind_of(writer.frame_after(0)) == SNAPSHOT
-    writer.take(a_glimpse([name_of(1), None, None, None]), {})
+    writer.write(a_glimpse([name_of(1), None, None, None]), {})
     changes = writer.frame_after(1)
     assert kind_of(changes) == CHANGES
     assert len(changes) < len(writer.frame_after(0))
@@ -244,7 +244,7 @@ def test_a_beat_tells_the_time_and_leaves_all_else() -> None:
     pair.take(a_glimpse([name_of(1), None], tables=(table,)))
     cells = pair.reader.cells.tolist()
     assert not pair.take(a_glimpse([name_of(1), None], tables=(table,), now=9.0))
-    pair.writer.beat()
+    pair.writer.write_heartbeat()
     pair.reader.feed(pair.writer.frame_after(1))
     assert pair.reader.parts["now"] == 9.0
     assert (pair.reader.number, pair.reader.num_snapshots) == (2, 1)
@@ -264,7 +264,7 @@ def test_another_capacity_is_told_in_a_snapshot_to_every_reader() -> None:
 def test_bytes_may_be_cut_anywhere() -> None:
     writer, data = FrameWriter(SERVER), b""
     for names in ([None, None], [name_of(1), None], [name_of(1), name_of(2)]):
-        writer.take(a_glimpse(names, tables=(a_table([0, 1]),)), {"stats": {"words": "ä" * len(data)}})
+        writer.write(a_glimpse(names, tables=(a_table([0, 1]),)), {"stats": {"words": "ä" * len(data)}})
         data += writer.frame_after(writer.number - 1)
     whole = FrameReader()
     assert whole.feed(data) == 3
@@ -280,7 +280,7 @@ def test_bytes_may_be_cut_anywhere() -> None:
 def test_every_frame_is_whole_words() -> None:
     writer = FrameWriter(SERVER)
     for count in range(9):
-        writer.take(a_glimpse(), {"stats": "x" * count})
+        writer.write(a_glimpse(), {"stats": "x" * count})
         frame = writer.frame_after(writer.number - 1)
         length, number, _, json_length = struct.unpack_from("<IIII", frame)
         assert (length, number) == (len(frame) - 4, writer.number)
@@ -292,14 +292,14 @@ def test_a_cell_is_the_names_first_bits_and_whether_it_is_below() -> None:
     pair = Pair()
     names = [None, b"\xff" * 16, bytes(16), b"\x00\x00\x00\x80" + b"\xff" * 12]
     pair.take(a_glimpse(names, below=bytes([0, 1, 0, 1])))
-    assert pair.reader.cells.tolist() == [0, 0xFFFFFFFF, NAMED, 0x80000000 | NAMED | BELOW]
+    assert pair.reader.cells.tolist() == [0, 0xFFFFFFFF, NAMED, 0x80000000 | NAMED | OFFLOADED]
 
 
 def test_a_name_that_takes_anothers_place_does_not_inherit_that_it_is_below() -> None:
     pair = Pair()
     pair.take(a_glimpse([name_of(1), name_of(2)], below=b"\1\1"))
     pair.take(a_glimpse([name_of(3), name_of(2)], below_from=1, below=b"\1"))
-    assert (pair.reader.cells & BELOW).tolist() == [0, BELOW]
+    assert (pair.reader.cells & OFFLOADED).tolist() == [0, OFFLOADED]
     pair.take(a_glimpse([None, name_of(2)], below_from=1, below=b"\0"))
     assert (pair.reader.cells & 3).tolist() == [0, NAMED]
 
@@ -308,16 +308,16 @@ def test_what_is_below_stays_told_until_the_window_comes_by_again() -> None:
     pair, names = Pair(), [name_of(i) for i in (1, 2, 3)]
     pair.take(a_glimpse(names, below=b"\1\1"))
     pair.take(a_glimpse([*names[:2], name_of(4)], below_from=2, below=b"\1"))
-    assert (pair.reader.cells & BELOW).tolist() == [BELOW] * 3
+    assert (pair.reader.cells & OFFLOADED).tolist() == [OFFLOADED] * 3
     pair.take(a_glimpse([*names[:2], name_of(4)], below=b"\0\1"))
-    assert (pair.reader.cells & BELOW).tolist() == [0, BELOW, BELOW]
+    assert (pair.reader.cells & OFFLOADED).tolist() == [0, OFFLOADED, OFFLOADED]
 
 
 # -- tables --------------------------------------------------------------------------------------------------
 def test_a_table_that_grew_sends_its_further_blocks_alone() -> None:
     writer = FrameWriter(SERVER)
-    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3], number=-1),)), {})
-    writer.take(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3, 7], number=-1),)), {})
+    writer.write(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3], number=-1),)), {})
+    writer.write(a_glimpse([None] * 9, tables=(a_table([0, 1, 2, 3, 7], number=-1),)), {})
     frame = writer.frame_after(1)
     (json_length,) = struct.unpack_from("<I", frame, 12)
     assert np.frombuffer(frame, "<u4", offset=16 + json_length).tolist() == [0, 1, 1, 4, 1, 7, 0]

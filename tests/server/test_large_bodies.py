@@ -284,14 +284,14 @@ def test_the_process_of_a_body_whose_client_has_gone_is_ended(made, monkeypatch)
 
 def test_a_process_is_kept_when_the_client_goes_while_it_starts(made, monkeypatch):
     bodies, begun, go = made(ANSWERS_OR_HANGS), threading.Event(), threading.Event()
-    started = bodies._started()
+    started = bodies._start_helper()
 
     def start():
         begun.set()
         assert go.wait(10)
         return started
 
-    monkeypatch.setattr(bodies, "_started", start)
+    monkeypatch.setattr(bodies, "_start_helper", start)
 
     async def leave():
         task = asyncio.create_task(read(bodies, b"hang"))

@@ -69,7 +69,7 @@ def test_the_pages_pool_is_the_readers_whatever_happens(house: House, window: Wi
             life.happen()
         if step % 40 == 39:
             life.begin_again()
-        if writer.take(life.glimpse(), {}):
+        if writer.write(life.glimpse(), {}):
             frames.append(writer.frame_after(reader.number))
             reader.feed(frames[-1])
             states = states_of(reader).tolist()
@@ -91,9 +91,9 @@ def test_the_pages_pool_is_the_readers_whatever_happens(house: House, window: Wi
 def test_last_use_is_told_of_what_the_page_saw_alone(house: House, window: Window) -> None:
     writer = FrameWriter(SERVER)
     table = a_table([0, 1])
-    writer.take(a_glimpse(now=50.0, tables=(table,)), {})
+    writer.write(a_glimpse(now=50.0, tables=(table,)), {})
     first = writer.frame_after(0)
-    writer.take(a_glimpse(now=60.0, tables=(a_table([0, 2], number=table.number),)), {})
+    writer.write(a_glimpse(now=60.0, tables=(a_table([0, 2], number=table.number),)), {})
     changes, again = writer.frame_after(1), writer.frame_after(0)
     told = shell(house, window).evaluate(APPLY, packed([first, changes, again]))
     assert [one["touched"] for one in told] == [[0] * 4, [0, 60, 60, 0], [0, 60, 60, 0]]
@@ -104,7 +104,7 @@ def test_frames_that_make_no_sense_are_told_and_their_connections_given_back(
 ) -> None:
     page = window.page
     writer = FrameWriter(SERVER)
-    writer.take(a_glimpse(), {})
+    writer.write(a_glimpse(), {})
     wrong = struct.pack("<IIII", 16 + 8, 7, 2, 4) + b"{}  " + bytes(8)
     asked: list[float] = []
 

@@ -249,7 +249,7 @@ def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: W
         {"run": "r", "tenant": None, "model": HOSTILE, "context_length": 100, "version": "1", "begun": 1}
         | {"has_chat": True}
     )
-    writer.take(glimpse, {})
+    writer.write(glimpse, {})
     page = window.page
     stream = writer.frame_after(0)
     page.route(

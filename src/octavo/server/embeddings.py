@@ -1,6 +1,6 @@
-"""POST /v1/embeddings: from inputs to OpenAI's shape of their vectors, as floats or in base64.
+"""POST /v1/embeddings: from inputs to vectors in OpenAI's shape, as floats or in base64.
 
-`embed_inputs` is what any dialect needs: token ids in, vectors and usage out, until the client leaves.
+`embed_inputs` serves every dialect: token ids in, vectors and usage out, unless the client disconnects.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class EmbeddingsBody(ModelBody, TermsBody, json_schema_extra={"required": ["inpu
         """Whether vectors are bytes in base64. Raises InvalidRequest."""
         return _one_of("encoding_format", self.encoding_format, _FORMATS) == "base64"
 
-    def cut(self, context_length: int) -> Truncation | None:
-        """How longer inputs are shortened. Raises InvalidRequest."""
+    def truncation(self, context_length: int) -> Truncation | None:
+        """The cut of longer inputs. Raises InvalidRequest."""
         from_left = _one_of("truncation_side", self.truncation_side, _SIDES) == "left"
         keep = self.truncate_prompt_tokens
         if keep is None:
@@ -81,8 +81,8 @@ class EmbeddingsBody(ModelBody, TermsBody, json_schema_extra={"required": ["inpu
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingsMade:
-    """The inputs' vectors, in their order, with what each cost."""
+class EmbeddingsResult:
+    """The inputs' vectors in order, with the usage of each."""
 
     embedded: Sequence[Embedding]
 
@@ -93,7 +93,7 @@ class EmbeddingsMade:
 
     @property
     def num_cached(self) -> int:
-        """Of them, those that were found computed."""
+        """Those of them that were cached."""
         return sum(one.usage.num_cached for one in self.embedded)
 
     def usage(self) -> JsonObject:
@@ -102,7 +102,7 @@ class EmbeddingsMade:
             "prompt_tokens": self.num_prompt,
             "total_tokens": self.num_prompt,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            # Ours: what it cost in memory.
+            # Octavo's fields: the cost in memory.
             "cached_tokens": self.num_cached,
             "preemptions": sum(one.usage.preemptions for one in self.embedded),
         }
@@ -118,7 +118,7 @@ async def embeddings(edge: Edge, request: Request) -> Response:
         body.input,
         edge.model,
         tenant=wanted.tenant,
-        cut=body.cut(edge.model.context_length),
+        cut=body.truncation(edge.model.context_length),
         add_special_tokens=body.add_special_tokens is not False,
     )
     made = await embed_inputs(edge, request, prompts, options, wanted, watch)
@@ -126,9 +126,9 @@ async def embeddings(edge: Edge, request: Request) -> Response:
 
 
 def check_embeddings(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `embeddings` would of this body alone."""
+    """Raise what `embeddings` would for this body alone."""
     body = validate(EmbeddingsBody, raw)
-    check_inputs(body.input, model, body.cut(model.context_length))
+    check_inputs(body.input, model, body.truncation(model.context_length))
 
 
 async def embed_inputs(
@@ -138,9 +138,9 @@ async def embed_inputs(
     options: EmbeddingOptions,
     wanted: EngineRequest,
     watch: RequestWatch,
-) -> EmbeddingsMade:
-    """The vectors of these prompts; raises ClientGone when the client leaves, and what `embed_all` raises,
-    with the field `input`. Nothing runs any more when it is over."""
+) -> EmbeddingsResult:
+    """The vectors of these prompts. Raises ClientGone when the client disconnects, and what `embed_all`
+    raises, with the field `input`. Nothing runs after it returns or raises."""
     try:
         with rename_fields({"prompt": "input"}):
             embedding = embed_all(edge.model, prompts, options, wanted, watch.record)
@@ -149,20 +149,20 @@ async def embed_inputs(
         watch.cancel_rest(len(prompts))
         raise
     watch.finish()
-    return EmbeddingsMade(embedded)
+    return EmbeddingsResult(embedded)
 
 
-async def _answer(edge: Edge, made: EmbeddingsMade, *, as_base64: bool) -> Response:
-    """Written piece by piece: a thousand vectors are a million numbers, between which others' streams go
-    on."""
+async def _answer(edge: Edge, made: EmbeddingsResult, *, as_base64: bool) -> Response:
+    """Encode the vectors one by one: a thousand of them are a million numbers, and other streams run in
+    between."""
     pieces = []
     for index, one in enumerate(made.embedded):
         vector = one.vector.astype("<f4")
         if as_base64:
-            told = f'"{base64.b64encode(vector.tobytes()).decode()}"'
+            encoded = f'"{base64.b64encode(vector.tobytes()).decode()}"'
         else:
-            told = json.dumps(vector.tolist(), allow_nan=False, separators=(",", ":"))
-        pieces.append(f'{{"object":"embedding","index":{index},"embedding":{told}}}')
+            encoded = json.dumps(vector.tolist(), allow_nan=False, separators=(",", ":"))
+        pieces.append(f'{{"object":"embedding","index":{index},"embedding":{encoded}}}')
         await asyncio.sleep(0)
     model, usage = json.dumps(edge.model.name), encode_json(made.usage()).decode()
     text = f'{{"object":"list","data":[{",".join(pieces)}],"model":{model},"usage":{usage}}}'
@@ -170,7 +170,7 @@ async def _answer(edge: Edge, made: EmbeddingsMade, *, as_base64: bool) -> Respo
 
 
 def _one_of(name: str, given: str | None, allowed: Sequence[str]) -> str:
-    """The first is the default."""
+    """The given value, by default the first. Raises InvalidRequest for one that is not allowed."""
     if given is not None and given not in allowed:
         raise wrong_value(name, given, ", ".join(allowed))
     return given or allowed[0]

@@ -1,8 +1,8 @@
-"""What the engine counts, as Prometheus' families: one snapshot per scrape, nothing is kept here.
+"""The engine's statistics as Prometheus' families: one snapshot per scrape, no state here.
 
 Names follow Prometheus' rules: base units, last in the name; counters end in `_total`, which the library
-adds, and nothing else does. Every family has the label `model_name`; other labels have values of a fixed set,
-or of the operator's, never a client's.
+adds, and nothing else does. Every family has the label `model_name`. The values of other labels come from a
+fixed set or from the operator, never from a client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL_LABEL = "model_name"
 
 @dataclass(frozen=True, slots=True)
 class _Meter:
-    """A family of one number."""
+    """A family with one number."""
 
     name: str
     text: str
@@ -48,7 +48,7 @@ _GAUGES = (
         "Blocks that the pool has while memory is not short",
         lambda s: s.blocks_wanted,
     ),
-    _Meter("octavo_blocks_resident", "Blocks that have memory behind them", lambda s: s.blocks_resident),
+    _Meter("octavo_blocks_resident", "Blocks whose memory is allocated", lambda s: s.blocks_resident),
     _Meter("octavo_blocks_pinned", "Blocks that pins may hold", lambda s: s.blocks_pinned),
     _Meter(
         "octavo_tail_slots_wasted",
@@ -68,7 +68,7 @@ _GAUGES = (
     ),
     _Meter(
         "octavo_blocks_kept_offloaded",
-        "Blocks that only damage drops from an offload tier",
+        "Blocks that an offload tier drops only if they are damaged",
         lambda s: s.blocks_kept_offloaded,
     ),
     _Meter(
@@ -77,8 +77,8 @@ _GAUGES = (
         lambda s: s.blocks_kept_offloaded,
     ),
     _Meter("octavo_sessions", "Chat sessions that the engine knows", lambda s: s.sessions),
-    _Meter("octavo_grammar_bytes", "Memory of compiled grammars, nearly", lambda s: s.grammar_bytes),
-    _Meter("octavo_drafter_bytes", "Memory of what guesses tokens, nearly", lambda s: s.drafter_bytes),
+    _Meter("octavo_grammar_bytes", "Approximate memory of compiled grammars", lambda s: s.grammar_bytes),
+    _Meter("octavo_drafter_bytes", "Approximate memory of the drafters of tokens", lambda s: s.drafter_bytes),
 )
 _COUNTERS = (
     _Meter(
@@ -95,10 +95,14 @@ _COUNTERS = (
     ),
     _Meter("octavo_mask_seconds", "Time inside steps spent on what grammars allow", lambda s: s.mask_seconds),
     _Meter("octavo_preemptions", "Sequences sent back to waiting", lambda s: s.preemptions),
-    _Meter("octavo_preemptions_kept", "Of these, blocks were below afterwards", lambda s: s.preemptions_kept),
+    _Meter(
+        "octavo_preemptions_kept",
+        "Preemptions with blocks in an offload tier afterwards",
+        lambda s: s.preemptions_kept,
+    ),
     _Meter(
         "octavo_preemptions_recomputed",
-        "Of these, nothing was below afterwards",
+        "Preemptions without blocks in an offload tier afterwards",
         lambda s: s.preemptions_recomputed,
     ),
     _Meter(
@@ -106,12 +110,12 @@ _COUNTERS = (
         "Positions computed again after a preemption",
         lambda s: s.tokens_recomputed,
     ),
-    _Meter("octavo_evictions", "Cached blocks taken for new ones", lambda s: s.evictions),
-    _Meter("octavo_blocks_stored", "Blocks sent to the tier below", lambda s: s.blocks_stored),
-    _Meter("octavo_blocks_loaded", "Blocks brought up from the tier below", lambda s: s.blocks_loaded),
+    _Meter("octavo_evictions", "Cached blocks evicted for new ones", lambda s: s.evictions),
+    _Meter("octavo_blocks_stored", "Blocks stored in an offload tier", lambda s: s.blocks_stored),
+    _Meter("octavo_blocks_loaded", "Blocks loaded from an offload tier", lambda s: s.blocks_loaded),
     _Meter(
         "octavo_transfers_failed",
-        "Blocks lost on their way to or from the tier below",
+        "Blocks whose transfer to or from an offload tier failed",
         lambda s: s.transfers_failed,
     ),
     _Meter(
@@ -124,12 +128,12 @@ _COUNTERS = (
     ),
     _Meter(
         "octavo_grammar_compile_seconds",
-        "Time spent on trying and compiling them",
+        "Time spent on trying and compiling grammars",
         lambda s: s.grammar_seconds,
     ),
     _Meter(
         "octavo_engine_requests_finished",
-        "Requests that the engine has ended, however",
+        "Requests that the engine has ended, for any reason",
         lambda s: s.requests_finished,
     ),
     _Meter(
@@ -146,18 +150,18 @@ _COUNTERS = (
 
 
 class EngineCollector(Collector):
-    """Turns a snapshot of the engine into families; `stats` is called for each scrape."""
+    """Turns a snapshot of the engine into families; it calls `stats` for each scrape."""
 
     def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
         self._stats = stats
         self._model_name = model_name
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registering must not call the engine."""
+        """Nothing: registration must not call the engine."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One family per statistic, and those that are told by kind."""
+        """One family per statistic."""
         stats = self._stats()
         for meter in _GAUGES:
             yield self._gauge(meter.name, meter.text, float(meter.read(stats)))
@@ -174,85 +178,101 @@ class EngineCollector(Collector):
             blocks.add_metric([self._model_name, state], count)
         yield blocks
         device = GaugeMetricFamily(
-            "octavo_device_info", "Where the blocks lie, and what computes", labels=[MODEL_LABEL, "device"]
+            "octavo_device_info",
+            "The device that computes and has the blocks",
+            labels=[MODEL_LABEL, "device"],
         )
         device.add_metric([self._model_name, stats.device], 1)
         yield device
-        yield self._by(
+        yield self._counter_by(
             "octavo_device_steps",
             "Steps on a device: replayed, launched, warming (later replayed), first of a size",
             "way",
             stats.device_steps,
         )
-        yield from self._of_targets(stats)
+        yield from self._target_families(stats)
         if stats.ranks:
-            yield from self._of_ranks(stats)
-        yield self._ages(
+            yield from self._rank_families(stats)
+        yield self._age_histogram(
             "octavo_block_age_at_hit_seconds",
             "How long blocks had been in their tier when prompts found them there",
             stats.ages_at_hit,
         )
-        yield self._ages(
+        yield self._age_histogram(
             "octavo_block_age_at_eviction_seconds",
             "How long blocks had been in their tier when they were evicted from it",
             stats.ages_at_eviction,
         )
-        yield self._by(
+        yield self._counter_by(
             "octavo_events",
             "What happened to a request, pin or session",
             "kind",
             with_former_events(stats.events),
         )
-        yield self._by(
+        yield self._counter_by(
             "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
         )
-        yield self._by(
-            "octavo_draft_tokens", "Tokens that were guessed and computed", "drafter", stats.draft_tokens
+        yield self._counter_by(
+            "octavo_draft_tokens", "Draft tokens that were computed", "drafter", stats.draft_tokens
         )
-        yield self._by(
+        yield self._counter_by(
             "octavo_accepted_draft_tokens",
-            "Of them, those that were right",
+            "Draft tokens that were accepted",
             "drafter",
             stats.accepted_draft_tokens,
         )
 
-    def _of_targets(self, stats: EngineStats) -> Iterator[Metric]:
-        """Of targets for tokens' times, where there are any."""
+    def _target_families(self, stats: EngineStats) -> Iterator[Metric]:
+        """Of targets for latency, if there are any."""
         if stats.target is not None:
             target = stats.target
-            yield self._gauge("octavo_target_itl_seconds", "Asked for between two tokens", target.seconds)
             yield self._gauge(
-                "octavo_predicted_itl_seconds", "Of the step that was committed last", target.predicted_s
+                "octavo_target_itl_seconds", "Target for the time between two tokens", target.seconds
+            )
+            yield self._gauge(
+                "octavo_predicted_itl_seconds",
+                "Predicted time of the step that was committed last",
+                target.predicted_s,
             )
             yield self._counter(
                 "octavo_itl_gaps", "Gaps between decoding steps since the target was set", target.gaps
             )
-            yield self._by(
+            yield self._counter_by(
                 "octavo_itl_gaps_missed",
-                "Longer than the target: with prompts or guesses in the step, or by decoding alone",
+                "Gaps longer than the target: with prompts or drafts in the step, or by decoding alone",
                 "by",
                 {"prompts": target.missed, "decoding": target.missed_alone},
             )
         if stats.first_tokens is not None:
             first = stats.first_tokens
-            yield self._gauge("octavo_target_ttft_seconds", "Asked for to the first token", first.seconds)
-            yield self._gauge("octavo_predicted_ttft_seconds", "Of the last arrival", first.predicted_s)
+            yield self._gauge(
+                "octavo_target_ttft_seconds", "Target for the time to the first token", first.seconds
+            )
+            yield self._gauge(
+                "octavo_predicted_ttft_seconds",
+                "Predicted time to the first token of the last arrival",
+                first.predicted_s,
+            )
             yield self._counter(
                 "octavo_ttft_counted", "Requests that got a first token, under a target", first.counted
             )
-            yield self._counter("octavo_ttft_late", "Of them, later than the target", first.late)
-            yield self._counter("octavo_requests_shed", "Refused: they would have been late", first.shed)
+            yield self._counter(
+                "octavo_ttft_late", "Requests whose first token came later than the target", first.late
+            )
+            yield self._counter(
+                "octavo_requests_shed", "Requests refused because they would have been late", first.shed
+            )
 
-    def _of_ranks(self, stats: EngineStats) -> Iterator[Metric]:
+    def _rank_families(self, stats: EngineStats) -> Iterator[Metric]:
         """Of devices that compute a model together."""
-        yield self._by(
+        yield self._counter_by(
             "octavo_rank_wait_seconds",
             "Time that each device waited for the others that compute the model with it",
             "rank",
             {str(one.rank): one.waited_s for one in stats.ranks},
         )
         memory = GaugeMetricFamily(
-            "octavo_rank_memory_bytes", "Memory that is taken on each of them", labels=[MODEL_LABEL, "rank"]
+            "octavo_rank_memory_bytes", "Memory in use on each device", labels=[MODEL_LABEL, "rank"]
         )
         for one in stats.ranks:
             memory.add_metric([self._model_name, str(one.rank)], one.memory_bytes)
@@ -268,7 +288,7 @@ class EngineCollector(Collector):
         family.add_metric([self._model_name], value)
         return family
 
-    def _ages(self, name: str, text: str, ages: Mapping[Place, AgeCounts]) -> Metric:
+    def _age_histogram(self, name: str, text: str, ages: Mapping[Place, AgeCounts]) -> Metric:
         family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL, "tier"])
         bounds = [*map(str, AGES_S), "+Inf"]
         for place in Place:
@@ -277,7 +297,7 @@ class EngineCollector(Collector):
             family.add_metric([self._model_name, place.value], counts, one.seconds)
         return family
 
-    def _by(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
+    def _counter_by(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=[MODEL_LABEL, label])
         for value, count in counts.items():
             family.add_metric([self._model_name, value], count)

@@ -1,8 +1,8 @@
-"""What an error is over HTTP: its status, its words, its code; and OpenAI's shape of it,
+"""Errors over HTTP: status, message and code; and OpenAI's shape of them,
 {"error": {"message", "type", "param", "code"}}.
 
-One place decides which status an error has. Other APIs' shapes are in `dialects.error_shapes`, which
-picks the one that a path's clients know.
+Only this module maps errors to statuses. Other APIs' shapes are in `dialects.error_shapes`, which picks the
+shape by the path.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from octavo.server.sse import encode_json
 
 JsonObject = dict[str, object]
 
-# A message may quote what the client sent; what it sent may be megabytes.
+# A message may quote the client's input, which may be megabytes.
 _MESSAGE_CHARS_MAX = 600
 WANTS_KEY = {"WWW-Authenticate": "Bearer"}
 BAD_KEY = "invalid_api_key"
 
 
 class HttpRefusal(OctavoError):
-    """A refusal that only makes sense over HTTP: a bad key, a foreign host, a body that is too large."""
+    """A refusal that exists only over HTTP: a bad key, a foreign host, a body that is too large."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class HttpRefusal(OctavoError):
 
 
 def message_of(error: BaseException) -> str:
-    """What a client is told of any exception; what is not ours says nothing of its inside."""
+    """The message that a client gets; an exception that is not Octavo's shows no details."""
     known = isinstance(error, OctavoError)
     message = str(error) if known else "the server failed on this request; its log says why"
     return message if len(message) <= _MESSAGE_CHARS_MAX else message[:_MESSAGE_CHARS_MAX] + " ..."
@@ -76,7 +76,7 @@ def error_body(error: BaseException) -> JsonObject:
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
-    """What the answer's headers say of an exception."""
+    """The answer's headers for an exception."""
     if isinstance(error, HttpRefusal):
         return error.headers
     if isinstance(error, QueueFull):
@@ -92,7 +92,7 @@ def json_response(
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """The HTTP status of an exception, as the tree in `octavo.errors` promises it."""
+    """The HTTP status of an exception, as the tree in `octavo.errors` states it."""
     if isinstance(error, HttpRefusal):
         return error.status
     if isinstance(error, UnknownModel | UnknownPin | UnknownSession):

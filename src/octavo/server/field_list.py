@@ -1,13 +1,13 @@
-"""Fields of requests: how a model describes those that do something, and the list of those that do nothing.
+"""Fields of requests: the notes on the supported ones, and the list of the unsupported ones.
 
     done      a field of a model, with a note (`done`)
-    refused   it would change the answer and is not built, so it is refused by name; values that ask for what
-              happens anyway are let through
-    ignored   it changes no answer
+    refused   it would change the answer and is not supported, so it is refused by name; values that request
+              the default behaviour are accepted
+    ignored   it does not change the answer
 
-What is refused or ignored is in `unsupported_fields.toml`. A field that is neither there nor in its model is
-let through, as clients expect of a server. /openapi.json has the notes of models; `docs/reference.py` prints
-all fields into the pages of the APIs. It knows nothing of what a value must look like.
+Refused and ignored fields are in `unsupported_fields.toml`. A field that is neither there nor in its model is
+ignored, as clients expect of a server. /openapi.json has the models' notes; `docs/reference.py` prints all
+fields into the pages of the APIs. Values are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ KNOWN_TO: Final = {"O": "OpenAI", "V": "vLLM", "L": "llama-server", "S": "SGLang
 
 
 class Body(BaseModel):
-    """A body, or an object in one: nothing is converted, and unknown fields are let through. Its validator is
-    built when it is first needed, because many models are only derived from, or only described."""
+    """A body, or an object in one: values are not converted, and unknown fields are ignored. The validator is
+    built on first use, because many models are only bases, or only described."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
 
 def done(note: str = "", known_to: str = "", default: object = None) -> Any:  # noqa: ANN401  as pydantic's
-    """A field that does what it says, or what its note says; `known_to` are letters of `KNOWN_TO`."""
+    """A supported field. `note`: what its name does not say; `known_to`: letters of `KNOWN_TO`."""
     support: JsonDict = {"x-known-to": _owners(known_to)} if known_to else {}
     return Field(default, description=note or None, json_schema_extra=support)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """Annotates what is read by hand, which explains itself better: its JSON schema is that of `kind`."""
+    """Annotates a value that is parsed by hand, for better errors: its JSON schema is that of `kind`."""
 
     kind: Any
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """pydantic calls it for a model's JSON schema."""
+        """Called by pydantic for a model's JSON schema."""
         return handler(TypeAdapter(self.kind).core_schema)
 
 
@@ -65,8 +65,8 @@ def texts_or_tokens(most: int) -> ReadAs:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
-    """A row of the list. `harmless` are values under which a refused field changes nothing."""
+class UnsupportedField:
+    """A row of the list. `harmless`: values with which a refused field changes nothing."""
 
     note: str
     owners: str
@@ -75,13 +75,13 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class FieldList:
-    """The fields of one model that do nothing, by name."""
+    """The unsupported fields of one model, by name."""
 
-    refused: dict[str, Unsupported] = field(default_factory=dict)
-    ignored: dict[str, Unsupported] = field(default_factory=dict)
+    refused: dict[str, UnsupportedField] = field(default_factory=dict)
+    ignored: dict[str, UnsupportedField] = field(default_factory=dict)
 
     def check(self, body: Mapping[str, object], where: str = "") -> None:
-        """Raise InvalidRequest for a field that asks for something that is not built. `where` leads to a
+        """Raise InvalidRequest for a field that requests something unsupported. `where` is the path of a
         nested object, such as "messages[3]."."""
         for name, row in self.refused.items():
             if name in body and body[name] not in row.harmless:
@@ -93,7 +93,7 @@ class FieldList:
 
 @cache
 def field_list(model: type[BaseModel]) -> FieldList:
-    """The list of a model, and of those that it is derived from. Each field must be listed once."""
+    """The list of a model and its bases. Each field must be listed once."""
     found = FieldList()
     for cls in model.__mro__:
         for treatment, rows in _table().get(cls.__name__, {}).items():
@@ -110,8 +110,8 @@ def _table() -> dict[str, dict[str, dict[str, list[Any]]]]:
     )
 
 
-def _row(note: str, known_to: str = "", *harmless: object) -> Unsupported:
-    return Unsupported(note, _owners(known_to), (None, *harmless))
+def _row(note: str, known_to: str = "", *harmless: object) -> UnsupportedField:
+    return UnsupportedField(note, _owners(known_to), (None, *harmless))
 
 
 def _owners(letters: str) -> str:

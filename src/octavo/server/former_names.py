@@ -1,11 +1,11 @@
-"""Public names that were changed: the former ones stay for one version. CHANGELOG.md lists them."""
+"""Former public names, which stay for one version after a change. CHANGELOG.md lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it loads a web framework, which --help has not
+if TYPE_CHECKING:  # it imports a web framework, which --help must not load
     from octavo.server.errors import JsonObject
 
 JSON_FIELDS: Mapping[str, str] = {
@@ -24,7 +24,7 @@ EVENTS: Mapping[str, str] = {
 
 
 def with_former_fields(row: JsonObject) -> JsonObject:
-    """The row, and its renamed fields under their former names, each behind the new one."""
+    """The row, with renamed fields under their former names too, each after the new one."""
     found: JsonObject = {}
     for name, value in row.items():
         found[name] = value
@@ -34,10 +34,10 @@ def with_former_fields(row: JsonObject) -> JsonObject:
 
 
 def without_former_fields(row: Mapping[str, object]) -> JsonObject:
-    """The row for people."""
+    """The row without them, for people."""
     return {name: value for name, value in row.items() if name not in JSON_FIELDS.values()}
 
 
 def with_former_events(counts: Mapping[str, int]) -> dict[str, int]:
-    """Counts by kind of event, and those of renamed kinds under their former names."""
+    """Counts by kind of event, with renamed kinds under their former names too."""
     return {**counts, **{EVENTS[kind]: count for kind, count in counts.items() if kind in EVENTS}}

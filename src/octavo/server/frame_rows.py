@@ -1,5 +1,5 @@
-"""How a glimpse's parts are written as JSON: short rows, with times on the engine's clock, so that a row
-stays the same while nothing but time passes."""
+"""The parts of a glimpse as JSON: short rows, with times on the engine's clock, so that a row stays the same
+while only time passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def holder_row(table: TableView) -> JsonObject:
-    """Who a table's holder is."""
+    """The holder of a table."""
     row: JsonObject = {"kind": table.kind.value, "label": table.label, "tenant": table.tenant}
     if table.request_id is not None:
         row |= {"request": table.request_id, "choice": table.choice}
@@ -21,7 +21,7 @@ def holder_row(table: TableView) -> JsonObject:
 
 
 def request_row(request: RequestView) -> JsonObject:
-    """One request with its choices; what it has not is left out."""
+    """One request with its choices; absent values are left out."""
     row: JsonObject = {
         "id": request.request_id,
         "tenant": request.tenant,
@@ -45,7 +45,7 @@ def request_row(request: RequestView) -> JsonObject:
         ],
     }
     if request.priority:
-        row["priority"] = -request.priority  # as clients give it: lower is earlier
+        row["priority"] = -request.priority  # as clients send it: lower is earlier
     if request.deadline is not None:
         row["deadline"] = round(request.deadline, 3)
     if request.place is not None:
@@ -62,7 +62,7 @@ def request_row(request: RequestView) -> JsonObject:
 
 
 def event_row(event: Event) -> JsonObject:
-    """One line of what happened."""
+    """One event."""
     row: JsonObject = {"at": round(event.at, 3), "kind": event.kind.value, "text": event.text}
     if event.request_id is not None:
         row["request"] = event.request_id
@@ -72,7 +72,7 @@ def event_row(event: Event) -> JsonObject:
 
 
 def part_rows(glimpse: Glimpse) -> JsonObject:
-    """The pool's sizes, in blocks, tokens and bytes; pins, sessions, tenants and the tiers below."""
+    """The pool's sizes, in blocks, tokens and bytes; pins, sessions, tenants and the offload tier."""
     pool, totals = glimpse.pool, glimpse.pool.totals
     tier = None if totals is None else totals.tier
     return {
@@ -156,7 +156,7 @@ def _tier_row(tier: TierView) -> JsonObject:
 
 
 def stats_row(stats: EngineStats) -> JsonObject:
-    """What the engine has done since the start: numbers that only grow."""
+    """The engine's counters since its start."""
     return {
         "steps": stats.steps,
         "prompt_tokens": stats.prompt_tokens,

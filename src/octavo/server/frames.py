@@ -1,23 +1,22 @@
-"""The live map's stream: what it says, and how it is written and read.
+"""The live map's stream: its content, a writer and a reader.
 
-A stream is a row of frames, numbered from 1. The first is a snapshot; each of the others tells what has
-changed since the one before it, or is a snapshot again, where the reader had missed some or there are more
-or fewer cells.
+A stream is a sequence of frames, numbered from 1. The first is a snapshot. Each of the others has the changes
+since the previous one, or is a snapshot if the reader missed frames or the number of cells changed.
 
     frame      u32 length of the rest | u32 number | u32 kind: 1 snapshot, 2 changes | u32 length of the JSON
-               JSON, filled up with spaces to a multiple of 4
-               u32 tables gone, the number of each
-               u32 tables that are new or changed; each: number | blocks kept at its front | further | blocks
+               JSON, padded with spaces to a multiple of 4
+               u32 tables removed, the number of each
+               u32 tables new or changed; each: number | blocks kept at its front | further | blocks
                u32 cells; each: block | cell                                            (changes)
                u32 cells; each: cell, from block 0 on                                   (snapshot)
 
-    cell       0: without a name; else the first bits of the name, with 1: it has one, 2: it is below, too
-    table      one holder's blocks in order; who it is, the JSON's `holders` says when it is new
+    cell       0: without a name; else the first bits of the name, with 1: named, 2: also in an offload tier
+    table      one holder's blocks in order; the JSON's `holders` describes the holder of a new table
 
-All numbers are little-endian. The JSON has `now`, the engine's clock, and of everything else what has
-changed: `server`, `pool`, `holders`, `requests` and `requests_gone`, `pins`, `sessions`, `tenants`, `tier`,
-`events` (newest first, the last few), `stats`, `latency`. Who holds a block, and how many do, follows from
-the tables.
+All numbers are little-endian. The JSON has `now`, the engine's clock, and of the following what has changed:
+`server`, `pool`, `holders`, `requests` and `requests_gone`, `pins`, `sessions`, `tenants`, `tier`, `events`
+(newest first, the last few), `stats`, `latency`. The holders of a block, and their number, follow from the
+tables.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import Glimpse, TableView
 
 SNAPSHOT, CHANGES = 1, 2
-NAMED, BELOW = 1, 2
+NAMED, OFFLOADED = 1, 2
 _NAME_BITS = 0xFFFFFFFC
 _SEGMENT = 1024  # blocks whose names are compared at once: most segments have not changed
 _NO_NAME = bytes(4)
@@ -48,7 +47,7 @@ _NO_NAME = bytes(4)
 
 @dataclass(slots=True)
 class _LastSent:
-    """A table, as it was last sent."""
+    """A table as it was last sent."""
 
     number: int
     blocks: list[int]
@@ -57,26 +56,26 @@ class _LastSent:
 
 @dataclass(slots=True)
 class _Changes:
-    """What one frame tells."""
+    """The content of one frame."""
 
     json: JsonObject = field(default_factory=dict)
-    gone: list[int] = field(default_factory=list)  # tables
+    gone: list[int] = field(default_factory=list)  # the numbers of tables
     tables: list[tuple[int, int, list[int]]] = field(default_factory=list)  # number, kept, further blocks
     blocks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     cells: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has changed but the time."""
+        """Whether only the time has changed."""
         return self.json.keys() <= {"now"} and not (self.gone or self.tables or len(self.blocks))
 
 
 class FrameWriter:
-    """Writes glimpses as frames. One thread calls it."""
+    """Writes glimpses as frames. Used by one thread."""
 
     def __init__(self, server: Mapping[str, object]) -> None:
         self.number = 0
-        self._follows = 0  # the frame that the newest one's changes are of; 0: none, it is a snapshot for all
+        self._base = 0  # the frame to which the newest one's changes apply; 0: none, all get a snapshot
         self._server = dict(server)
         self._names: list[bytes | None] = []
         self._cells = np.zeros(0, np.uint32)
@@ -88,16 +87,16 @@ class FrameWriter:
         self._changes = _Changes()
         self._written: dict[int, bytes] = {}  # by kind: the newest frames
 
-    def take(self, glimpse: Glimpse, told: Mapping[str, object]) -> bool:
-        """This is how things are now; `told` are further parts of the JSON. False, and there is no new frame,
-        where nothing has changed but the time. O(blocks), fast where few of them have changed."""
+    def write(self, glimpse: Glimpse, more_parts: Mapping[str, object]) -> bool:
+        """Make a frame of this state, with further parts of the JSON. If only the time has changed, make none
+        and return False. O(blocks), fast if few of them have changed."""
         self._now = glimpse.pool.now
         changes = _Changes({"now": round(self._now, 3)})
         is_resized = len(glimpse.names) != len(self._names)
-        self._take_cells(glimpse, changes)
-        self._take_tables(glimpse.tables, changes)
-        self._take_requests(glimpse, changes)
-        parts = part_rows(glimpse) | dict(told)
+        self._diff_cells(glimpse, changes)
+        self._diff_tables(glimpse.tables, changes)
+        self._diff_requests(glimpse, changes)
+        parts = part_rows(glimpse) | dict(more_parts)
         parts["events"] = [event_row(event) for event in glimpse.pool.events]
         changes.json |= {name: part for name, part in parts.items() if self._parts.get(name) != part}
         self._parts = parts
@@ -105,16 +104,16 @@ class FrameWriter:
             return False
         self._next(changes)
         if is_resized:
-            self._follows = 0
+            self._base = 0
         return True
 
-    def beat(self) -> None:
-        """A frame that tells the time alone, so that readers know that the engine lives."""
+    def write_heartbeat(self) -> None:
+        """Make a frame with only the time, so that readers see that the engine is running."""
         self._next(_Changes({"now": round(self._now, 3)}))
 
     def frame_after(self, number: int) -> bytes:
-        """What a reader of frame `number` needs, 0: of none."""
-        kind = CHANGES if number and number == self._follows else SNAPSHOT
+        """The next frame for a reader that has frame `number`; 0: it has none."""
+        kind = CHANGES if number and number == self._base else SNAPSHOT
         if kind not in self._written:
             self._written[kind] = (
                 self._snapshot() if kind == SNAPSHOT else self._encode(CHANGES, self._changes)
@@ -122,11 +121,11 @@ class FrameWriter:
         return self._written[kind]
 
     def _next(self, changes: _Changes) -> None:
-        self._follows = self.number
+        self._base = self.number
         self.number += 1
         self._changes, self._written = changes, {}
 
-    def _take_cells(self, glimpse: Glimpse, changes: _Changes) -> None:
+    def _diff_cells(self, glimpse: Glimpse, changes: _Changes) -> None:
         names, before = glimpse.names, self._names
         if len(before) != len(names):
             before, self._cells = [None] * len(names), np.zeros(len(names), np.uint32)
@@ -136,36 +135,38 @@ class FrameWriter:
             if segment != before[first : first + _SEGMENT]:
                 old, new = cells[first : first + _SEGMENT], _cells_of(segment)
                 is_same = (old & _NAME_BITS) == (new & _NAME_BITS)
-                cells[first : first + _SEGMENT] = new | np.where(is_same, old & BELOW, 0).astype(np.uint32)
+                cells[first : first + _SEGMENT] = new | np.where(is_same, old & OFFLOADED, 0).astype(
+                    np.uint32
+                )
         window = cells[glimpse.below_from : glimpse.below_from + len(glimpse.below)]
-        window &= np.uint32(~BELOW & 0xFFFFFFFF)
-        window |= np.frombuffer(glimpse.below, np.uint8).astype(np.uint32) * BELOW
+        window &= np.uint32(~OFFLOADED & 0xFFFFFFFF)
+        window |= np.frombuffer(glimpse.below, np.uint8).astype(np.uint32) * OFFLOADED
         changes.blocks = np.nonzero(cells != self._cells)[0].astype(np.uint32)
         changes.cells = cells[changes.blocks]
         self._names, self._cells = names, cells
 
-    def _take_tables(self, tables: Sequence[TableView], changes: _Changes) -> None:
+    def _diff_tables(self, tables: Sequence[TableView], changes: _Changes) -> None:
         now: dict[int, _LastSent] = {}
         holders = []
-        for glimpsed in tables:
-            sent, row = self._tables.get(glimpsed.number), holder_row(glimpsed)
+        for table_view in tables:
+            sent, row = self._tables.get(table_view.number), holder_row(table_view)
             if sent is None:
                 self._tables_begun += 1
                 sent = _LastSent(self._tables_begun, [], {})
             if sent.row.keys() != row.keys() | {"number"} or any(sent.row[key] != row[key] for key in row):
                 sent.row = {"number": sent.number} | row
                 holders.append(sent.row)
-            if sent.blocks != glimpsed.blocks:
-                kept = _same_front(sent.blocks, glimpsed.blocks)
-                changes.tables.append((sent.number, kept, glimpsed.blocks[kept:]))
-                sent.blocks = glimpsed.blocks
-            now[glimpsed.number] = sent
+            if sent.blocks != table_view.blocks:
+                kept = _common_prefix(sent.blocks, table_view.blocks)
+                changes.tables.append((sent.number, kept, table_view.blocks[kept:]))
+                sent.blocks = table_view.blocks
+            now[table_view.number] = sent
         changes.gone = [sent.number for table, sent in self._tables.items() if table not in now]
         if holders:
             changes.json["holders"] = holders
         self._tables = now
 
-    def _take_requests(self, glimpse: Glimpse, changes: _Changes) -> None:
+    def _diff_requests(self, glimpse: Glimpse, changes: _Changes) -> None:
         rows = {request.request_id: request_row(request) for request in glimpse.requests}
         changed = [row for number, row in rows.items() if self._requests.get(number) != row]
         gone = [number for number in self._requests if number not in rows]
@@ -207,8 +208,8 @@ def _cells_of(names: Sequence[bytes | None]) -> NDArray[np.uint32]:
     return ((fronts & _NAME_BITS) | is_named).astype(np.uint32)
 
 
-def _same_front(old: list[int], new: list[int]) -> int:
-    """How many blocks both begin with."""
+def _common_prefix(old: list[int], new: list[int]) -> int:
+    """The number of blocks in the common prefix."""
     if len(old) <= len(new) and new[: len(old)] == old:
         return len(old)
     return next(
@@ -218,14 +219,14 @@ def _same_front(old: list[int], new: list[int]) -> int:
 
 @dataclass(slots=True)
 class Holding:
-    """A holder, as a reader knows it."""
+    """A holder and its blocks, as the reader knows them."""
 
     row: JsonObject
     blocks: list[int] = field(default_factory=list)
 
 
 class FrameReader:
-    """Reads a stream: the state after the newest frame. For programs; the page has its own."""
+    """Reads a stream into the state after the newest frame. For programs; the page has its own reader."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -237,21 +238,21 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> int:
-        """More bytes have come; returns how many frames they completed."""
+        """Add received bytes; returns how many frames they completed."""
         self._data += data
         count = 0
         while len(self._data) >= 4:
             (length,) = struct.unpack_from("<I", self._data)
             if len(self._data) < 4 + length:
                 break
-            self._take(bytes(self._data[4 : 4 + length]))
+            self._apply(bytes(self._data[4 : 4 + length]))
             del self._data[: 4 + length]
             count += 1
         return count
 
-    def _take(self, frame: bytes) -> None:
+    def _apply(self, frame: bytes) -> None:
         number, kind, json_length = struct.unpack_from("<III", frame)
-        told: JsonObject = json.loads(frame[12 : 12 + json_length])
+        parts: JsonObject = json.loads(frame[12 : 12 + json_length])
         rest = np.frombuffer(frame, "<u4", offset=12 + json_length).astype(np.uint32)
         if kind == SNAPSHOT:
             self.holdings, self.requests, self.parts = {}, {}, {}
@@ -259,20 +260,20 @@ class FrameReader:
         elif number != self.number + 1:
             raise ValueError(f"frame {number} came after {self.number}; its changes are of another state")
         self.number = number
-        self._take_json(told)
-        self._take_numbers(kind, rest)
+        self._apply_json(parts)
+        self._apply_numbers(kind, rest)
 
-    def _take_json(self, told: JsonObject) -> None:
-        holders, requests = told.pop("holders", ()), told.pop("requests", ())
+    def _apply_json(self, parts: JsonObject) -> None:
+        holders, requests = parts.pop("holders", ()), parts.pop("requests", ())
         for row in cast("list[JsonObject]", holders):
             self.holdings.setdefault(cast(int, row["number"]), Holding({})).row = row
         for row in cast("list[JsonObject]", requests):
             self.requests[cast(int, row["id"])] = row
-        for number in cast("list[int]", told.pop("requests_gone", ())):
+        for number in cast("list[int]", parts.pop("requests_gone", ())):
             self.requests.pop(number, None)
-        self.parts |= told
+        self.parts |= parts
 
-    def _take_numbers(self, kind: int, rest: NDArray[np.uint32]) -> None:
+    def _apply_numbers(self, kind: int, rest: NDArray[np.uint32]) -> None:
         gone = int(rest[0])
         for number in rest[1 : 1 + gone].tolist():
             del self.holdings[number]

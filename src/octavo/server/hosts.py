@@ -1,4 +1,4 @@
-"""Names of machines in headers, read strictly: what two parsers could read in two ways is no name."""
+"""Host names in headers, parsed strictly: what two parsers could read differently is not a name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://(.{1,300})")
 
 
 def hostname(given: str) -> str | None:
-    """The name or address of a Host header, without port, brackets, case and final dot.
+    """The name or address of a Host header, in lower case, without port, brackets and final dot.
 
-    None for what is no such header: a user before an @, a path, text behind a bracket, a blank.
+    None for a value that is not a host: with a user before an @, a path, text after a bracket, a blank.
     """
     found = _HOST.fullmatch(given)
     if found is None:
@@ -27,17 +27,17 @@ def hostname(given: str) -> str | None:
 
 
 def origin_host(origin: str) -> str | None:
-    """The same of an Origin header, scheme://host:port; None where it is none."""
+    """The same for an Origin header, scheme://host:port; None if it is not an origin."""
     found = _ORIGIN.fullmatch(origin)
     return None if found is None else hostname(found.group(1))
 
 
 def split_address(given: str, source: str) -> tuple[str, int]:
-    """The host and the port of ADDRESS:PORT; a port alone is one of loopback. Raises ConfigError."""
+    """The host and the port of ADDRESS:PORT; a port alone is on loopback. Raises ConfigError."""
     address, colon, port = given.rpartition(":")
-    is_one = ":" not in address or address.endswith("]")
+    is_bracketed = ":" not in address or address.endswith("]")
     host = hostname(address) if colon else LOOPBACK
-    if host is None or not is_one or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+    if host is None or not is_bracketed or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
         raise ConfigError(
             f"{source} is {shown(given)}; allowed: a port of this machine (9100), or an address and a port "
             "(0.0.0.0:9100, [::]:9100)"
@@ -46,7 +46,7 @@ def split_address(given: str, source: str) -> tuple[str, int]:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address, which nobody else can let a name point at."""
+    """Whether it is an IP address, to which no DNS record of another party applies."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -55,7 +55,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach that address."""
+    """Whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     return is_address(host) and ipaddress.ip_address(host).is_loopback

@@ -1,8 +1,8 @@
-"""What a supervisor gives the processes of its server to do, as JSON on their standard input.
+"""The jobs of a supervisor's child processes, as JSON on their standard input.
 
-    {"job": "engine", "options": {...}, "settings": {...}, ...}
+    ["EngineJob", {"options": {...}, "settings": {...}, ...}]
 
-Settings have been checked by then. Of a tenants file its path is given: the process reads it again.
+The settings are already checked. A job has only the path of a tenants file: the process reads the file again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """What the engine's process does."""
+    """The job of the engine's process."""
 
     model: str | None
     options: StartOptions
@@ -33,8 +33,8 @@ class EngineJob:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndJob:
-    """What a front end does. `listener`, `channel` and `scrapes` are descriptors of its process, `metrics` is
-    the folder in which all front ends count."""
+    """The job of a front end. `listener`, `channel` and `scrapes` are descriptors of its process; `metrics`
+    is the folder of the counts of all front ends."""
 
     index: int
     options: StartOptions
@@ -43,16 +43,16 @@ class FrontEndJob:
     channel: int
     engine_pid: int
     metrics: Path
-    scrapes: int | None = None  # where it answers /metrics alone
+    scrapes: int | None = None  # a listener for /metrics only
 
 
 def encode_job(job: EngineJob | FrontEndJob) -> bytes:
-    """As it is written."""
+    """The job as JSON."""
     return msgspec.json.encode([type(job).__name__, _fields_of(job)], enc_hook=_encode)
 
 
 def decode_job(data: bytes) -> EngineJob | FrontEndJob:
-    """The job again. Raises ConfigError where a tenants file cannot be read any more."""
+    """The job from JSON. Raises ConfigError if a tenants file can no longer be read."""
     kind, fields = msgspec.json.decode(data)
     if kind == EngineJob.__name__:
         return _decoded(EngineJob, fields)
@@ -60,7 +60,7 @@ def decode_job(data: bytes) -> EngineJob | FrontEndJob:
 
 
 def _fields_of(value: object) -> dict[str, object]:
-    """By name, those of settings as well."""
+    """The fields by name; settings become dictionaries too."""
     assert dataclasses.is_dataclass(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {
@@ -77,7 +77,7 @@ def _encode(value: object) -> object:
 
 
 def _decoded(kind: type[T], fields: dict[str, object]) -> T:
-    """Field by field: the types of some are known only where they are used."""
+    """Decode field by field, because some annotations name types that their own modules do not import."""
     hints = get_type_hints(kind, localns={"TenantRegistry": TenantRegistry})
     values = {
         name: _decoded(hints[name], value)

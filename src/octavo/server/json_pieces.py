@@ -1,9 +1,9 @@
-"""A JSON object in pieces, none of which takes long to parse: other threads run between two of them.
+"""A JSON object in pieces that are each parsed quickly, so that other threads run in between.
 
     {"prompt": [1, 2, 3, 4], "n": 2}     KEY "prompt"  LIST  MORE [1,2]  MORE [3,4]  END  MORE {"n":2}
 
-MORE extends the innermost list or object that is open; KEY names what follows it in an object. A long text is
-one piece (TEXT), and so is a long key: UTF-8 is decoded fast. Each piece is its kind, its length in four
+MORE extends the innermost open list or object; KEY is the key of the next value in an object. A long text is
+one piece (TEXT), and so is a long key, because UTF-8 is decoded fast. A piece is its kind, its length in four
 bytes, and its bytes.
 """
 
@@ -21,13 +21,13 @@ _MORE, _KEY, _TEXT, _LIST, _OBJECT, _END = b"+", b"k", b"t", b"[", b"{", b"]"
 
 
 def to_pieces(value: dict[str, object]) -> bytes:
-    """All pieces, one behind another. O(size), times the depth at which its long lists are."""
+    """All pieces, concatenated. O(size), times the depth of the long lists."""
     pieces = _pieces(value, len(value) * PIECE_CHARS_MAX)
     return b"".join(kind + len(data).to_bytes(_HEADER_BYTES - 1, "big") + data for kind, data in pieces)
 
 
 def from_pieces(data: memoryview) -> dict[str, object]:
-    """The object. Between two pieces the interpreter's lock is given up."""
+    """The object. Releases the interpreter's lock between pieces."""
     whole: dict[str, object] = {}
     opened: list[Any] = [whole]
     key = ""
@@ -58,7 +58,7 @@ def from_pieces(data: memoryview) -> dict[str, object]:
 
 
 def _pieces(value: dict[str, object] | list[object], size: int) -> Iterator[tuple[bytes, bytes]]:
-    """What is in an open list or object, which has about so many characters."""
+    """The items of an open list or object of about `size` characters."""
     items: list[Any] = list(value.items()) if isinstance(value, dict) else value
     step = max(1, len(items) * PIECE_CHARS_MAX // max(1, size))
     for start in range(0, len(items), step):
@@ -68,7 +68,7 @@ def _pieces(value: dict[str, object] | list[object], size: int) -> Iterator[tupl
 def _split(
     items: Sequence[Any], kind: type[dict[str, object] | list[object]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Some of its items, or pairs."""
+    """Some of the items, or pairs."""
     text = _dumped(kind(items))
     if len(text) <= PIECE_CHARS_MAX:
         yield _MORE, text

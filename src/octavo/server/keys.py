@@ -1,7 +1,7 @@
-"""API keys as they come from the command line, the environment or a file: checked before anything listens.
+"""API keys from the command line, the environment or a file, checked before the server listens.
 
-A key that nobody can send, or that everybody sends by sending nothing, would be an open door that looks shut.
-So a key is printable ASCII without blanks, as it stands in a header, and nothing else is taken.
+An empty or unsendable key would disable authentication silently. So a key must be printable ASCII without
+blanks, as a header carries it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _ALLOWED = "allowed: 1 to 512 printable ASCII characters without blanks (octavo 
 
 
 def check_key(key: str, source: str) -> str:
-    """The key itself. Raises ConfigError, which says where it came from and never what it is."""
+    """Return the key. Raises ConfigError, whose message has the source and never the key."""
     if not key.strip():
-        raise ConfigError(f"{source} is an empty key, which would let everybody in; {_ALLOWED}")
+        raise ConfigError(f"{source} is an empty key, which would disable authentication; {_ALLOWED}")
     if len(key) > KEY_CHARS_MAX:
         raise ConfigError(f"{source} has {len(key):,} characters; {_ALLOWED}")
     if len(key.splitlines()) > 1 or key != key.rstrip("\r\n"):
         raise ConfigError(f"{source} has several lines; {_ALLOWED}")
     if not key.isascii():
-        raise ConfigError(f"{source} has characters that are no ASCII, which no header can carry; {_ALLOWED}")
+        raise ConfigError(f"{source} has characters beyond ASCII, which no header can carry; {_ALLOWED}")
     if not key.isprintable() or " " in key:
         raise ConfigError(f"{source} has blanks or control characters; {_ALLOWED}")
     return key
@@ -35,16 +35,16 @@ def check_key(key: str, source: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """A file of keys, as it was at start."""
+    """A file of keys, as read at start."""
 
     path: Path
     keys: tuple[str, ...]
 
 
 def read_key_file(text: str, source: str) -> KeyFile:
-    """The keys of the file that a setting names, one a line; lines that are empty or begin with # are none.
+    """The keys of the file that a setting names, one a line, without lines that are empty or begin with #.
 
-    Raises ConfigError for a file without keys, and for any line that is none.
+    Raises ConfigError for a file without keys, and for a line that is not a key.
     """
     path = Path(text)
     data = read_named_file(path, _FILE_BYTES_MAX, f"{source} names another")
@@ -55,5 +55,7 @@ def read_key_file(text: str, source: str) -> KeyFile:
         if line.strip() and not line.startswith("#")
     ]
     if not keys:
-        raise ConfigError(f"{path} has no key in it, so nobody could come in; allowed: one key a line")
+        raise ConfigError(
+            f"{path} has no key in it, so no client could use the server; allowed: one key a line"
+        )
     return KeyFile(path, tuple(keys))

@@ -1,23 +1,22 @@
-"""What the ledger tells and takes over HTTP: the pool, its map, live requests and why they wait, pins.
+"""The routes of KV memory: the pool, its map, live requests and why they wait, pins.
 
-GET    /v1/kv                  blocks by state and holder, pins, what happened lately
+GET    /v1/kv                  blocks by state and holder, pins, recent events
 GET    /v1/kv/map              every block and its owners
 GET    /v1/requests            all that have not ended
-GET    /v1/requests/{id}       one, with its block table, also of the last 1,000 that have ended: where its
-                               prompt was found, and why not; id as in the header X-Octavo-Request
+GET    /v1/requests/{id}       one, or one of the last 1,000 that have ended, with its block table; where
+                               its prompt was found, and why not; id as in the header X-Octavo-Request
 GET    /v1/kv/pins             all pins
 POST   /v1/kv/pins             {name, prompt | messages | tokens, ttl, strength}
-PATCH  /v1/kv                  {blocks | bytes}: the pool grows or shrinks
+PATCH  /v1/kv                  {blocks | bytes | target_itl}: resizes the pool, or sets the target
 PATCH  /v1/kv/pins/{name}      {ttl}
 DELETE /v1/kv/pins/{name}
 
-With tenants, one that is no operator is told of its own things and nothing else. An operator may name another
-tenant, or `shared`: "tenant" in a new pin's body, ?tenant= for one that exists.
+With tenants, one that is not an operator sees only its own data. An operator may name another tenant, or
+`shared`: "tenant" in a new pin's body, ?tenant= for an existing pin.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from http import HTTPStatus
 
@@ -30,11 +29,10 @@ from octavo.routing.slots import slot_of, without_slot
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.field_list import Body
-from octavo.server.generation import ClientGone, Edge
+from octavo.server.generation import Edge, until_disconnect
 from octavo.server.kv_rows import kv_row, pin_row, request_row, use_row
 from octavo.server.openai_schema import Messages, ModelBounds, Prompts, Tokens
 from octavo.server.prompts import chat_messages, check_prompts, encode_prompts
-from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
 from octavo.server.tenant_registry import TenantRegistry
 
@@ -84,19 +82,19 @@ async def show_kv(edge: Edge, request: Request) -> Response:
 
 
 def _tenants(roster: TenantRegistry, view: PoolView) -> list[JsonObject]:
-    """What each uses, with its bounds in blocks: those of the file, then those that are gone and still hold
+    """What each tenant uses, with its bounds in blocks: those of the file, then removed ones that still hold
     something."""
     uses = {} if view.totals is None else {use.name: use for use in view.totals.tenants}
-    told = []
+    rows = []
     for tenant in roster.tenants.all:
         policy = tenant.policy(view.bytes_per_block)
         use = uses.pop(tenant.name, TenantUse(tenant.name))
-        told.append(asdict(policy) | use_row(use) | {"operator": tenant.operator})
-    return told + [use_row(use) for use in uses.values()]
+        rows.append(asdict(policy) | use_row(use) | {"operator": tenant.operator})
+    return rows + [use_row(use) for use in uses.values()]
 
 
 async def resize_pool(edge: Edge, request: Request) -> Response:
-    """PATCH /v1/kv: answers when the pool has its new size, or the target holds."""
+    """PATCH /v1/kv: answers when the pool has its new size, or the target is set."""
     body = validate(ResizeBody, await read_json(edge, request))
     if len(body.model_fields_set) != 1:
         raise InvalidRequest("allowed: exactly one of blocks, bytes and target_itl", param="blocks")
@@ -112,12 +110,12 @@ async def resize_pool(edge: Edge, request: Request) -> Response:
 
 async def show_map(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/map."""
-    drawn = await edge.model.control.map(visible_tenant(request))
-    return json_response({"states": drawn.states, "owner": drawn.owner, "owners": drawn.owners})
+    block_map = await edge.model.control.map(visible_tenant(request))
+    return json_response({"states": block_map.states, "owner": block_map.owner, "owners": block_map.owners})
 
 
 async def list_requests(edge: Edge, request: Request) -> Response:
-    """GET /v1/requests: block tables are left empty."""
+    """GET /v1/requests: block tables are empty."""
     views = await edge.model.control.requests(visible_tenant(request))
     return json_response({"object": "list", "data": [request_row(view, edge.slot) for view in views]})
 
@@ -152,26 +150,16 @@ async def create_pin(edge: Edge, request: Request) -> Response:
         allowed = ", ".join(each.value for each in Strength)
         raise InvalidRequest(f"strength is {body.strength[:40]!r}; allowed: {allowed}", param="strength")
     tenant = owner_of(request, body.tenant)
-    if tenant != tenant_of(request):  # whether oneself still is one is asked when it is queued
+    if tenant != tenant_of(request):  # the client's own is checked when the pin is queued
         edge.check_tenant(tenant)
-    order = PinRequest(
-        body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant
-    )
-    work = asyncio.ensure_future(edge.model.control.pin(order))
-    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientGone
-        return json_response(pin_row(work.result()), status=HTTPStatus.CREATED)
-    finally:
-        watcher.cancel()
-        work.cancel()
-        await asyncio.wait({work, watcher})
+    tokens = await _tokens_of(body, edge, tenant_of(request))
+    pin_request = PinRequest(body.name, tokens, body.ttl, strength, tenant)
+    pin = await until_disconnect(request, edge.model.control.pin(pin_request))
+    return json_response(pin_row(pin), status=HTTPStatus.CREATED)
 
 
 def check_pin(raw: JsonObject, model: ModelBounds) -> None:
-    """Raise what `create_pin` would of this body alone."""
+    """Raise what `create_pin` would for this body alone."""
     body = validate(PinBody, raw)
     if body.messages is not None:
         chat_messages(body.messages, model.context_length)
@@ -195,7 +183,7 @@ async def delete_pin(edge: Edge, request: Request) -> Response:
 
 
 async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:
-    """The prompt's token ids, from whichever of the four ways was used."""
+    """The prompt's token ids, from the one of the four fields that is given."""
     given = [name for name in ("prompt", "messages", "tokens", "session") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(

@@ -1,5 +1,4 @@
-"""How views are written as JSON over HTTP. Of a thing that a tenant may see, what is not listed here is not
-shown."""
+"""The engine's views as JSON. A tenant sees only the fields that are listed here."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def kv_row(pool: PoolView) -> JsonObject:
 
 
 def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
-    """A request with its choices. `slot`: its id names it."""
+    """A request with its choices. `slot`: a replica's, contained in the id."""
     request_id = request.request_id
     return with_former_fields(
         {
@@ -97,7 +96,7 @@ def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
 
 
 def _split_row(split: PromptSplit, now: float) -> JsonObject:
-    """A prompt by source. Its parts' tokens add up to it."""
+    """A prompt by source; the tokens of the parts add up to the prompt."""
     parts = [
         {
             "source": part.source,

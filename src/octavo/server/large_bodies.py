@@ -1,11 +1,11 @@
-"""Bodies that are costly to parse: their items are counted, and beyond a bound another process reads them.
+"""Bodies that are costly to parse: beyond a number of items, another process parses them.
 
     is_large --no--> parsed on the event loop, in a few milliseconds
              --yes-> a queue for each tenant --> one of `HELPERS_MAX` processes (`body_worker`)
-                     parsed, checked as its route would --> one sentence, or the fields that the route reads
+                     parsed, checked as its route would --> an error, or the fields that the route reads
 
-What was accepted comes back in pieces, since parsing it in one call would hold the interpreter's lock and
-stop every stream. What a route refuses is in `Route.check`.
+An accepted body is returned in pieces, because parsing it in one call would hold the interpreter's lock and
+stop every stream. `Route.check` is the check of a route.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ HELPERS_MAX: Final = 2
 WAITING_MAX: Final = 64  # bodies of a tenant
 SECONDS_MAX: Final = 30.0
 MEMORY_MAX: Final = 1 << 30
-ENDED_MAX: Final = 6  # processes in a minute; no other is started then
+ENDED_MAX: Final = 6  # processes ended by bodies in a minute; then no other is started
 ACCEPTED, REFUSED = b"+", b"-"  # how an answer begins
 
 _AT_ONCE_MAX = 1  # bodies of a tenant, where there are tenants
 _START_SECONDS_MAX = 60.0
 _ANSWER_BYTES_MAX = 64 << 20
 _FULL = "{:,} large bodies wait to be read; allowed: {:,}; try again shortly"
-_TEXT_BYTES_PER_ITEM, _NUMBER_BYTES_PER_ITEM = 64, 8  # that take as long as one item
+_TEXT_BYTES_PER_ITEM, _NUMBER_BYTES_PER_ITEM = 64, 8  # that are parsed as long as one item
 _NOT_BETWEEN_ITEMS = bytes(set(range(256)) - set(b",:[{"))
 _WORKER = Path(__file__).with_name("body_worker.py")
 
 
 def is_large(chunks: Sequence[bytes]) -> bool:
-    """Whether parsing takes as long as of `ITEMS_MAX` items: it has so many separators and opening brackets
-    outside of strings, so many escapes, or so much text. O(bytes), about a nanosecond for each."""
+    """Whether parsing takes as long as for `ITEMS_MAX` items, by the number of separators and brackets
+    outside of strings, of escapes, and of bytes. O(bytes), about a nanosecond each."""
     size = sum(map(len, chunks))
     if size <= ITEMS_MAX:
         return False
@@ -60,66 +60,68 @@ def is_large(chunks: Sequence[bytes]) -> bool:
     if max(escapes, body.count(b'"') // 2) > ITEMS_MAX:
         return True
     if _num_items(body) + escapes <= ITEMS_MAX:
-        return False  # wherever its strings are
+        return False  # even if none of them is inside a string
     if escapes:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return _num_items(b"".join(body.split(b'"')[::2])) + escapes > ITEMS_MAX
 
 
 def _num_items(outside: bytes) -> int:
-    """How many items there are at most outside of strings; long numbers count for several."""
+    """The most items that text outside of strings can have; long numbers count as several."""
     return max(len(outside.translate(None, _NOT_BETWEEN_ITEMS)), len(outside) // _NUMBER_BYTES_PER_ITEM)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What a check must know of the model."""
+    """The sizes of a model that a check needs."""
 
     context_length: int
     vocab_size: int
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """None: only the tokenizer knows them."""
+        """None: they need the tokenizer."""
         return ()
 
 
 class LargeBodies:
-    """Reads large bodies in other processes, which start when they are first needed."""
+    """Reads large bodies in other processes, which are started on first use."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         self._sizes = sizes
-        # A server has tenants, which have names, or it has none: one of both is used.
+        # Only one of them is used: a server has named tenants, or none.
         self._threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL)
         self._tenants_threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL, _AT_ONCE_MAX)
-        self._idle: list[HelperProcess] = []  # appending and popping are one step each
-        self._ended: deque[float] = deque(maxlen=ENDED_MAX)  # when; appending is one step
+        self._idle: list[HelperProcess] = []  # appending and popping are atomic
+        self._ended: deque[float] = deque(maxlen=ENDED_MAX)  # times; appending is atomic
         weakref.finalize(self, _end_all, self._idle)
 
     async def read(self, tenant: str, method: str, path: str, chunks: Sequence[bytes]) -> JsonObject:
         """The fields that the route of this method and path reads. Raises QueueFull, InvalidRequest as the
-        route would, and RequestFailed where no process can be started, or too many were ended. When this
-        is cancelled, a body that waits is not parsed, and the process of one that is parsed is ended."""
+        route would, and RequestFailed if no process can be started, or too many were ended. Cancelling the
+        call removes a body that waits, and kills the process of one that is being parsed."""
         head = json.dumps({"method": method, "path": path}).encode() + b"\n"
         threads = self._tenants_threads if tenant else self._threads
-        stop = _Stop()
+        cancellation = _Cancellation()
         try:
-            return await wrap_future(threads.submit(tenant, lambda: self._read([head, *chunks], stop)))
+            return await wrap_future(
+                threads.submit(tenant, lambda: self._read([head, *chunks], cancellation))
+            )
         except asyncio.CancelledError:
-            stop.set()
+            cancellation.set()
             raise
 
     def close(self) -> None:
-        """Read no more, and end the processes."""
+        """Stop reading, and end the processes."""
         self._threads.close()
         self._tenants_threads.close()
         _end_all(self._idle)
 
-    def _read(self, request: Sequence[bytes], stop: _Stop) -> JsonObject:
-        """Raises _Stopped where the reader was cancelled."""
-        helper = self._pop_idle() or self._started()
-        if not stop.assign(helper):
+    def _read(self, request: Sequence[bytes], cancellation: _Cancellation) -> JsonObject:
+        """Raises _ReadCancelled if the reader was cancelled."""
+        helper = self._pop_idle() or self._start_helper()
+        if not cancellation.assign(helper):
             self._idle.append(helper)
-            raise _Stopped
+            raise _ReadCancelled
         try:
             answer = helper.exchange(request, SECONDS_MAX)
         except HelperTimeout:
@@ -130,16 +132,16 @@ class LargeBodies:
                 code="invalid_json",
             ) from None
         except HelperEnded as error:
-            if stop.is_set:
-                raise _Stopped from None
+            if cancellation.is_set:
+                raise _ReadCancelled from None
             self._ended.append(time.monotonic())
             raise InvalidRequest(
                 f"the body ended the process that reads it ({error}); allowed: fewer items",
                 code="invalid_json",
             ) from None
-        if not stop.assign(None):
+        if not cancellation.assign(None):
             helper.end()
-            raise _Stopped
+            raise _ReadCancelled
         self._idle.append(helper)
         if answer[:1] == ACCEPTED:
             return from_pieces(memoryview(answer)[len(ACCEPTED) :])
@@ -152,7 +154,7 @@ class LargeBodies:
         except IndexError:
             return None
 
-    def _started(self) -> HelperProcess:
+    def _start_helper(self) -> HelperProcess:
         now = time.monotonic()
         if len(self._ended) == ENDED_MAX and now - self._ended[0] < 60.0:
             raise RequestFailed(
@@ -170,12 +172,12 @@ class LargeBodies:
         return helper
 
 
-class _Stopped(Exception):
+class _ReadCancelled(Exception):
     """The reader was cancelled."""
 
 
-class _Stop:
-    """Set by the reader of one body when it is cancelled: the process that works for it is ended."""
+class _Cancellation:
+    """Cancels the reading of one body, by killing the process that works for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,14 +185,14 @@ class _Stop:
         self.is_set = False
 
     def set(self) -> None:
-        """End the process, if one works for the body, and let none work for it later."""
+        """Kill the process that works for the body, if any; a later `assign` returns False."""
         with self._lock:
             self.is_set = True
             if self._helper is not None:
                 self._helper.kill()
 
     def assign(self, helper: HelperProcess | None) -> bool:
-        """Note which process works for the body now, which `set` ends; False where it was set before."""
+        """Record the process that works for the body, which `set` kills; False if it was set before."""
         with self._lock:
             self._helper = helper
             return not self.is_set

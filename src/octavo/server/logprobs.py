@@ -1,4 +1,4 @@
-"""Tokens as clients are told them: log-probabilities in three shapes (chat, completions, and vLLM's
+"""Tokens as clients get them: log-probabilities in three shapes (chat, completions, and vLLM's
 prompt_logprobs), or their ids alone.
 
 JSON has no infinity: a logprob of -inf is sent as -9999, as OpenAI does.
@@ -15,7 +15,7 @@ _LOGPROB_MIN = -9999.0
 
 
 def token_text(data: bytes) -> str:
-    """A token as text; bytes that are no whole characters are spelled out, so no two look alike."""
+    """A token as text; incomplete characters are written as bytes, so that no two tokens look alike."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -36,7 +36,7 @@ def completion_logprobs(tokens: Sequence[TokenInfo], offset: int) -> JsonObject:
     """The `logprobs` of a completion choice or chunk whose first token begins at character `offset` of the
     text.
 
-    The sampled token is always among `top_logprobs`, which so may hold one more than was asked for.
+    The sampled token is always in `top_logprobs`, which may therefore have one more than requested.
     """
     offsets: list[int] = []
     tops: list[dict[str, float] | None] = []

@@ -1,10 +1,10 @@
-"""The server's log on standard error: lines for people or JSON for machines, and never a flood.
+"""The server's log on standard error, as text or JSON, with a limit on repeated lines.
 
     octavo.server   start, drain, reload, refusals, preemption storms
     octavo.access   one line for each answer: request id, tenant, tokens, times, how it finished
 
-Prompts, answers and keys are in no line. What one cause says again and again (a flood of refused connections,
-say) is told a few times a minute, with a count of what was left out.
+No line contains prompts, answers or keys. A line that repeats (refused connections, say) is written a limited
+number of times in a period, and the next one after it has the count of those left out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from octavo.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
-_TOLD_AT_ONCE = 20  # lines of one kind in a period; then only their count
+_LINES_PER_PERIOD = 20  # of one kind; further lines are only counted
 _PERIOD_S = 10.0
 ACCESS = "octavo.access"
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def configure_logging(level: str, form: str, replica: str | None = None, *, is_guest: bool = False) -> None:
-    """Let the process log on standard error; each line names the replica, if it is one. `is_guest`: the
-    process is another program's, whose own handlers stay.
+    """Log to standard error; each line names the replica, if any. `is_guest`: the process belongs to another
+    program, whose handlers stay.
 
     Raises ConfigError for an unknown level or format."""
     if level not in LEVELS:
@@ -46,7 +46,7 @@ def configure_logging(level: str, form: str, replica: str | None = None, *, is_g
     else:
         logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("octavo").setLevel(level.upper())
-    logging.raiseExceptions = False  # a full disk or a closed pipe is no reason to write more
+    logging.raiseExceptions = False  # a full disk or a closed pipe must not cause more output
 
 
 class TextLines(logging.Formatter):
@@ -57,14 +57,14 @@ class TextLines(logging.Formatter):
         super().__init__(f"%(asctime)s {own}%(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, but for tracebacks: what a client sent cannot begin one, or move a terminal's cursor."""
+        """One line, except for tracebacks: a client's text cannot begin one, or move a terminal's cursor."""
         record.message = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
         record.msg, record.args = record.message, None
         return super().format(record)
 
 
 class JsonLines(logging.Formatter):
-    """An object a line; what `extra={"fields": {...}}` holds lies beside time, level, logger and message."""
+    """One object per line: time, level, logger and message, with the fields of `extra={"fields": {...}}`."""
 
     def __init__(self, replica: str | None = None) -> None:
         super().__init__()
@@ -88,19 +88,19 @@ class JsonLines(logging.Formatter):
 
 
 @dataclass(slots=True)
-class _Kind:
-    begun: float
+class _KindCount:
+    started: float
     count: int = 0
 
 
 class FloodFilter(logging.Filter):
-    """Lets the first lines of a kind (logger, level, text before its values are filled in) through in each
-    period, and tells with the next one how many were left out. Access lines are never left out."""
+    """Passes the first lines of a kind (logger, level, message template) in each period; the next line after
+    it has the count of those left out. Access lines are never left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+        self._kinds: dict[tuple[str, int, str], _KindCount] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written."""
@@ -109,14 +109,14 @@ class FloodFilter(logging.Filter):
         now = self._clock()
         key = (record.name, record.levelno, str(record.msg)[:200])
         kind = self._kinds.get(key)
-        if kind is None or now - kind.begun >= _PERIOD_S:
-            left_out = 0 if kind is None else max(0, kind.count - _TOLD_AT_ONCE)
-            if len(self._kinds) > 1000:  # messages made of values, not of a template and values
+        if kind is None or now - kind.started >= _PERIOD_S:
+            left_out = 0 if kind is None else max(0, kind.count - _LINES_PER_PERIOD)
+            if len(self._kinds) > 1000:  # messages that were formatted before they were logged
                 self._kinds.clear()
-            self._kinds[key] = _Kind(now, 1)
+            self._kinds[key] = _KindCount(now, 1)
             if left_out:
                 record.msg = f"{record.getMessage()} ({left_out:,} more like it were left out)"
                 record.args = None
             return True
         kind.count += 1
-        return kind.count <= _TOLD_AT_ONCE
+        return kind.count <= _LINES_PER_PERIOD

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from octavo.server.connections import BoundedConnection, Connections, noting_requests
+from octavo.server.connections import BoundedConnection, Connections, track_requests
 from octavo.server.dialects.error_shapes import error_response
 from octavo.server.errors import HttpRefusal
 from octavo.server.generation import Edge
@@ -40,7 +40,7 @@ class MetricsAddress:
 
     def __init__(self, listener: socket.socket, edge: Edge, settings: ServerSettings) -> None:
         self._listener = listener
-        app = noting_requests(Guard(metrics_app(edge), _without_keys(settings), edge.model.identity))
+        app = track_requests(Guard(metrics_app(edge), _without_keys(settings), edge.model.identity))
         self._config = uvicorn.Config(
             app,
             http="h11",

@@ -41,8 +41,8 @@ from octavo.server.connections import (
     BoundedConnection,
     Connections,
     connections_allowed,
-    noting_requests,
     raise_descriptor_limit,
+    track_requests,
 )
 from octavo.server.front_end import FrontEnd
 from octavo.server.hosts import is_loopback, split_address
@@ -195,7 +195,7 @@ def make_server(
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
     config = uvicorn.Config(
-        noting_requests(app),
+        track_requests(app),
         http="h11",
         log_config=None,
         access_log=False,

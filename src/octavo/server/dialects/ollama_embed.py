@@ -18,7 +18,7 @@ from octavo.server.dialects.common import rename_fields
 from octavo.server.dialects.ollama import NAMES, OllamaNamedBody, check_name, requested_context
 from octavo.server.dialects.ollama_answer import nanoseconds
 from octavo.server.embedding_inputs import Truncation, check_inputs, read_inputs
-from octavo.server.embeddings import EmbeddingsMade, embed_inputs
+from octavo.server.embeddings import EmbeddingsResult, embed_inputs
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import done
 from octavo.server.generation import Edge
@@ -59,7 +59,7 @@ async def ollama_embed(edge: Edge, request: Request) -> Response:
         keep = requested_context(body.options or {}, edge.model.context_length)
     cut = None if body.truncate is False else Truncation(keep)
     options = EmbeddingOptions(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
-    made = await _embed(edge, request, texts, cut, options, watch) if texts else EmbeddingsMade(())
+    made = await _embed(edge, request, texts, cut, options, watch) if texts else EmbeddingsResult(())
     return await _answer(name, made, watch)
 
 
@@ -92,7 +92,7 @@ async def _embed(
     cut: Truncation | None,
     options: EmbeddingOptions,
     watch: RequestWatch,
-) -> EmbeddingsMade:
+) -> EmbeddingsResult:
     """The vectors, computed for the request's tenant."""
     wanted = engine_request(request, TermsBody())
     prompts = await read_inputs(texts, edge.model, tenant=wanted.tenant, cut=cut)
@@ -106,7 +106,7 @@ def _texts(given: object) -> list[str]:
     return listed
 
 
-async def _answer(name: str, made: EmbeddingsMade, watch: RequestWatch) -> Response:
+async def _answer(name: str, made: EmbeddingsResult, watch: RequestWatch) -> Response:
     """Encode vector by vector: a thousand vectors are a million numbers, and other requests' streams must run
     in between."""
     vectors = []
