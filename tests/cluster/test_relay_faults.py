@@ -30,7 +30,7 @@ from tests.waiting import turns, until
 
 from octavo.cluster.fleet import Replica
 from octavo.cluster.relay import create_relay_server
-from octavo.cluster.upstream import Outgoing, Upstream
+from octavo.cluster.upstream import OutgoingRequest, Upstream
 from octavo.server.run import bind
 from octavo.server.settings import ServerSettings
 from octavo.serving.client import EngineClient
@@ -69,7 +69,9 @@ def test_a_path_that_is_none_is_sent_nowhere():
     async def main() -> None:
         upstream = Upstream("key")
         with pytest.raises(ValueError, match="allowed: /path"):
-            await upstream.send(Replica("id", 0, "http://127.0.0.1:1"), Outgoing("GET", "@127.0.0.1/x", {}))
+            await upstream.send(
+                Replica("id", 0, "http://127.0.0.1:1"), OutgoingRequest("GET", "@127.0.0.1/x", {})
+            )
         await upstream.close()
 
     asyncio.run(main())

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from octavo.cluster.fleet import Replica
 from octavo.cluster.relayed_answer import RelayedAnswer
-from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
+from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import EngineStopped
 from octavo.server.body import parse_json
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
@@ -72,7 +72,7 @@ class AllAnswers:
         return {MISSING_HEADER: self.missing_names} if self.missing else {}
 
 
-async def send_to_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> AllAnswers:
+async def send_to_all(upstream: Upstream, replicas: Sequence[Replica], out: OutgoingRequest) -> AllAnswers:
     """Send the same request to each replica; HEAD goes as GET. A replica that is silent for 5 s, or for 300 s
     while it makes a pin, is missing. Raises EngineStopped if none answers."""
     if out.method == "HEAD":
@@ -130,7 +130,7 @@ def merge_scrapes(result: AllAnswers, own: dict[str, bytes]) -> Response:
     return Response(merge_metrics(texts), headers={"Content-Type": CONTENT_TYPE} | result.headers)
 
 
-async def pin_on_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgoing) -> Response:
+async def pin_on_all(upstream: Upstream, replicas: Sequence[Replica], out: OutgoingRequest) -> Response:
     """Make a pin on all replicas; if one refuses it or does not answer, on none. Raises EngineStopped."""
     began = time.monotonic()
     result = await send_to_all(upstream, replicas, out)
@@ -150,7 +150,7 @@ async def pin_on_all(upstream: Upstream, replicas: Sequence[Replica], out: Outgo
     return refused
 
 
-async def _undo_pin(upstream: Upstream, result: AllAnswers, out: Outgoing, began: float) -> None:
+async def _undo_pin(upstream: Upstream, result: AllAnswers, out: OutgoingRequest, began: float) -> None:
     """Delete the pin where this request made it. A replica that did not answer may hold an older pin of this
     name: only one that is younger than the request is deleted there."""
     pin = result.good[0].json()

@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.cluster.child import ReplicaChild
 from octavo.cluster.fleet import Fleet, Replica
-from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
+from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import InvalidRequest
 from octavo.routing.reports import Changes, FrameReader, Hello, Load, Report
 from octavo.routing.router import Router
@@ -92,7 +92,9 @@ class FeedReader:
     async def _read(self, replica: Replica) -> None:
         """Apply reports until the feed ends. Raises the error that breaks it."""
         reader = FrameReader()
-        async with await self._upstream.send(replica, Outgoing("GET", FEED_PATH, {}), _SILENT_S) as received:
+        async with await self._upstream.send(
+            replica, OutgoingRequest("GET", FEED_PATH, {}), _SILENT_S
+        ) as received:
             if received.status != 200:
                 raise InvalidRequest(f"the feed has status {received.status}")
             while data := await received.content.readany():

@@ -40,7 +40,7 @@ from octavo.cluster.fleet import Fleet, NoReplicaLeft, Replica
 from octavo.cluster.prompts import BodyRecorder, PromptReader, names_of
 from octavo.cluster.relay_metrics import RelayMetrics, cluster_view, relay_label
 from octavo.cluster.relayed_answer import RelayedAnswer
-from octavo.cluster.upstream import NotSent, Outgoing, ReplicaLost, Upstream
+from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, shown
 from octavo.routing.prompt_costs import Prompt
 from octavo.routing.router import Choice, NoReplica, Router
@@ -155,7 +155,7 @@ class Relay:
             case Spread.PREFIX:
                 return await self._by_prefix(edge, route, request)
         body = await read_raw(request, edge.body_bytes_max)
-        out = Outgoing.of(request, body)
+        out = OutgoingRequest.of(request, body)
         match route.spread:
             case Spread.LOAD:
                 creates = route.success == HTTPStatus.CREATED
@@ -181,7 +181,7 @@ class Relay:
         found = await self._reader.read(route, recorder.request)
         if isinstance(found, Response):
             return found
-        out = Outgoing.of(request, recorder.chunks)
+        out = OutgoingRequest.of(request, recorder.chunks)
         if isinstance(found, str):
             return await self._to_slot(request, out, found)
         names = await names_of(found, self._router.fingerprints())
@@ -189,7 +189,9 @@ class Relay:
         prompt = Prompt(len(found.prompt), names, found.params.max_tokens or 0, key, found.tenant)
         return await self._to_best(request, out, prompt, is_write=found.session != "")
 
-    async def _to_best(self, request: Request, out: Outgoing, prompt: Prompt, *, is_write: bool) -> Response:
+    async def _to_best(
+        self, request: Request, out: OutgoingRequest, prompt: Prompt, *, is_write: bool
+    ) -> Response:
         """The answer of the replica that the router chooses, or of the next one if that is lost, full or
         draining."""
         excluded, refusal = set[str](), None
@@ -229,7 +231,7 @@ class Relay:
             with contextlib.suppress(EngineStopped):  # lost within its refusal
                 refusal = await until_disconnect(request, answer.whole())
 
-    async def _send_chosen(self, choice: Choice, out: Outgoing) -> RelayedAnswer:
+    async def _send_chosen(self, choice: Choice, out: OutgoingRequest) -> RelayedAnswer:
         """Send to the chosen replica and return its answer, whose head has come. Raises NoReplicaLeft,
         NotSent or ReplicaLost."""
         async with AsyncExitStack() as stack:
@@ -257,7 +259,9 @@ class Relay:
     def _end_reservation(self) -> None:
         self.num_reserved -= 1
 
-    async def _open_answer(self, stack: AsyncExitStack, replica: Replica, out: Outgoing) -> RelayedAnswer:
+    async def _open_answer(
+        self, stack: AsyncExitStack, replica: Replica, out: OutgoingRequest
+    ) -> RelayedAnswer:
         """The replica's answer, which takes the stack's contents over. Raises NotSent or ReplicaLost."""
         self._metrics.requests.labels(replica.name).inc()
         stack.enter_context(self._metrics.answering(replica.name))
@@ -277,7 +281,7 @@ class Relay:
 
     # -- one replica, named
 
-    async def _by_id(self, route: Route, request: Request, out: Outgoing) -> Response:
+    async def _by_id(self, route: Route, request: Request, out: OutgoingRequest) -> Response:
         [kept_id] = request.path_params.values()
         if route.handler is not kv.show_request:
             return await self._to_slot(request, out, kept_id)
@@ -289,7 +293,7 @@ class Relay:
         row = parse_json(bytes(whole.body)) | {"routing": routed}
         return json_response(row, headers={"x-octavo-replica": answer.replica.name})
 
-    async def _to_slot(self, request: Request, out: Outgoing, kept_id: str) -> Response:
+    async def _to_slot(self, request: Request, out: OutgoingRequest, kept_id: str) -> Response:
         """The answer of the replica whose slot the id names. If it refuses the connection, the slot is tried
         again for a few seconds. An id without a slot is unknown to every replica: any of them refuses it."""
         slot = slot_of(kept_id)
@@ -316,12 +320,12 @@ class Relay:
             except ReplicaLost as lost:
                 raise _maybe_written(lost.replica) from None
 
-    async def _send_reserved(self, replica: Replica, out: Outgoing) -> RelayedAnswer:
+    async def _send_reserved(self, replica: Replica, out: OutgoingRequest) -> RelayedAnswer:
         async with AsyncExitStack() as stack:
             await self._reserve(stack, (replica.replica_id,))
             return await self._open_answer(stack, replica, out)
 
-    async def _to_named(self, request: Request, out: Outgoing) -> Response:
+    async def _to_named(self, request: Request, out: OutgoingRequest) -> Response:
         """The answer of the replica of ?replica=; for a GET without it, of the lowest slot's. The replica is
         not reserved: a page that is left open must not keep it from ending."""
         replicas, query = self._running(), parse_qsl(out.path.partition("?")[2], keep_blank_values=True)
@@ -342,13 +346,13 @@ class Relay:
         except (NotSent, ReplicaLost) as lost:
             raise _maybe_written(lost.replica) from None
 
-    async def _send_plain(self, replica: Replica, out: Outgoing) -> RelayedAnswer:
+    async def _send_plain(self, replica: Replica, out: OutgoingRequest) -> RelayedAnswer:
         async with AsyncExitStack() as stack:
             return await self._open_answer(stack, replica, out)
 
     # -- all replicas
 
-    async def _to_all(self, edge: Edge, route: Route, request: Request, out: Outgoing) -> Response:
+    async def _to_all(self, edge: Edge, route: Route, request: Request, out: OutgoingRequest) -> Response:
         if route.handler is kv.create_pin:
             session = _session_of(await decompress_body(request, list(out.body), edge.body_bytes_max))
             if session is not None:
@@ -362,7 +366,7 @@ class Relay:
             return merge_sources(result)
         return merge_lists(result) if route.method == "GET" else merge_changes(result)
 
-    async def _pin(self, out: Outgoing) -> Response:
+    async def _pin(self, out: OutgoingRequest) -> Response:
         """Make a pin on all replicas or undo it, even if its client disconnects. Raises OctavoError."""
         pinning = asyncio.create_task(pin_on_all(self._upstream, self._running(), out))
         self._pinning.add(pinning)

@@ -60,7 +60,7 @@ class ReplicaLost(_Lost):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRequest:
     """A request to a replica."""
 
     method: str
@@ -69,7 +69,7 @@ class Outgoing:
     body: Sequence[bytes] = ()
 
     @classmethod
-    def of(cls, request: Request, body: Sequence[bytes] = ()) -> Outgoing:
+    def of(cls, request: Request, body: Sequence[bytes] = ()) -> OutgoingRequest:
         """Of a client's request, whose body was read."""
         headers = dict[str, str]()
         for name, value in request.headers.items():
@@ -81,7 +81,7 @@ class Outgoing:
         path = raw_path.decode("latin-1").partition("?")[0] + (f"?{query}" if query else "")
         return cls(request.method, path, headers, body)
 
-    def to(self, path: str) -> Outgoing:
+    def to(self, path: str) -> OutgoingRequest:
         """The same request to another path, with its query."""
         return replace(self, path=path)
 
@@ -95,7 +95,7 @@ class Upstream:
         self._is_closed = False
 
     async def send(
-        self, replica: Replica, out: Outgoing, silent_s: float | None = None
+        self, replica: Replica, out: OutgoingRequest, silent_s: float | None = None
     ) -> aiohttp.ClientResponse:
         """The answer's head; the caller reads or closes its body. Cancelling closes the connection, and the
         replica then cancels the request. After `silent_s` without a byte the replica counts as lost. Raises
