@@ -339,7 +339,7 @@ def test_what_tenants_said_before_is_recorded_only_where_that_was_asked_for(tmp_
         asyncio.run(chat(llm, HELLO))
     finally:
         llm.close()
-    with pytest.raises(ConfigError, match="the disk cache has sessions of tenants"):
+    with pytest.raises(ConfigError, match="the tenants' sessions in the disk cache"):
         start(tmp_path / "disk", record=tmp_path / "recording", is_shared=True)
 
 

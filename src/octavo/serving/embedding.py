@@ -64,10 +64,10 @@ async def embed_all(
     model: EngineClient,
     prompts: Sequence[Sequence[int]],
     options: EmbeddingOptions,
-    wanted: Request = _PLAIN,
+    terms: Request = _PLAIN,
     seen: Callable[[int, Delta], None] = lambda index, delta: None,
 ) -> list[Embedding]:
-    """The prompts' vectors, in their order; `seen` gets every delta with its prompt's index. `wanted`: the
+    """The prompts' vectors, in their order; `seen` gets every delta with its prompt's index. `terms`: the
     tenant, priority, timeouts and salt of each prompt's request.
 
     If one prompt fails, the call fails. Raises the errors of `submit`, InvalidRequest for `dimensions`,
@@ -78,7 +78,7 @@ async def embed_all(
         most = model.card.hidden_size
         require_range("dimensions", options.dimensions, 1, most, whole=True, hint="the model's hidden size")
     params = pooling_params(options.pooling or model.card.pooling)
-    return await _Batch(model, options, replace(wanted, params=params), seen).run(prompts)
+    return await _Batch(model, options, replace(terms, params=params), seen).run(prompts)
 
 
 class _Batch:
@@ -88,10 +88,10 @@ class _Batch:
         self,
         model: EngineClient,
         options: EmbeddingOptions,
-        wanted: Request,
+        terms: Request,
         seen: Callable[[int, Delta], None],
     ) -> None:
-        self._model, self._options, self._wanted, self._seen = model, options, wanted, seen
+        self._model, self._options, self._terms, self._seen = model, options, terms, seen
         self._num_open = 0  # requests that were submitted and have not ended
         self._num_ended = 0
         self._ended = asyncio.Event()  # set when a request ends
@@ -144,7 +144,7 @@ class _Batch:
             self._ended.set()
 
     async def _submit(self, prompt: Sequence[int]) -> DeltaStream:
-        return await self._model.submit(replace(self._wanted, prompt=tuple(prompt)))
+        return await self._model.submit(replace(self._terms, prompt=tuple(prompt)))
 
     def _embedding_of(self, delta: Delta) -> Embedding:
         if delta.finish is FinishReason.TIMEOUT:

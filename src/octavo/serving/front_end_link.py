@@ -375,9 +375,9 @@ class FrontEndLink:
             return
         with self._lock:
             self._withdraws.setdefault(number, found.cancel)
-        found.add_done_callback(partial(self._say_done, number))
+        found.add_done_callback(partial(self._reply_done, number))
 
-    def _say_done(self, number: int, done: Future[object]) -> None:
+    def _reply_done(self, number: int, done: Future[object]) -> None:
         with self._lock:
             self._withdraws.pop(number, None)
         if done.cancelled():

@@ -223,8 +223,8 @@ def build_engine(
     """`start_engine` without a thread: the caller drives the engine with `engine.step()`."""
     if options.record is not None and policies_of is not None and not options.record_tenants:
         raise ConfigError(
-            f"record is {options.record}, and there are tenants, whose prompts and answers a recording has "
-            "as token ids; allowed: with record_tenants too (--record-tenants)"
+            f"record is {options.record}, and the recording would contain tenants' prompts and answers as "
+            "token ids; allowed: with record_tenants too (--record-tenants)"
         )
     # Both raise ConfigError: before the model is loaded.
     publishing_of(options, has_tenants=policies_of is not None)
@@ -406,8 +406,8 @@ def _recorder(options: StartOptions, store: ConversationStore) -> Recorder:
     assert options.record is not None
     if not options.record_tenants and any(record.tenant for record in store.records()):
         raise ConfigError(
-            f"record is {options.record}, and the disk cache has sessions of tenants, which a recording has "
-            "as token ids; allowed: with record_tenants too (--record-tenants), or another disk_cache"
+            f"record is {options.record}, and the recording would contain the tenants' sessions in the disk "
+            "cache as token ids; allowed: with record_tenants too (--record-tenants), or another disk_cache"
         )
     return Recorder.open(options.record, has_tenants=options.record_tenants)
 

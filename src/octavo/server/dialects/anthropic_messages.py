@@ -218,12 +218,12 @@ def _check_prefill(last: _Turn, where: str) -> None:
     """Raise InvalidRequest for a last assistant message that the answer cannot continue."""
     if last.calls:
         raise InvalidRequest(
-            f"{where} ends the chat with tool_use; allowed: a user message behind it, with the tool_result",
+            f"{where} ends the chat with tool_use; allowed: a user message after it, with the tool_result",
             param="messages",
         )
     if last.thinking.pieces and not last.text.pieces:
         raise InvalidRequest(
-            f"{where} ends the chat with thinking alone; allowed: text, with which the answer goes on",
+            f"{where} ends the chat with thinking alone; allowed: text, which the answer continues",
             param="messages",
         )
 

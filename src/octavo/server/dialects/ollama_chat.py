@@ -1,8 +1,8 @@
 """POST /api/chat and /api/generate: Ollama's requests through the chat path.
 
 A prompt of /api/generate is a chat of one message, after `system` if that is given. With `raw` or `suffix`,
-or if the model has no chat template, the prompt is used as it is. A request without messages, or without a
-prompt, only loads the model.
+or if the model has no chat template, the prompt is used as it is. Without messages, or without a prompt, the
+answer is `load` or `unload`.
 """
 
 from __future__ import annotations
@@ -130,9 +130,8 @@ async def _begin_raw(
         if given:
             raise InvalidRequest(f"{name} is given, and {why}; allowed: the prompt alone", param=name)
     params = chat_params(chat, edge.model)
-    wanted = replace(engine_request(request, chat), params=params)
-    given, behind = body.prompt or "", body.suffix or ""
-    [prompt] = await encode_prompts(given, edge.model, tenant_of(request), behind)
-    async with held_grammar(edge, request, params, wanted.tenant):
-        generation = await submit_all(edge, [prompt.tokens], wanted, watch)
+    queued = replace(engine_request(request, chat), params=params)
+    [prompt] = await encode_prompts(body.prompt or "", edge.model, tenant_of(request), body.suffix or "")
+    async with held_grammar(edge, request, params, queued.tenant):
+        generation = await submit_all(edge, [prompt.tokens], queued, watch)
     return ChatRun(generation, prompt.tokens, params, _TEXT)

@@ -94,9 +94,9 @@ async def _embed(
     watch: RequestWatch,
 ) -> EmbeddingsResult:
     """The vectors, computed for the request's tenant."""
-    wanted = engine_request(request, TermsBody())
-    prompts = await read_inputs(texts, edge.model, tenant=wanted.tenant, cut=cut)
-    return await embed_inputs(edge, request, prompts, options, wanted, watch)
+    terms = engine_request(request, TermsBody())
+    prompts = await read_inputs(texts, edge.model, tenant=terms.tenant, cut=cut)
+    return await embed_inputs(edge, request, prompts, options, terms, watch)
 
 
 def _texts(given: object) -> list[str]:

@@ -102,7 +102,7 @@ def _check_size(items: Sequence[JsonObject], context_length: int) -> None:
     allowed = min(context_length * BYTES_PER_TOKEN_MAX, DOCUMENTS_BYTES_MAX)
     size = chars_of(items)
     if size > allowed:
-        what = "the input, with what it refers to and what was said before it,"
+        what = "the input, with its references and the conversation before it,"
         raise too_long(f"{what} has {size:,} characters; allowed: {allowed:,}", "input", context_length)
 
 
@@ -119,8 +119,8 @@ async def _begin(
     tenant, response_id = tenant_of(request), str(response["id"])
     if own_salt(request, parsed.chat) and (parsed.is_stored or previous is not None):
         raise InvalidRequest(
-            "cache_salt is given; allowed with store false and without previous_response_id, for what is "
-            "stored is gone on from under the tenant's own names",
+            "cache_salt is given; allowed with store false and without previous_response_id: a stored "
+            "response is continued under the tenant's own block names",
             param="cache_salt",
         )
     with rename_chat_fields():

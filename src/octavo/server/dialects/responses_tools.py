@@ -126,8 +126,8 @@ def _custom(given: Mapping[str, object], where: str) -> JsonObject:
     if not isinstance(form, Mapping | None):
         raise wrong_value(f"{where}.format", form, '{"type": "text"}, or {"type": "grammar", ...}')
     definition = form.get("definition") if form is not None else None
-    wanted = f"It must follow this {form.get('syntax')} grammar:\n{definition}" if form and definition else ""
-    text: JsonObject = {"type": "string", "description": wanted or "What the tool is given."}
+    syntax = f"It must follow this {form.get('syntax')} grammar:\n{definition}" if form and definition else ""
+    text: JsonObject = {"type": "string", "description": syntax or "What the tool is given."}
     parameters = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT]}
     function: JsonObject = {
         "name": name,
