@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from octavo.config import StartOptions
     from octavo.params import BeamParams
 
-_HOMES = {
+_MODULES = {
     "AsyncEngineArgs": "octavo.api.settings",
     "AsyncLLM": "octavo.api.async_llm",
     "BeamParams": "octavo.params",
@@ -88,12 +88,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}; it has: {', '.join(__all__)}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *_MODULES]

@@ -6,21 +6,21 @@
     │   ├── UnknownModel      it names a model that is not served               HTTP 404
     │   ├── UnknownPin        it names a pin that is not there                  HTTP 404
     │   └── UnknownSession    it names a session that is not there              HTTP 404
-    ├── UnknownTenant         its tenant was taken off the tenants file         HTTP 401
+    ├── UnknownTenant         its tenant was removed from the tenants file      HTTP 401
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
     ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
     ├── SessionBusy           a turn of the session runs, or it moves           HTTP 409
     ├── SessionRefused        there is no room for it, or no disk               HTTP 409
     ├── ResizeRefused         the pool cannot become that small or that large   HTTP 409
     ├── TenantsRefused        guarantees do not fit the pool                    exit status 2
-    ├── TimedOut              a deadline passed before anything was made        HTTP 408
+    ├── TimedOut              a deadline passed before the first token          HTTP 408
     ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
     ├── EngineStopped         the engine drains or has stopped                  HTTP 503
     ├── DeviceLost            the GPU no longer responds                        exit status 1
     ├── ConfigError           a setting or a flag is wrong                      exit status 2
     └── ModelError            a model cannot be served                          exit status 1
-        ├── ModelNotFound     no such file, folder, alias or repository, or the network is away
-        ├── BadModelFile      the file is damaged, truncated, or lies about its sizes
+        ├── ModelNotFound     no such file, folder, alias or repository, or no network
+        ├── BadModelFile      the file is damaged or truncated, or states wrong sizes
         └── UnsupportedModel  a sound file of a family or type that Octavo does not support
 
 Expected shortage (no free block, no free row) is a value, not an exception. A bug of ours is an
@@ -82,8 +82,8 @@ class SessionRefused(OctavoError):
 
 
 class PinRefused(OctavoError):
-    """Pins would keep more than `pin_memory`, or crowd out the largest request; the message says how many
-    blocks are missing and who holds them. Also a pin that was deleted or expired while it filled."""
+    """Pins would hold more than `pin_memory`, or leave too little for the largest request; the message says
+    how many blocks are missing and what holds them. Also a pin that was deleted or expired while it filled."""
 
 
 class ResizeRefused(OctavoError):
@@ -128,11 +128,11 @@ class ModelError(OctavoError):
 
 
 class ModelNotFound(ModelError):
-    """No such file, folder, alias or repository, or the network is away."""
+    """No such file, folder, alias or repository, or no network."""
 
 
 class BadModelFile(ModelError):
-    """A file is damaged, truncated, or lies about its sizes."""
+    """A file is damaged or truncated, or states wrong sizes."""
 
 
 class UnsupportedModel(ModelError):
@@ -197,7 +197,7 @@ def require_range(
 
 
 def is_number(given: object, *, whole: bool = False) -> bool:
-    """Whether it is a number; True and False are none, unlike in Python."""
+    """Whether it is a number; unlike in Python, True and False are not."""
     return isinstance(given, Integral if whole else Real) and not isinstance(given, bool)
 
 
@@ -213,7 +213,7 @@ def as_items(
 
 
 def as_tokens(name: str, given: object, most: int, *, of: str, least: int = 0) -> tuple[int, ...]:
-    """The same for token ids; only the model knows the valid ones."""
+    """The same for token ids; whether the model has them is checked later."""
     allowed = "a list of token ids"
     items = as_items(name, given, allowed, most, of=of, least=least)
     for item in items:

@@ -1,4 +1,4 @@
-"""Typed, bounded reading of settings (config.json, GGUF metadata): a wrong one is an error naming it."""
+"""Typed, bounded reading of a model's settings (config.json, GGUF metadata); errors name the wrong one."""
 
 from __future__ import annotations
 

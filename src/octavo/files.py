@@ -129,7 +129,7 @@ def folder_of(name: str, given: str) -> Path:
 
 
 def new_file(path: Path, setting: str) -> int:
-    """The descriptor of a new file of mode 0600, for writing. An existing one becomes `FILE.1`, that one
+    """The descriptor of a new file with mode 0600, for writing. An existing one becomes `FILE.1`, that one
     `FILE.2`, and so on up to `KEPT`: an older file may show why a server had to be restarted.
 
     Raises ConfigError, which names the setting.
@@ -143,8 +143,7 @@ def new_file(path: Path, setting: str) -> int:
     except (OSError, ValueError) as error:  # ValueError: "." has no name
         words = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{setting} is {path}, which cannot be written: {words}; allowed: a new file in a folder that "
-            "may be written"
+            f"{setting} is {path}, which cannot be written: {words}; allowed: a new file in a writable folder"
         ) from None
 
 
@@ -185,5 +184,5 @@ def _read_regular_file(path: Path, bytes_max: int) -> bytes:
 
 
 def _not_regular(path: Path) -> OSError:
-    words = "it is no regular file, but a folder, a device, a pipe or a socket"
+    words = "it is not a regular file, but a folder, a device, a pipe or a socket"
     return OSError(errno.EINVAL, words, str(path))

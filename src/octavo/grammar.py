@@ -14,7 +14,7 @@ from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.schemas import limit_keys, without_effect
 
 GRAMMAR_CHARS_MAX = 256 * 1024  # of a client's grammar
-MADE_CHARS_MAX = 4 * 1024 * 1024  # of a grammar made from tools
+TOOLS_GRAMMAR_CHARS_MAX = 4 * 1024 * 1024  # of a grammar made from tools
 CHOICES_MAX = 1024
 TOO_SLOW = "grammar_too_slow"  # the error code of a grammar whose trial takes too long
 DEPTH_MAX = 128  # levels of a schema
@@ -57,7 +57,7 @@ class Grammar:
     let_go: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        most = MADE_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
+        most = TOOLS_GRAMMAR_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
         require_range(f"length of {self.param}", len(self.text), 1, most, param=self.param)
 
     @property
@@ -81,14 +81,14 @@ class ThinkingState(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """Thinking before an answer. `max_tokens`: thinking ends there, as if the model had written `end`.
-    `behind`: the text between `end` and an answer that follows a grammar. `always`: there is always thinking
-    before such an answer, so `begin` is forced."""
+    `separator`: the text between `end` and an answer that follows a grammar. `always`: there is always
+    thinking before such an answer, so `begin` is forced."""
 
     state: ThinkingState | None = None  # None: the end of the prompt decides
     max_tokens: int | None = None
     begin: str = "<think>"
     end: str = "</think>"
-    behind: str = "\n\n"
+    separator: str = "\n\n"
     always: bool = False
 
     def __post_init__(self) -> None:

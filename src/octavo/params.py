@@ -90,8 +90,8 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
 # Parameters that an output with a grammar from first to last token cannot have, and why: the two may
 # contradict each other at an unpredictable token.
 _NOT_WITH_WHOLE_GRAMMAR: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "min_tokens": ((0,), "the answer ends where what it follows ends"),
-    "allowed_token_ids": ((None,), "what it follows says which tokens may come"),
+    "min_tokens": ((0,), "the answer ends where its grammar ends"),
+    "allowed_token_ids": ((None,), "its grammar determines the allowed tokens"),
 }
 # A request for its prompt's embedding samples nothing.
 _NOT_WITH_POOLING: Mapping[str, tuple[object, ...]] = {
@@ -149,7 +149,7 @@ class SamplerParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        self._take_lists()
+        self._convert_lists()
         for name in ("ignore_eos", "include_stop", "skip_special_tokens", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(
@@ -191,7 +191,7 @@ class SamplerParams:
                 param="min_tokens",
             )
 
-    def _take_lists(self) -> None:
+    def _convert_lists(self) -> None:
         """Convert lists to tuples, one stop string to a tuple of it, and a dict to the pairs of
         `logit_bias`."""
         words, given = "a string, or a list of strings", cast(object, self.stop)
@@ -221,14 +221,14 @@ class SamplerParams:
     def _check_beams(self, beams: object) -> None:
         if not isinstance(beams, BeamParams):
             raise InvalidRequest(f"beams is {shown(beams)}; allowed: None, or BeamParams", param="beams")
-        self._refuse_beside("beam search", _NOT_WITH_BEAMS)
+        self._refuse_with("beam search", _NOT_WITH_BEAMS)
 
     def _check_pooling(self, pooling: object) -> None:
         if pooling not in tuple(Pooling):
             raise InvalidRequest(
                 f"pooling is {shown(pooling)}; allowed: {', '.join(Pooling)}", param="pooling"
             )
-        self._refuse_beside("pooling", _NOT_WITH_POOLING)
+        self._refuse_with("pooling", _NOT_WITH_POOLING)
         object.__setattr__(self, "pooling", Pooling(str(pooling)))
         object.__setattr__(self, "max_tokens", 1)
 
@@ -249,8 +249,8 @@ class SamplerParams:
                     param=name,
                 )
 
-    def _refuse_beside(self, feature: str, meaningless: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise InvalidRequest for a field without its neutral value."""
+    def _refuse_with(self, feature: str, meaningless: Mapping[str, tuple[object, ...]]) -> None:
+        """Raise InvalidRequest for a field that does not have its neutral value."""
         for name, allowed in meaningless.items():
             if getattr(self, name) not in allowed:
                 words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)

@@ -150,7 +150,7 @@ class Setting:
 
     def refusal(self, given_as: str) -> ConfigError:
         """The error for a caller who gives a removed setting."""
-        return ConfigError(f"{given_as} is no setting any more: {self.removed}; leave it out")
+        return ConfigError(f"{given_as} is no longer a setting: {self.removed}; leave it out")
 
     @property
     def is_size(self) -> bool:

@@ -194,7 +194,7 @@ def _check_all_differ(tenants: Tenants) -> None:
     owners: dict[bytes, str] = {}
     for tenant in tenants.all:
         if tenant.name in names:
-            raise ConfigError(f"tenant {tenant.name}: the name is there twice; allowed: each name once")
+            raise ConfigError(f"tenant {tenant.name}: the name appears twice; allowed: each name once")
         names.add(tenant.name)
         for digest in tenant.digests:
             other = owners.setdefault(digest, tenant.name)
@@ -204,7 +204,7 @@ def _check_all_differ(tenants: Tenants) -> None:
                     "once (octavo tenants new-key makes another)"
                 )
     if not owners:
-        raise ConfigError("no tenant has a key, so no client can enter; allowed: at least one key_sha256")
+        raise ConfigError("no tenant has a key, so no client has access; allowed: at least one key_sha256")
 
 
 def _tenant(values: Mapping[str, object], place: int) -> Tenant:
@@ -236,7 +236,7 @@ def _tenant(values: Mapping[str, object], place: int) -> Tenant:
     )
 
 
-_SHARED_HINT = f"; {SHARED} is no tenant: its entry bounds what prefixes shared with all may take"
+_SHARED_HINT = f"; {SHARED} is no tenant: its entry bounds the blocks of prefixes that all tenants share"
 _KEYS = (
     "name",
     "key_sha256",

@@ -154,7 +154,7 @@ class TableWrite:
 @dataclass(frozen=True, slots=True)
 class TokenWrite:
     """Position `index` of the row becomes `token`, and is its last. Only for rows of a beam search: the group
-    decides which of the candidates goes on there."""
+    decides which candidate continues there."""
 
     row: int
     index: int

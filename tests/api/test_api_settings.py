@@ -117,8 +117,8 @@ def test_a_type_of_torchs_is_taken_by_its_name() -> None:
         ({"seed": "abc"}, "seed is 'abc'; allowed: a whole number"),
         ({"seed": 2**64}, "seed is .*; allowed: -"),
         ({"max_modellen": 5}, "there is no setting 'max_modellen'; near it: max_model_len"),
-        ({"overlap": 1}, "overlap is no setting any more: steps overlap on a GPU"),
-        ({"kv_ready_bytes": 1}, "kv_ready_bytes is no setting any more: a server takes the first GiB"),
+        ({"overlap": 1}, "overlap is no longer a setting: steps overlap on a GPU"),
+        ({"kv_ready_bytes": 1}, "kv_ready_bytes is no longer a setting: a server takes the first GiB"),
         ({"zzz": 5}, "there is no setting 'zzz'; docs/settings.md lists all"),
     ],
 )

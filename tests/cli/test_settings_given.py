@@ -207,7 +207,7 @@ def test_a_variable_says_on_or_off(start, text, value):
         ({"OCTAVO_TENANTS": "/no/such/file"}, "/no/such/file"),
         ({"OCTAVO_CONFIG": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"OCTAVO_BACKEND": "cpu"}, "OCTAVO_BACKEND is 'cpu', which is called native now"),
-        ({"OCTAVO_OVERLAP": "1"}, "OCTAVO_OVERLAP is no setting any more: steps overlap on a GPU"),
+        ({"OCTAVO_OVERLAP": "1"}, "OCTAVO_OVERLAP is no longer a setting: steps overlap on a GPU"),
     ],
 )
 def test_a_variable_that_cannot_be_meant_is_refused_by_name(monkeypatch, variables, says):
@@ -244,7 +244,7 @@ def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
         ("[engine]\nkv_memory_bytes = 8", "'kv_memory_bytes' in [engine]; near it: kv_memory"),
         ("[engine]\nzzz = 8", "there is no setting 'zzz' in [engine]; docs/settings.md lists all"),
         ("[engine]\nport = 8", "there is no setting 'port' in [engine]; it belongs in [server]"),
-        ("[engine]\noverlap = 1", "[engine] overlap is no setting any more: steps overlap on a GPU"),
+        ("[engine]\noverlap = 1", "[engine] overlap is no longer a setting: steps overlap on a GPU"),
         (
             "[engin]\nkv = 'f32'",
             "there is no table 'engin'; near it: engine; allowed: model, [engine], [server]",
@@ -346,7 +346,7 @@ def test_a_field_is_a_flag_a_check_and_a_help(capsys):
     assert taken.pop() == (Small(kind="b"), [])
     assert run(small, ["--kind", "a"]).exit_code == 2  # which the command does not take
     assert "size is 10; allowed: 1 to 9" in str(run(small, ["--size", "10"]).exception)
-    assert "--old is no setting any more: it is 3; leave it out" in str(run(small, ["--old", "5"]).exception)
+    assert "--old is no longer a setting: it is 3; leave it out" in str(run(small, ["--old", "5"]).exception)
     told = run(small, ["--help"], env={"COLUMNS": "80"}).output
     assert all(words in told for words in ("Sizes", "A size. Default: none.", "SIZE", "--name"))
     assert "--old" not in told

@@ -98,7 +98,7 @@ def test_the_model_may_open_its_thinking_where_the_prompt_leaves_it_to_it(gramma
 def test_before_a_grammar_of_a_model_that_always_thinks_its_thinking_is_opened(
     grammars: KeptGrammars, budget: int | None
 ) -> None:
-    thinking = Thinking(ThinkingState.MAYBE, budget, begin="<a><m>", end="<e>", behind="<f>", always=True)
+    thinking = Thinking(ThinkingState.MAYBE, budget, begin="<a><m>", end="<e>", separator="<f>", always=True)
     made = guide_of(SamplerParams(grammar=ANSWER, thinking=thinking), grammars, [])
     assert made is not None
     for letter in b"<a><m>":

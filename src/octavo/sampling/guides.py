@@ -203,7 +203,7 @@ class Guide:
         self._dictated = []
         self._answer()
         if self._has_whole_grammar and not rest:
-            self._dictated = self._grammars.encode(self._thinking.behind)
+            self._dictated = self._grammars.encode(self._thinking.separator)
 
     def _end_thinking_at_the_budget(self) -> None:
         thinking = self._thinking
