@@ -40,7 +40,7 @@ def test_what_no_value_can_break_is_let_go_without_a_word(
     given: dict[str, object], left: dict[str, object]
 ) -> None:
     for read in (without_effect, readable):
-        assert (read(given).schema, read(given).let_go) == (left, ())
+        assert (read(given).schema, read(given).not_enforced) == (left, ())
     nested = at_x({"anyOf": [given, {"items": given}]})
     assert without_effect(nested).schema == at_x({"anyOf": [left, {"items": left}]})
 
@@ -49,7 +49,7 @@ def test_what_no_value_can_break_is_let_go_without_a_word(
 def test_a_format_that_json_schema_does_not_know_annotates_and_is_told(name: str) -> None:
     found = without_effect(at_x({"type": "string", "format": name, "maxLength": 5}))
     assert found.schema == at_x({"type": "string", "maxLength": 5})
-    assert found.let_go == ("format (at #/properties/x)",)
+    assert found.not_enforced == ("format (at #/properties/x)",)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_format_that_json_schema_does_not_know_annotates_and_is_told(name: str
     ],
 )
 def test_what_constrains_or_is_no_keyword_stays(part: dict[str, object]) -> None:
-    assert (without_effect(part).schema, without_effect(part).let_go) == (part, ())
+    assert (without_effect(part).schema, without_effect(part).not_enforced) == (part, ())
 
 
 def test_names_of_properties_are_no_keywords() -> None:
@@ -119,9 +119,9 @@ def test_a_reader_that_is_lenient_lets_single_keys_go_and_tells_each(
 ) -> None:
     found = readable(at_x(part))
     assert found.schema == at_x(left)
-    assert list(found.let_go) == told
+    assert list(found.not_enforced) == told
 
 
 def test_a_place_is_a_json_pointer() -> None:
     schema = {"properties": {"a/b~c": {"type": "string", "format": "x"}}}
-    assert without_effect(schema).let_go == ("format (at #/properties/a~1b~0c)",)
+    assert without_effect(schema).not_enforced == ("format (at #/properties/a~1b~0c)",)

@@ -118,7 +118,7 @@ WRONG = [
         "tenant alice: key_sha256 has 0 entries; allowed: 1 to 8",
     ),
     ('[[tenant]]\nname = "alice"\nkey_sha256 = [5]', "tenant alice: key_sha256 is no text"),
-    (entry() + entry(), "tenant alice: the name is there twice"),
+    (entry() + entry(), "tenant alice: the name appears twice"),
     (entry() + entry(name="bob"), "tenant bob: key_sha256 has a key that is alice's too"),
     (entry(name="shared"), "tenant shared: unknown key key_sha256; allowed: name, guaranteed, maximum, disk"),
     ('[[tenant]]\nname = "shared"', "no tenant has a key"),
@@ -223,7 +223,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
             path = tmp_path / "pipe" if kind == "pipe" else path
         reading = reader.submit(read_tenants, path)
         try:
-            with pytest.raises(ConfigError, match=r"it is no regular file, .* --tenants names another"):
+            with pytest.raises(ConfigError, match=r"it is not a regular file, .* --tenants names another"):
                 reading.result(10)
         finally:
             if "pipe" in kind and not reading.done():  # free whoever waits for a writer

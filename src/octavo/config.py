@@ -60,8 +60,8 @@ class StartOptions:
     )
     chat_template: str | None = setting(
         None,
-        "The chat template: a Jinja file, or a well-known name (chatml, llama3, mistral, gemma, phi3, zephyr, "
-        "granite and others; docs/chat.md).",
+        "The chat template: a Jinja file, or a well-known name (chatml, llama3, mistral, gemma, phi3, "
+        "zephyr, granite and others; docs/chat.md).",
         more=": [chat.md](chat.md)",
         metavar="FILE|NAME",
         unset="the model's",
@@ -172,7 +172,7 @@ class StartOptions:
     )
     tensor_parallel_size: int = setting(
         1,
-        "GPUs that compute one model together, each with a part of every weight. Answers are bitwise the same.",
+        "GPUs that compute one model together, each with a part of every weight. Answers stay bitwise equal.",
         more=" ([gpu.md](gpu.md#several-gpus)). With `--backend torch --device cpu`: processes, for tests",
         short="-tp",
         bounds=(1, 64),
@@ -289,12 +289,12 @@ class StartOptions:
             raise ConfigError(f"device is {shown(self.device)}; allowed: auto, cpu, cuda, cuda:N")
         if self.device.startswith("cuda") and self.backend in ("native", "reference"):
             raise ConfigError(
-                f"device is {self.device}, and backend is {self.backend}, which supports only the processor; "
+                f"device is {self.device}, and backend is {self.backend}, which supports only processors; "
                 "allowed with it: auto, cpu; give --backend torch"
             )
         if self.packed_cache and (self.backend in ("torch", "reference") or self.device.startswith("cuda")):
             raise ConfigError(
-                "packed_cache is on, which only the native backend supports; allowed with another: off; leave "
+                "packed_cache is on, which needs the native backend; allowed with another: off; leave "
                 "--packed-cache out, or give --backend native"
             )
         if self.disk_cache is not None:

@@ -82,8 +82,8 @@ class SessionRefused(OctavoError):
 
 
 class PinRefused(OctavoError):
-    """Pins would hold more than `pin_memory`, or leave too little for the largest request; the message says
-    how many blocks are missing and what holds them. Also a pin that was deleted or expired while it filled."""
+    """Pins would hold more than `pin_memory`, or leave too little for the largest request; the message names
+    the missing blocks and their holders. Also a pin that was deleted or expired while it filled."""
 
 
 class ResizeRefused(OctavoError):

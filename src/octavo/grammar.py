@@ -54,7 +54,7 @@ class Grammar:
     at_start: bool = False
     tenant: str = ""  # whose requests share the compiled grammar
     # The parts of its schemas that are not followed: for users; not part of its identity.
-    let_go: tuple[str, ...] = field(default=(), compare=False)
+    not_enforced: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         most = TOOLS_GRAMMAR_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
@@ -129,7 +129,7 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
         text = json.dumps(found.schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
-    return Grammar(GrammarKind.JSON_SCHEMA, text, param, let_go=limit_keys(found.let_go))
+    return Grammar(GrammarKind.JSON_SCHEMA, text, param, not_enforced=limit_keys(found.not_enforced))
 
 
 def check_depth(value: object, param: str) -> None:

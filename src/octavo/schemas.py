@@ -60,34 +60,34 @@ class LooseSchema:
     """A schema, and the dropped keys of the original."""
 
     schema: Schema
-    let_go: tuple[str, ...] = ()  # each: a keyword and its place
+    not_enforced: tuple[str, ...] = ()  # each: a keyword and its place
 
 
 def without_effect(schema: Schema) -> LooseSchema:
     """The schema without keywords that no value can violate, and formats that only annotate. O(schema)."""
-    let_go: list[str] = []
+    not_enforced: list[str] = []
 
     def change(one: object, at: str) -> object:
         if not isinstance(one, Mapping):
             return one
         kept = {key: value for key, value in one.items() if not _changes_nothing(key, one)}
         if _annotates(kept):
-            let_go.append(named("format", at))
+            not_enforced.append(named("format", at))
             del kept["format"]
         return kept
 
-    return LooseSchema(rebuilt(schema, change), tuple(let_go))
+    return LooseSchema(rebuilt(schema, change), tuple(not_enforced))
 
 
 def readable(schema: Schema) -> LooseSchema:
     """The readable part of the schema, key by key; dropping a key only allows more values. O(schema)."""
-    let_go: list[str] = []
+    not_enforced: list[str] = []
 
     def change(one: object, at: str) -> object:
         if isinstance(one, bool):
             return one
         if not isinstance(one, Mapping):
-            let_go.append(named("null" if one is None else shown(one), at))
+            not_enforced.append(named("null" if one is None else shown(one), at))
             return {}
         kept: dict[str, object] = {}
         for key, value in one.items():
@@ -96,12 +96,12 @@ def readable(schema: Schema) -> LooseSchema:
             is_format = key == "format" and _may_be(one, "string") and value not in FOLLOWED_FORMATS
             read = _NOTHING if key in _UNFOLLOWED or is_format else _read(key, value)
             if read != value:
-                let_go.append(named(key, at))
+                not_enforced.append(named(key, at))
             if read is not _NOTHING:
                 kept[key] = read
-        return _with_possible_names(kept, at, let_go)
+        return _with_possible_names(kept, at, not_enforced)
 
-    return LooseSchema(rebuilt(schema, change), tuple(let_go))
+    return LooseSchema(rebuilt(schema, change), tuple(not_enforced))
 
 
 def named(key: str, at: str) -> str:
@@ -109,10 +109,10 @@ def named(key: str, at: str) -> str:
     return f"{key} (at {at})"
 
 
-def limit_keys(let_go: Sequence[str]) -> tuple[str, ...]:
+def limit_keys(not_enforced: Sequence[str]) -> tuple[str, ...]:
     """The reported form: the first keys, each shortened."""
-    most, more = _KEY_CHARS_MAX, len(let_go) - _KEYS_MAX
-    cut = [one if len(one) <= most else one[: most - 3] + "..." for one in let_go[:_KEYS_MAX]]
+    most, more = _KEY_CHARS_MAX, len(not_enforced) - _KEYS_MAX
+    cut = [one if len(one) <= most else one[: most - 3] + "..." for one in not_enforced[:_KEYS_MAX]]
     return (*cut, f"{more:,} more") if more > 0 else tuple(cut)
 
 
@@ -243,7 +243,7 @@ def _read(key: str, value: object) -> object:
     return value
 
 
-def _with_possible_names(one: dict[str, object], at: str, let_go: list[str]) -> Schema:
+def _with_possible_names(one: dict[str, object], at: str, not_enforced: list[str]) -> Schema:
     """The schema without required names that are not allowed."""
     required, properties = one.get("required"), one.get("properties", {})
     if one.get("additionalProperties") is not False or "patternProperties" in one:
@@ -251,7 +251,7 @@ def _with_possible_names(one: dict[str, object], at: str, let_go: list[str]) -> 
     assert isinstance(properties, Mapping)  # it was read
     possible = [name for name in _strings(required) if name in properties]
     if possible != required and required is not None:
-        let_go.append(named("required", at))
+        not_enforced.append(named("required", at))
         one["required"] = possible
     return one
 

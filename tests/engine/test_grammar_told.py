@@ -41,7 +41,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
             pass
         assert views[-1] is not None
         assert views[-1].follows == "response_format (json_schema)"
-        assert views[-1].let_go == ("format (at #/$defs/a)",)
+        assert views[-1].not_enforced == ("format (at #/$defs/a)",)
         [sequence] = views[-1].sequences
         assert sequence.in_grammar
         assert sequence.forced_tokens >= 3  # {"a_long_name...": "

@@ -38,9 +38,9 @@ def followed(grammars: Grammars, parameters: dict[str, object]) -> tuple[dict[st
     tool = tool_of(parameters)
     found = SchemaTrials(grammars.check).followed(tool, arguments_schema(tool))
     schema = dict(found.schema)
-    loose = {"coerce_one_of": True} if any("oneOf" in key for key in found.let_go) else {}
+    loose = {"coerce_one_of": True} if any("oneOf" in key for key in found.not_enforced) else {}
     assert schema.pop("x-guidance") == {**JSON_OPTIONS, **loose}
-    return schema, list(found.let_go)
+    return schema, list(found.not_enforced)
 
 
 def closed(properties: dict[str, object], **more: object) -> dict[str, object]:
@@ -51,10 +51,10 @@ def test_a_pattern_with_a_look_ahead_goes_alone(grammars: Grammars) -> None:
     """As pydantic writes a Decimal."""
     price = {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 6, "pattern": LOOK_AHEAD}]}
     properties = {"sku": {"enum": ["a1", "b2"]}, "price": price}
-    schema, let_go = followed(
+    schema, not_enforced = followed(
         grammars, {"type": "object", "properties": properties, "required": ["sku", "price"]}
     )
-    assert let_go == ["pattern (at #/properties/price/anyOf/1)"]
+    assert not_enforced == ["pattern (at #/properties/price/anyOf/1)"]
     left = {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 6}]}
     assert schema == closed({"sku": {"enum": ["a1", "b2"]}, "price": left}, required=["sku", "price"])
 
@@ -83,9 +83,9 @@ BAD: list[tuple[dict[str, object], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "let_go"), BAD)
+@pytest.mark.parametrize(("part", "not_enforced"), BAD)
 def test_one_bad_key_takes_nothing_else_with_it(
-    grammars: Grammars, part: dict[str, object], let_go: list[str]
+    grammars: Grammars, part: dict[str, object], not_enforced: list[str]
 ) -> None:
     """Wherever it is: in a property, an item, a definition; what stands beside it stays."""
     beside = {"n": {"type": "integer", "maximum": 9}, "of": {"$ref": "#/$defs/own"}}
@@ -102,12 +102,12 @@ def test_one_bad_key_takes_nothing_else_with_it(
             "$defs": {"own": own},
         }
         schema, said = followed(grammars, copy.deepcopy(given))
-        assert said == [f"{key} (at {place})" for key in let_go]
+        assert said == [f"{key} (at {place})" for key in not_enforced]
         kept = schema
         for step in place.split("/")[1:]:
             kept = kept[step]  # type: ignore[assignment]
         loose = ("required", "oneOf")
-        gone = {key.split(",")[0] for key in let_go} | ({"uniqueItems"} & set(part))
+        gone = {key.split(",")[0] for key in not_enforced} | ({"uniqueItems"} & set(part))
         assert set(part) - gone - set(loose) == set(kept) - set(loose)
         assert schema["properties"]["n"] == beside["n"]  # type: ignore[index]
         assert schema["required"] == list(properties)
@@ -115,8 +115,8 @@ def test_one_bad_key_takes_nothing_else_with_it(
 
 def test_names_that_are_required_and_not_declared_may_be_anything(grammars: Grammars) -> None:
     given = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
-    schema, let_go = followed(grammars, given)
-    assert (schema, let_go) == (closed({"a": {"type": "string"}, "b": {}}, required=["a", "b"]), [])
+    schema, not_enforced = followed(grammars, given)
+    assert (schema, not_enforced) == (closed({"a": {"type": "string"}, "b": {}}, required=["a", "b"]), [])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_names_stay_possible_where_what_named_them_is_let_go(
 ) -> None:
     pattern = {"^(?!x)": {"type": "string"}}
     given = {"type": "object", "patternProperties": pattern, "additionalProperties": False, **required}
-    schema, let_go = followed(grammars, given)
+    schema, not_enforced = followed(grammars, given)
     assert schema == {"type": "object", **required}
-    assert let_go == ["patternProperties (at #)", "additionalProperties (at #)"]
+    assert not_enforced == ["patternProperties (at #)", "additionalProperties (at #)"]
 
 
 def test_names_that_only_a_condition_declares_stay_possible(grammars: Grammars) -> None:
@@ -147,8 +147,8 @@ def test_names_that_only_a_condition_declares_stay_possible(grammars: Grammars) 
         "if": {"properties": {"a": {"const": "x"}}},
         "then": {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
     }
-    schema, let_go = followed(grammars, given)
-    assert let_go == ["if (at #)", "then (at #)"]
+    schema, not_enforced = followed(grammars, given)
+    assert not_enforced == ["if (at #)", "then (at #)"]
     assert "additionalProperties" not in schema
 
 
@@ -172,7 +172,7 @@ def test_a_strict_function_loses_what_changes_nothing() -> None:
     }
     found = arguments_schema(tool_of(record, strict=True))
     assert "propertyNames" not in found.schema
-    assert found.let_go == ()
+    assert found.not_enforced == ()
 
 
 def test_random_bad_keys_are_found_in_few_trials_and_nothing_else_is_lost(grammars: Grammars) -> None:
@@ -192,7 +192,7 @@ def test_random_bad_keys_are_found_in_few_trials_and_nothing_else_is_lost(gramma
         trials = SchemaTrials(lambda grammar, tried=tried: (tried.append(grammar), grammars.check(grammar)))  # type: ignore[misc]
         tool = tool_of({"type": "object", "properties": properties, "required": list(properties)})
         found = trials.followed(tool, arguments_schema(tool))
-        assert list(found.let_go) == wanted
+        assert list(found.not_enforced) == wanted
         bare = {name: {k: v for k, v in one.items() if v != LOOK_AHEAD} for name, one in properties.items()}  # type: ignore[attr-defined]
         assert found.schema["properties"] == bare
         assert len(tried) <= 5 + 10 * len(wanted)
@@ -211,11 +211,11 @@ def test_trials_are_bounded_and_then_all_of_it_is_let_go(monkeypatch: pytest.Mon
     properties = {f"f{i}": {"type": "string", "pattern": "("} for i in range(50)}
     tool = tool_of({"type": "object", "properties": properties})
     found = trials.followed(tool, arguments_schema(tool))
-    assert found.let_go == ("all of it (at #)",)
+    assert found.not_enforced == ("all of it (at #)",)
     assert found.schema["type"] == "object"
     assert len(tried) <= 22
     again = trials.followed(tool, arguments_schema(tool))
-    assert again.let_go == ("all of it (at #)",)
+    assert again.not_enforced == ("all of it (at #)",)
     assert len(tried) <= 24
 
 
@@ -236,7 +236,7 @@ def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> 
     output = of_schema({"type": "string", "format": "password"}, "response_format")
     grammar = calls_grammar(use, HERMES, output, lambda text: None, grammars.check)
     assert grammar is not None
-    assert grammar.let_go == ("format (at #)", "f: pattern (at #/properties/a)")
+    assert grammar.not_enforced == ("format (at #)", "f: pattern (at #/properties/a)")
 
 
 def test_many_keys_are_told_in_few_words() -> None:

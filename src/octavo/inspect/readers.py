@@ -51,7 +51,7 @@ def view_request(
         request.session,
         request.fills_pin,
         "" if grammar is None else f"{grammar.param} ({grammar.kind})",
-        () if grammar is None else grammar.let_go,
+        () if grammar is None else grammar.not_enforced,
         tuple([view_sequence(live, sequence, sight) for sequence in sequences]),
         sight.split(sequences[0].split),
     )
@@ -71,7 +71,7 @@ def view_ended(card: EndedRequest, sight: Sight, now: float) -> RequestView:
         card.session,
         card.fills_pin,
         card.follows,
-        card.let_go,
+        card.not_enforced,
         tuple(choices),
         sight.split(card.split),
         card.ended,

@@ -86,7 +86,7 @@ class RequestView(msgspec.Struct, frozen=True):
     session: str
     fills_pin: str
     follows: str  # the client's name for the output constraint, and its kind
-    let_go: tuple[str, ...]  # parts of its schemas that are not enforced: keywords and their places
+    not_enforced: tuple[str, ...]  # parts of its schemas that are not enforced: keywords and their places
     sequences: tuple[SequenceView, ...]
     split: PromptSplit | None = None  # its prompt by source; None: not admitted yet
     ended: float | None = None  # when its last choice ended

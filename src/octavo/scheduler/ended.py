@@ -32,7 +32,7 @@ class EndedRequest:
     session: str
     fills_pin: str
     follows: str  # the client's name for the output constraint, and its kind
-    let_go: tuple[str, ...]
+    not_enforced: tuple[str, ...]
     ended: float  # when its last choice ended
     split: PromptSplit | None  # None: it was never admitted
     choices: dict[int, EndedChoice]
@@ -68,7 +68,7 @@ class EndedRequests:
             request.session,
             request.fills_pin,
             "" if grammar is None else f"{grammar.param} ({grammar.kind})",
-            () if grammar is None else grammar.let_go,
+            () if grammar is None else grammar.not_enforced,
             now,
             sequence.split,
             self._choices.pop(request.request_id, {}),

@@ -130,8 +130,8 @@ class Generation:
         a schema is not enforced; max_tokens, if it was cut."""
         ids = [self._named(str(stream.request_id)) for stream in self._streams]
         headers = {"X-Octavo-Request": ",".join(ids)}
-        if self._grammar is not None and self._grammar.let_go:
-            text = _as_header("; ".join(self._grammar.let_go))
+        if self._grammar is not None and self._grammar.not_enforced:
+            text = _as_header("; ".join(self._grammar.not_enforced))
             headers |= {NOT_ENFORCED_HEADER: text, LET_GO_HEADER: text}
         if self._cut_to is not None:
             headers[CUT_HEADER] = str(self._cut_to)

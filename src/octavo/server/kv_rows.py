@@ -88,7 +88,7 @@ def request_row(request: RequestView, slot: int | None = None) -> JsonObject:
             "place": request.place,
             "sequences": [_sequence_row(one) for one in request.sequences],
             "follows": request.follows,
-            "not_enforced": request.let_go,
+            "not_enforced": request.not_enforced,
             "split": None if request.split is None else _split_row(request.split, request.now),
             "ended_ago": None if request.ended is None else request.now - request.ended,
         }

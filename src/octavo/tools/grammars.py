@@ -42,8 +42,12 @@ def calls_grammar(
         trials = SchemaTrials(check)
         found = [trials.followed(tool, one) for tool, one in zip(tools, found, strict=True)]
         whole = _calls_grammar(use, form, output, special_id, [one.schema for one in found])
-    let_go = [f"{tool.name}: {key}" for tool, one in zip(tools, found, strict=True) for key in one.let_go]
-    return replace(whole, let_go=(*(() if output is None else output.let_go), *limit_keys(let_go)))
+    not_enforced = [
+        f"{tool.name}: {key}" for tool, one in zip(tools, found, strict=True) for key in one.not_enforced
+    ]
+    return replace(
+        whole, not_enforced=(*(() if output is None else output.not_enforced), *limit_keys(not_enforced))
+    )
 
 
 def _calls_grammar(

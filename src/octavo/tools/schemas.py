@@ -66,7 +66,7 @@ class SchemaTrials:
         try:
             return self._loosened(tool, found)
         except _SearchFailed:
-            return LooseSchema(_written(_OBJECT), (*found.let_go, named("all of it", "#")))
+            return LooseSchema(_written(_OBJECT), (*found.not_enforced, named("all of it", "#")))
 
     def _loosened(self, tool: Tool, found: LooseSchema) -> LooseSchema:
         # If parts of oneOf do not exclude each other, a value may follow several of them.
@@ -89,8 +89,8 @@ class SchemaTrials:
         exact = _written(schema)
         if not self._can_follow(tool, exact):
             dropped += [named("oneOf, taken as anyOf", place) for place in _places_of("oneOf", schema)]
-            return LooseSchema(schema, (*found.let_go, *dropped))
-        return LooseSchema(exact, (*found.let_go, *dropped))
+            return LooseSchema(schema, (*found.not_enforced, *dropped))
+        return LooseSchema(exact, (*found.not_enforced, *dropped))
 
     def _can_follow(self, tool: Tool, schema: Schema) -> bool:
         text = f"start: %json {json.dumps(schema)}"
