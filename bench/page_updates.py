@@ -75,12 +75,12 @@ def record(scene: Scene) -> list[bytes]:
         "version": "",
         "begun": 0,
     }
-    writer, frames, below_from = FrameWriter(about), list[bytes](), 0
+    writer, frames, offloaded_from = FrameWriter(about), list[bytes](), 0
     while len(frames) < FRAMES:
         for _ in range(STEPS_A_FRAME):
             busy.step()
-        glimpse = inspector_of(busy.scheduler).glimpse(busy.steps * scene.step_s, below_from)
-        below_from = glimpse.next_below_from
+        glimpse = inspector_of(busy.scheduler).glimpse(busy.steps * scene.step_s, offloaded_from)
+        offloaded_from = glimpse.next_offloaded_from
         number = writer.number
         stats = dict.fromkeys(
             ("steps", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions"), busy.steps

@@ -49,7 +49,7 @@ _PAUSE_MAX_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A busy pool. All but `streams` of the requests wait; what they do not hold is cached, and below too."""
+    """A busy pool. All but `streams` of the requests wait; what they do not hold is cached and offloaded."""
 
     blocks: int = 100_000
     requests: int = 200
@@ -176,14 +176,14 @@ def draw(
     tell(f"a ledger of {scene.blocks:,} blocks and {scene.requests} requests is made")
     busy = BusyScheduler(scene)
     glimpses, frames, sizes = list[float](), list[float](), list[int]()
-    below_from, clock, begun, taken = 0, 0.0, 0.0, 0
+    offloaded_from, clock, begun, taken = 0, 0.0, 0.0, 0
     for index in range(_FRAMES_BEFORE_MEASURING + scene.frames):
         while busy.steps * scene.step_s <= clock:
             busy.step()
         before = time.perf_counter()
-        glimpse = inspector_of(busy.scheduler).glimpse(clock, below_from)
+        glimpse = inspector_of(busy.scheduler).glimpse(clock, offloaded_from)
         between = time.perf_counter()
-        number, below_from = writer.number, glimpse.next_below_from
+        number, offloaded_from = writer.number, glimpse.next_offloaded_from
         writer.write(glimpse, told(busy.steps))
         found = time.perf_counter()
         frame = writer.frame_after(number)

@@ -396,11 +396,11 @@ class FakeControl:
             return MapView("." * 10, (-1,) * 10, ())
         return MapView("sssc.c....", (0, 0, 0, -1, -1, -1, -1, -1, -1, -1), ("request 0, choice 0",))
 
-    async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
+    async def glimpse(self, offloaded_from: int, tenant: str | None = None) -> Glimpse:
         """Ten blocks that nobody holds, and the pins."""
         pins = tuple(await self.pins(tenant))
         totals = {} if tenant is None else {"totals": None}
-        return a_glimpse([None] * 20, now=7.0, num_blocks=10, below=bytes(10), pins=pins, **totals)
+        return a_glimpse([None] * 20, now=7.0, num_blocks=10, offloaded=bytes(10), pins=pins, **totals)
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """What was submitted and runs."""

@@ -35,7 +35,7 @@ class FakeSessions:
     async def create(self, tenant: str, ttl_s: float | None) -> SessionView:
         """s0, s1, ..."""
         session_id = f"s{len(self._views)}"
-        blocks = SessionBlocks(num_blocks=3, held=2, bytes_per_block=1000, in_pool=2, below=1)
+        blocks = SessionBlocks(num_blocks=3, held=2, bytes_per_block=1000, in_pool=2, offloaded=1)
         self._views[session_id] = SessionView(session_id, tenant, 0, 0, 0.0, ttl_s or 60.0, blocks)
         self._said[session_id] = []
         return self._views[session_id]

@@ -88,7 +88,7 @@ async def check_not_suspended(chat: Chat) -> None:
 async def check_suspended(chat: Chat, view: SessionView, copy: Path) -> None:
     """All of it is there, also for a server that is started after this one was killed."""
     blocks = view.blocks
-    assert (blocks.state, blocks.below, blocks.kept) == (SessionState.SUSPENDED, *[blocks.num_blocks] * 2)
+    assert (blocks.state, blocks.offloaded, blocks.kept) == (SessionState.SUSPENDED, *[blocks.num_blocks] * 2)
     assert blocks.num_blocks > 2
     assert chat.store is not None
     slots = await ask(chat.llm, lambda s, now: s.session_holds.slots(chat.session_id))

@@ -27,8 +27,8 @@ from octavo.params import Timeouts
 from octavo.retention.client_pins import PinRequest
 
 
-def look(served: Served, tenant: str | None = None, below_from: int = 0) -> Glimpse:
-    return inspector_of(served.scheduler).glimpse(0.0, below_from, tenant)
+def look(served: Served, tenant: str | None = None, offloaded_from: int = 0) -> Glimpse:
+    return inspector_of(served.scheduler).glimpse(0.0, offloaded_from, tenant)
 
 
 def totals_of(glimpse: Glimpse) -> Totals:
@@ -164,7 +164,7 @@ def test_choices_of_a_request_are_its_rows() -> None:
 
 # -- below, pins, sessions, tenants --------------------------------------------------------------------------
 def test_the_window_of_below_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BELOW_WINDOW", 7)
+    monkeypatch.setattr(module, "OFFLOADED_WINDOW", 7)
     served = Served(blocks=20, slots=50)
     go_below(served, PROMPT)
     served.add(PROMPT, 2)
@@ -174,19 +174,21 @@ def test_the_window_of_below_goes_round(monkeypatch: pytest.MonkeyPatch) -> None
     assert tier is not None
     wanted = [name is not None and name in tier for name in served.memory.pool.name_of]
     assert 0 < sum(wanted) < 20
-    seen, below_from = dict[int, bool](), 0
+    seen, offloaded_from = dict[int, bool](), 0
     for first in (0, 7, 14):
-        glimpse = look(served, below_from=below_from)
-        assert glimpse.below_from == first
-        seen |= {first + i: bool(bit) for i, bit in enumerate(glimpse.below)}
-        below_from += len(glimpse.below)
+        glimpse = look(served, offloaded_from=offloaded_from)
+        assert glimpse.offloaded_from == first
+        seen |= {first + i: bool(bit) for i, bit in enumerate(glimpse.offloaded)}
+        offloaded_from += len(glimpse.offloaded)
     assert list(seen.values()) == wanted
-    assert look(served, below_from=below_from).below_from == 0, "after the last block comes the first"
+    assert look(served, offloaded_from=offloaded_from).offloaded_from == 0, (
+        "after the last block comes the first"
+    )
 
 
 def test_without_a_tier_nothing_is_below() -> None:
     glimpse = look(crowded_without_tier())
-    assert (set(glimpse.below), len(glimpse.below), totals_of(glimpse).tier) == ({0}, 24, None)
+    assert (set(glimpse.offloaded), len(glimpse.offloaded), totals_of(glimpse).tier) == ({0}, 24, None)
 
 
 def crowded_without_tier() -> Served:

@@ -113,7 +113,7 @@ def test_a_warm_hold_goes_below_lets_the_pool_go_and_is_never_dropped_there() ->
         chats.settle()
     assert chats.scheduler.transfers.tier is not None
     assert chats.scheduler.transfers.tier.num_evictions > 50
-    assert chats.blocks().below == 5
+    assert chats.blocks().offloaded == 5
     chats.evict_all()
     request = chats.say("a", (*PROMPT, 7, 8))
     loads = turn(chats)

@@ -28,7 +28,7 @@ def name_of(number: int) -> bytes:
 
 
 def a_glimpse(names: Sequence[bytes | None] = (None,) * 4, **changes: object) -> Glimpse:
-    return views.a_glimpse(names, **{"now": 1.0, "below": bytes(len(names))} | changes)
+    return views.a_glimpse(names, **{"now": 1.0, "offloaded": bytes(len(names))} | changes)
 
 
 def a_table(blocks: list[int], label: str = "one", number: int | None = None) -> TableView:
@@ -61,20 +61,20 @@ class Pair:
 class Stupid:
     """What a reader should know, from the glimpses alone: everything is made anew from each."""
 
-    below: dict[int, tuple[bytes | None, bool]] = field(default_factory=dict)  # by block: of which name
+    offloaded: dict[int, tuple[bytes | None, bool]] = field(default_factory=dict)  # by block: of which name
     capacity: int = 0
 
     def see(self, glimpse: Glimpse, told: dict[str, object]) -> None:
         if glimpse.pool.capacity != self.capacity:
-            self.below, self.capacity = {}, glimpse.pool.capacity
-        for i, bit in enumerate(glimpse.below):
-            block = glimpse.below_from + i
-            self.below[block] = (glimpse.names[block], bool(bit))
+            self.offloaded, self.capacity = {}, glimpse.pool.capacity
+        for i, bit in enumerate(glimpse.offloaded):
+            block = glimpse.offloaded_from + i
+            self.offloaded[block] = (glimpse.names[block], bool(bit))
         self.cells = []
         for block, name in enumerate(glimpse.names):
-            of_name, is_offloaded = self.below.get(block, (None, False))
+            of_name, is_offloaded = self.offloaded.get(block, (None, False))
             if of_name != name:  # the window has not come by since
-                self.below.pop(block, None)
+                self.offloaded.pop(block, None)
                 is_offloaded = False
             front = int.from_bytes(name[:4], "little") & ~3 if name else 0
             self.cells.append(front | (NAMED if name else 0) | (OFFLOADED if is_offloaded else 0))
@@ -105,21 +105,21 @@ class Life:
         self.requests: dict[int, int] = {}
         self.events: list[Event] = []
         self.pins = 0
-        self.now, self.below_from, self.count = 0.0, 0, 0
+        self.now, self.offloaded_from, self.count = 0.0, 0, 0
         self.is_offloaded = {i: r.random() < 0.5 for i in range(200)}  # by the number of a name
         self.told: dict[str, object] = {}
 
     def glimpse(self) -> Glimpse:
-        first, self.below_from = self.below_from, self.below_from + self.window
-        if self.below_from >= len(self.names):
-            self.below_from = 0
+        first, self.offloaded_from = self.offloaded_from, self.offloaded_from + self.window
+        if self.offloaded_from >= len(self.names):
+            self.offloaded_from = 0
         window = self.names[first : first + self.window]
-        below = bytes(name is not None and self.is_offloaded[name[0] >> 2] for name in window)
+        offloaded = bytes(name is not None and self.is_offloaded[name[0] >> 2] for name in window)
         return a_glimpse(
             self.names,
             now=self.now,
-            below_from=first,
-            below=below,
+            offloaded_from=first,
+            offloaded=offloaded,
             tables=tuple(replace(table, blocks=table.blocks[:]) for table in self.tables),
             requests=tuple(a_request(i, output) for i, output in self.requests.items()),
             events=tuple(reversed(self.events[-5:])),
@@ -168,7 +168,7 @@ class Life:
     def begin_again(self) -> None:
         """As after an error of the executor: another ledger, of the same or another size."""
         self.names = [None] * self.r.choice([len(self.names), 3, 30])
-        self.tables, self.requests, self.below_from = [], {}, 0
+        self.tables, self.requests, self.offloaded_from = [], {}, 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -291,25 +291,25 @@ def test_every_frame_is_whole_words() -> None:
 def test_a_cell_is_the_names_first_bits_and_whether_it_is_below() -> None:
     pair = Pair()
     names = [None, b"\xff" * 16, bytes(16), b"\x00\x00\x00\x80" + b"\xff" * 12]
-    pair.take(a_glimpse(names, below=bytes([0, 1, 0, 1])))
+    pair.take(a_glimpse(names, offloaded=bytes([0, 1, 0, 1])))
     assert pair.reader.cells.tolist() == [0, 0xFFFFFFFF, NAMED, 0x80000000 | NAMED | OFFLOADED]
 
 
 def test_a_name_that_takes_anothers_place_does_not_inherit_that_it_is_below() -> None:
     pair = Pair()
-    pair.take(a_glimpse([name_of(1), name_of(2)], below=b"\1\1"))
-    pair.take(a_glimpse([name_of(3), name_of(2)], below_from=1, below=b"\1"))
+    pair.take(a_glimpse([name_of(1), name_of(2)], offloaded=b"\1\1"))
+    pair.take(a_glimpse([name_of(3), name_of(2)], offloaded_from=1, offloaded=b"\1"))
     assert (pair.reader.cells & OFFLOADED).tolist() == [0, OFFLOADED]
-    pair.take(a_glimpse([None, name_of(2)], below_from=1, below=b"\0"))
+    pair.take(a_glimpse([None, name_of(2)], offloaded_from=1, offloaded=b"\0"))
     assert (pair.reader.cells & 3).tolist() == [0, NAMED]
 
 
 def test_what_is_below_stays_told_until_the_window_comes_by_again() -> None:
     pair, names = Pair(), [name_of(i) for i in (1, 2, 3)]
-    pair.take(a_glimpse(names, below=b"\1\1"))
-    pair.take(a_glimpse([*names[:2], name_of(4)], below_from=2, below=b"\1"))
+    pair.take(a_glimpse(names, offloaded=b"\1\1"))
+    pair.take(a_glimpse([*names[:2], name_of(4)], offloaded_from=2, offloaded=b"\1"))
     assert (pair.reader.cells & OFFLOADED).tolist() == [OFFLOADED] * 3
-    pair.take(a_glimpse([*names[:2], name_of(4)], below=b"\0\1"))
+    pair.take(a_glimpse([*names[:2], name_of(4)], offloaded=b"\0\1"))
     assert (pair.reader.cells & OFFLOADED).tolist() == [0, OFFLOADED, OFFLOADED]
 
 

@@ -32,11 +32,11 @@ class Glimpses:
         self._plain = model.control.glimpse
         model.control.glimpse = self._glimpse
 
-    async def _glimpse(self, below_from, tenant=None):
+    async def _glimpse(self, offloaded_from, tenant=None):
         self.asked.append(tenant)
         if self.error is not None:
             raise self.error
-        found = await self._plain(below_from, tenant)
+        found = await self._plain(offloaded_from, tenant)
         return found if self.names is None else replace(found, names=self.names[:])
 
     async def more(self, count=1):

@@ -237,7 +237,7 @@ def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: W
     glimpse = views.a_glimpse(
         [b"x" * 32, *[None] * 7],
         now=2.0,
-        below=bytes(8),
+        offloaded=bytes(8),
         tables=(views.a_table(HolderKind.PIN, 0, 1, tenant=HOSTILE, label=HOSTILE),),
         requests=(views.a_request(7, waits, tenant=HOSTILE, place=0, session=HOSTILE, fills_pin=HOSTILE),),
         pins=(views.a_pin(HOSTILE, HOSTILE),),

@@ -20,10 +20,10 @@ from octavo.cli.main import run_command
 from octavo.cli.replica import die_with_parent
 from octavo.errors import EngineStopped
 from octavo.server.connections import raise_descriptor_limit
-from octavo.server.front_end import FrontEnd
 from octavo.server.jobs import EngineJob, FrontEndJob, decode_job
 from octavo.server.logs import configure_logging
 from octavo.server.run import build_server, run_server
+from octavo.server.running import FrontEnd
 from octavo.server.supervisor import (
     END,
     FRONT_END,

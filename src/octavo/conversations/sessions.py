@@ -200,8 +200,9 @@ class Sessions:
             blocks = await self._blocks_of(session_id)
         if blocks.state is SessionState.SUSPENDING:
             why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
+            missing = blocks.num_blocks - blocks.offloaded
             raise RequestFailed(
-                f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of its "
+                f"session {session_id} could not be suspended: {missing:,} of its "
                 f"{blocks.num_blocks:,} blocks {why}; it stays in memory"
             )
 

@@ -49,9 +49,9 @@ class Control:
         """Every block and its owners; or only the tenant's. Drawn here, not on the engine's thread."""
         return draw_map(await self.glimpse(0, tenant))
 
-    async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
+    async def glimpse(self, offloaded_from: int, tenant: str | None = None) -> Glimpse:
         """All data of the live map, or the tenant's part; see `octavo.inspect.inspector`."""
-        return await self._submitter.send(ViewGlimpse(below_from, tenant))
+        return await self._submitter.send(ViewGlimpse(offloaded_from, tenant))
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """All unfinished requests, or the tenant's, in order of arrival, without their block tables."""

@@ -235,10 +235,10 @@ class ViewKv(View[PoolView], frozen=True, tag=True):
 
 
 class ViewGlimpse(View[Glimpse], frozen=True, tag=True):
-    """Data of the live map, or the tenant's part; `below_from`: the first block whose place in the offload
-    tiers is read."""
+    """Data of the live map, or the tenant's part; `offloaded_from`: the first block whose place in the
+    offload tiers is read."""
 
-    below_from: int
+    offloaded_from: int
     tenant: str | None = None
 
 
@@ -344,8 +344,8 @@ class Port:
                 return self._load.report()
             case ViewKv(tenant):
                 return look.kv(now, tenant)
-            case ViewGlimpse(below_from, tenant):
-                return look.glimpse(now, below_from, tenant)
+            case ViewGlimpse(offloaded_from, tenant):
+                return look.glimpse(now, offloaded_from, tenant)
             case ViewRequests(tenant, request_id):
                 return look.requests(now, tenant, request_id)
             case ViewPins(tenant):

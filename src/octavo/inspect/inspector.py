@@ -5,9 +5,9 @@ A watching client needs a glimpse many times a second, and steps wait meanwhile.
 copies: whole lists, no single blocks, and only the first of many requests, pins and sessions. Another thread
 computes the changes and writes them. The pool does not know of glimpses.
 
-    tables    every holder's block table, from which owners, sharers and counts follow
-    names     the name of each block, None without a name
-    below     which of `BELOW_WINDOW` blocks are in an offload tier too: the window cycles through the pool
+    tables     every holder's block table, from which owners, sharers and counts follow
+    names      the name of each block, None without a name
+    offloaded  which blocks of a window are in an offload tier too: the window cycles through the pool
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from octavo.step.events import EventKind
 from octavo.types import RankState
 
 EVENTS_SHOWN = 100  # per answer
-BELOW_WINDOW = 4096  # blocks; each is a lookup in the tier's ledger
+OFFLOADED_WINDOW = 4096  # blocks; each is a lookup in the tier's ledger
 EVENTS_GLIMPSED = 30
 PINS_GLIMPSED = 200
 REQUESTS_GLIMPSED = 1000
@@ -137,22 +137,22 @@ class Inspector:
         held), too."""
         return self._pool(Sight(tenant), now)
 
-    def glimpse(self, now: float, below_from: int = 0, tenant: str | None = None) -> Glimpse:
+    def glimpse(self, now: float, offloaded_from: int = 0, tenant: str | None = None) -> Glimpse:
         """All data of the live map, or the tenant's part of it. O(blocks), at the speed of copying lists, and
-        O(`BELOW_WINDOW` + requests)."""
+        O(`OFFLOADED_WINDOW` + requests)."""
         sight, live, tier = Sight(tenant), self.live, self.transfers.tier
         ledger, pool = self.context.ledger, self.context.ledger.pool
         blocks, places = sight.blocks(ledger), sight.places(live)
         names = blocks.names(pool)
-        below_from = below_from if below_from < pool.num_blocks else 0
-        window = names[below_from : below_from + BELOW_WINDOW]
+        offloaded_from = offloaded_from if offloaded_from < pool.num_blocks else 0
+        window = names[offloaded_from : offloaded_from + OFFLOADED_WINDOW]
         requests = islice(sight.requests(live), REQUESTS_GLIMPSED)
         sessions = islice(sight.own(self.sessions.newest_first()), SESSIONS_GLIMPSED)
         return Glimpse(
             pool=self._pool(sight, now, is_glimpse=True),
             names=names,
-            below_from=below_from,
-            below=bytes(tier is not None and name is not None and name in tier for name in window),
+            offloaded_from=offloaded_from,
+            offloaded=bytes(tier is not None and name is not None and name in tier for name in window),
             tables=tuple(view_tables(live, blocks)),
             requests=tuple([view_request(live, sequences, places, sight, now) for sequences in requests]),
             sessions=tuple([view_session(session, self._bytes_per_block) for session in sessions]),

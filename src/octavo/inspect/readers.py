@@ -207,7 +207,7 @@ def with_places(
     return replace(
         view,
         in_pool=sum(pool.find(name) is not None for name in session.names),
-        below=0 if tier is None else sum(name in tier for name in session.names),
+        offloaded=0 if tier is None else sum(name in tier for name in session.names),
         stuck=is_stuck,
         num_suspended=session.num_suspended,
         is_resumed=session.resumed is not None and session.resumed.table is not None,

@@ -142,7 +142,7 @@ class SessionBlocks(msgspec.Struct, frozen=True):
     bytes_per_block: int = 0  # 0: not known
     # In an answer about this session, not in a glimpse:
     in_pool: int = 0  # held for it, or cached
-    below: int = 0
+    offloaded: int = 0
     stuck: bool = False  # some could not be stored
     num_suspended: int = 0  # the leading ones that survive a restart
     is_resumed: bool = False  # a client resumed it, and all its blocks are held
@@ -150,7 +150,7 @@ class SessionBlocks(msgspec.Struct, frozen=True):
     @property
     def tier(self) -> str:
         """ "pool", "disk", "pool and disk" or "none"."""
-        places = [place for place, count in (("pool", self.in_pool), ("disk", self.below)) if count]
+        places = [place for place, count in (("pool", self.in_pool), ("disk", self.offloaded)) if count]
         return " and ".join(places) or "none"
 
 
@@ -262,16 +262,16 @@ class Glimpse(msgspec.Struct, frozen=True):
 
     pool: PoolView
     names: list[bytes | None]  # by block
-    below_from: int  # the first block of the window
-    below: bytes  # 1 for each block of it that is in an offload tier too
+    offloaded_from: int  # the first block of the window
+    offloaded: bytes  # 1 for each block of it that is in an offload tier too
     tables: tuple[TableView, ...]
     requests: tuple[RequestView, ...]
     sessions: tuple[SessionBlocks, ...]  # newest first
 
     @property
-    def next_below_from(self) -> int:
+    def next_offloaded_from(self) -> int:
         """The start of the next glimpse's window, which cycles through the pool."""
-        after = self.below_from + len(self.below)
+        after = self.offloaded_from + len(self.offloaded)
         return after if after < self.pool.num_blocks else 0
 
 

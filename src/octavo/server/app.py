@@ -30,7 +30,6 @@ from octavo.server.dialects.error_shapes import on_any_exception, on_octavo_erro
 from octavo.server.errors import HttpRefusal, JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.field_list import field_list
-from octavo.server.front_end import FrontEnd
 from octavo.server.generation import (
     CUT_HEADER,
     LET_GO_HEADER,
@@ -45,7 +44,7 @@ from octavo.server.openapi import describe, render_docs
 from octavo.server.preflights import Preflights
 from octavo.server.route import Handler, Route
 from octavo.server.routes import CLUSTER_ROUTES, RENDER_ROUTES, REPLICA_ROUTES, ROUTES, match_of
-from octavo.server.running import RunningAnswers
+from octavo.server.running import FrontEnd, RunningAnswers
 from octavo.server.security import ClusterGuard, Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json

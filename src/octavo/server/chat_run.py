@@ -26,7 +26,7 @@ from octavo.server.generation import (
     Edge,
     Generation,
     cut_max_tokens,
-    held_grammar,
+    hold_grammar,
     submit_all,
     until_disconnect,
 )
@@ -102,7 +102,7 @@ async def begin_chat(
     chat = await prepare_chat(edge, request, body)
     wanted, options, use, thinking = chat.wanted, chat.options, chat.use, chat.thinking
     params = wanted.params
-    async with held_grammar(edge, request, params, wanted.tenant):
+    async with hold_grammar(edge, request, params, wanted.tenant):
         if session is None:
             prompt = tuple(await edge.model.encode_chat(messages, options, tenant=wanted.tenant))
             generation = await submit_all(edge, [prompt], wanted, watch)

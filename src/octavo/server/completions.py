@@ -21,7 +21,7 @@ from octavo.server.generation import (
     Edge,
     Generation,
     answer_head,
-    held_grammar,
+    hold_grammar,
     refuse_session,
     submit_all,
 )
@@ -45,7 +45,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     prepared = await prepare_completion(edge, request)
     body, wanted, prompts = prepared.body, prepared.wanted, prepared.prompts
     echoes = tuple(_text_of(prompt, edge.model) if body.echo else "" for prompt in prompts)
-    async with held_grammar(edge, request, wanted.params, wanted.tenant):
+    async with hold_grammar(edge, request, wanted.params, wanted.tenant):
         tokens = [prompt.tokens for prompt in prompts]
         generation = await submit_all(edge, tokens, wanted, watch, scores_only=prepared.scores_only)
     codec = CompletionCodec(generation, edge.model.name, body, prompts, echoes)

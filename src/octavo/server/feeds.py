@@ -95,7 +95,7 @@ class _Feed:
         self._latency = latency
         self._latency_counts: JsonObject = {}
         self._latency_at = float("-inf")
-        self._offload_from = 0
+        self._offloaded_from = 0
         self._written_at = float("-inf")
         self._newer = asyncio.Event()  # set once, when there is a newer frame, then replaced
         self._task: asyncio.Task[None] | None = None
@@ -143,10 +143,10 @@ class _Feed:
 
     async def _poll(self) -> float:
         """Take a glimpse, and make a frame if something changed; returns how long to sleep."""
-        coming = self._model.control.glimpse(self._offload_from, self._tenant)
+        coming = self._model.control.glimpse(self._offloaded_from, self._tenant)
         glimpse, stats = await asyncio.gather(coming, self._stats())
         began = time.perf_counter()
-        self._offload_from = glimpse.next_below_from
+        self._offloaded_from = glimpse.next_offloaded_from
         is_new = self.writer.write(glimpse, self._statistics(began, stats))
         if not is_new and began - self._written_at >= _BEAT_S:
             self.writer.write_heartbeat()

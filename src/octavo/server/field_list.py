@@ -44,7 +44,7 @@ def done(note: str = "", known_to: str = "", default: object = None) -> Any:  # 
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAs:
+class SchemaOf:
     """Annotates a value that is parsed by hand, for better errors: its JSON schema is that of `kind`."""
 
     kind: Any
@@ -58,10 +58,10 @@ Text = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-def texts_or_tokens(most: int) -> ReadAs:
+def texts_or_tokens(most: int) -> SchemaOf:
     """A text, token ids, or up to `most` of either."""
     many = Field(min_length=1, max_length=most)
-    return ReadAs(Text | TokenIds | Annotated[list[Text], many] | Annotated[list[TokenIds], many])
+    return SchemaOf(Text | TokenIds | Annotated[list[Text], many] | Annotated[list[TokenIds], many])
 
 
 @dataclass(frozen=True, slots=True)

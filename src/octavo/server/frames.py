@@ -138,9 +138,9 @@ class FrameWriter:
                 cells[first : first + _SEGMENT] = new | np.where(is_same, old & OFFLOADED, 0).astype(
                     np.uint32
                 )
-        window = cells[glimpse.below_from : glimpse.below_from + len(glimpse.below)]
+        window = cells[glimpse.offloaded_from : glimpse.offloaded_from + len(glimpse.offloaded)]
         window &= np.uint32(~OFFLOADED & 0xFFFFFFFF)
-        window |= np.frombuffer(glimpse.below, np.uint8).astype(np.uint32) * OFFLOADED
+        window |= np.frombuffer(glimpse.offloaded, np.uint8).astype(np.uint32) * OFFLOADED
         changes.blocks = np.nonzero(cells != self._cells)[0].astype(np.uint32)
         changes.cells = cells[changes.blocks]
         self._names, self._cells = names, cells

@@ -339,7 +339,7 @@ def _without_output(delta: Delta) -> Delta:
 
 
 @asynccontextmanager
-async def held_grammar(
+async def hold_grammar(
     edge: Edge, request: Request, params: SamplerParams, tenant: str
 ) -> AsyncGenerator[None]:
     """Compile the grammar that an answer must follow, if any, and hold it while its request is queued. Raises

@@ -31,7 +31,7 @@ from octavo import __version__
 from octavo.engine.outputs import Delta, EngineStats
 from octavo.params import SamplerParams
 from octavo.server.engine_metrics import MODEL_LABEL, EngineCollector
-from octavo.server.front_end import FrontEnd
+from octavo.server.running import FrontEnd
 from octavo.server.traces import ChoiceTimes, RequestEnd, RequestTrace, Tracing
 from octavo.server.vllm_metrics import VllmCollector, VllmCountsCollector
 from octavo.types import FinishReason, Phases, Usage

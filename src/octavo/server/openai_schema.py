@@ -27,7 +27,7 @@ from octavo.params import (
     SamplerParams,
     Timeouts,
 )
-from octavo.server.field_list import Body, ReadAs, TokenIds, done, texts_or_tokens
+from octavo.server.field_list import Body, SchemaOf, TokenIds, done, texts_or_tokens
 from octavo.server.output_format import FormatBody
 from octavo.server.tool_fields import AnswerBody, ToolsBody
 from octavo.tools.definitions import tools_of
@@ -122,9 +122,9 @@ class OpenAIMessage(Body):
 
 
 # Parsed in prompts.py.
-Messages = Annotated[object, ReadAs(Annotated[list[OpenAIMessage], Field(min_length=1)])]
+Messages = Annotated[object, SchemaOf(Annotated[list[OpenAIMessage], Field(min_length=1)])]
 Prompts = Annotated[object, texts_or_tokens(PROMPTS_MAX)]
-Tokens = Annotated[object, ReadAs(TokenIds)]
+Tokens = Annotated[object, SchemaOf(TokenIds)]
 
 
 class ModelBody(Body):

@@ -23,7 +23,7 @@ from octavo.server.chat_run import PreparedChat, prepare_chat
 from octavo.server.completions import prepare_completion
 from octavo.server.dialects.error_shapes import REQUEST_ID_KEY
 from octavo.server.errors import JsonObject
-from octavo.server.generation import Edge, held_grammar
+from octavo.server.generation import Edge, hold_grammar
 from octavo.server.openai_schema import ChatBody, CompletionBody, GenerationBody
 from octavo.server.prompts import chat_messages
 from octavo.server.sessions import session_of
@@ -67,7 +67,7 @@ async def render_completions(edge: Edge, request: Request) -> Response:
     body, wanted = prepared.body, prepared.wanted
     _refuse_beams(body)
     prompts = [prompt.tokens for prompt in prepared.prompts]
-    async with held_grammar(edge, request, wanted.params, wanted.tenant):  # compiled as for generation
+    async with hold_grammar(edge, request, wanted.params, wanted.tenant):  # compiled as for generation
         for prompt in prompts:
             edge.model.checked(replace(wanted, prompt=prompt))
     name, pieces = f"cmpl-{request.scope[REQUEST_ID_KEY]}", []
@@ -88,7 +88,7 @@ async def render_chat(edge: Edge, request: Request) -> Response:
     _refuse_beams(body)
     chat = await prepare_chat(edge, request, body)
     wanted = chat.wanted
-    async with held_grammar(edge, request, wanted.params, wanted.tenant):
+    async with hold_grammar(edge, request, wanted.params, wanted.tenant):
         prompt = tuple(await edge.model.encode_chat(messages, chat.options, tenant=wanted.tenant))
         edge.model.checked(replace(wanted, prompt=prompt))
     sampling = _sampling(edge, body, wanted, len(prompt))

@@ -44,9 +44,9 @@ from octavo.server.connections import (
     raise_descriptor_limit,
     track_requests,
 )
-from octavo.server.front_end import FrontEnd
 from octavo.server.hosts import is_loopback, split_address
 from octavo.server.metrics_address import MetricsAddress
+from octavo.server.running import FrontEnd
 from octavo.server.settings import ServerSettings
 from octavo.server.tls import tls_context
 from octavo.server.tracing import check_tracing

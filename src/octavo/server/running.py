@@ -9,6 +9,8 @@ import asyncio
 from asyncio import wrap_future
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 STOP_TIMEOUT_S = 5.0  # for another front end, which needs a second at most
@@ -37,6 +39,18 @@ class OtherAnswers(Protocol):
 
     def stop_answer(self, tenant: str, answer_id: str) -> Future[bool]:
         """Stop it; whether it ran in any front end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """One of several processes that serve one engine. `metrics`: the folder of the counts of all."""
+
+    index: int
+    answers: OtherAnswers
+    run_id: str  # of the engine's start, the same in all
+    started_at: int  # when this process started, in seconds of the epoch
+    engine_pid: int
+    metrics: Path
 
 
 class RunningAnswers:

@@ -23,7 +23,7 @@ from octavo.server.body import validate
 from octavo.server.dialects.anthropic_messages import AnthropicMessage, read_messages
 from octavo.server.dialects.anthropic_tools import AnthropicTool, choice_fields, openai_tools
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Body, ReadAs, done, field_list
+from octavo.server.field_list import Body, SchemaOf, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.types import ChatMessage
 
@@ -52,16 +52,16 @@ class CountTokensBody(Body, json_schema_extra={"required": ["messages"]}):
     """POST /v1/messages/count_tokens: the fields that make the prompt."""
 
     model: str | None = done("the served model's name; optional")
-    messages: Annotated[object, ReadAs(Annotated[list[AnthropicMessage], Field(min_length=1)])] = done(
+    messages: Annotated[object, SchemaOf(Annotated[list[AnthropicMessage], Field(min_length=1)])] = done(
         "of the roles user, assistant, system"
     )
     system: object = done("text, or text blocks")
-    tools: Annotated[object, ReadAs(list[AnthropicTool] | None)] = done(
+    tools: Annotated[object, SchemaOf(list[AnthropicTool] | None)] = done(
         "up to 512, of the type custom; other types are refused by name"
     )
     tool_choice: object = done("auto, any, tool, none; disable_parallel_tool_use")
     thinking: object = done("enabled with budget_tokens, adaptive, disabled; display summarized or omitted")
-    output_config: Annotated[object, ReadAs(AnthropicOutput | None)] = done("effort, format")
+    output_config: Annotated[object, SchemaOf(AnthropicOutput | None)] = done("effort, format")
     output_format: object = done("the older name of output_config.format")
     context_management: object = done(
         "edits that change nothing: clear_thinking, keep all; others are refused"

@@ -19,7 +19,7 @@ from octavo.params import LOGPROBS_MAX, TOKENS_MAX
 from octavo.server.body import validate
 from octavo.server.dialects.ollama_messages import OllamaMessage
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Body, ReadAs, done, field_list
+from octavo.server.field_list import Body, SchemaOf, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.serving.client import EngineClient
 
@@ -91,7 +91,7 @@ class OllamaBody(OllamaNamedBody):
 
     stream: bool | None = done("default true")
     format: object = done("`json`, or a JSON schema; keywords that cannot be enforced are refused")
-    options: Annotated[dict[str, object] | None, ReadAs(OllamaOptions | None)] = done()
+    options: Annotated[dict[str, object] | None, SchemaOf(OllamaOptions | None)] = done()
     keep_alive: float | str | None = done(
         "0 without messages or prompt: the answer is `unload`, and the model stays"
     )
@@ -103,7 +103,7 @@ class OllamaBody(OllamaNamedBody):
 class OllamaChatBody(OllamaBody):
     """POST /api/chat."""
 
-    messages: Annotated[object, ReadAs(list[OllamaMessage] | None)] = done(
+    messages: Annotated[object, SchemaOf(list[OllamaMessage] | None)] = done(
         "text only; without messages the answer is `load`"
     )
     tools: object = done("up to 512 functions")

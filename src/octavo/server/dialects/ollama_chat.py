@@ -32,7 +32,7 @@ from octavo.server.dialects.ollama import (
 from octavo.server.dialects.ollama_answer import OllamaCodec, OllamaShape
 from octavo.server.dialects.ollama_messages import chat_messages, is_prefilled
 from octavo.server.errors import JsonObject, json_response
-from octavo.server.generation import Edge, held_grammar, refuse_session, submit_all
+from octavo.server.generation import Edge, hold_grammar, refuse_session, submit_all
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds
 from octavo.server.prompts import encode_prompts
@@ -132,6 +132,6 @@ async def _begin_raw(
     params = chat_params(chat, edge.model)
     queued = replace(engine_request(request, chat), params=params)
     [prompt] = await encode_prompts(body.prompt or "", edge.model, tenant_of(request), body.suffix or "")
-    async with held_grammar(edge, request, params, queued.tenant):
+    async with hold_grammar(edge, request, params, queued.tenant):
         generation = await submit_all(edge, [prompt.tokens], queued, watch)
     return ChatRun(generation, prompt.tokens, params, _TEXT)

@@ -29,7 +29,7 @@ from octavo.server.dialects.responses_tools import (
     read_tools,
 )
 from octavo.server.errors import JsonObject
-from octavo.server.field_list import Body, ReadAs, done, field_list
+from octavo.server.field_list import Body, SchemaOf, done, field_list
 from octavo.server.openai_schema import ChatBody
 from octavo.tools.definitions import TOOLS_MAX
 
@@ -98,8 +98,8 @@ class ResponsesBody(Body):
         "disabled; auto: the oldest messages, except system messages, are left out until it fits"
     )
     max_output_tokens: int | None = done("includes reasoning; bounded by the context")
-    text: Annotated[dict[str, object] | None, ReadAs(ResponsesText | None)] = done()
-    reasoning: Annotated[dict[str, object] | None, ReadAs(ResponsesReasoning | None)] = done()
+    text: Annotated[dict[str, object] | None, SchemaOf(ResponsesText | None)] = done()
+    reasoning: Annotated[dict[str, object] | None, SchemaOf(ResponsesReasoning | None)] = done()
     tools: object = done("up to 512: function, custom, namespace; some hosted tools are left out")
     tool_choice: object = done("none, auto, required, a function, a custom tool, or allowed_tools")
     parallel_tool_calls: bool | None = done("default true: up to 16 calls in an answer")
