@@ -248,4 +248,4 @@ def test_a_server_that_is_not_there_is_said_in_words() -> None:
 
 def test_a_wrong_key_is_said_in_the_servers_words(url: str) -> None:
     result = CliRunner().invoke(app, ["pool", "show", "--url", url, "--api-key", "wrong"])
-    assert "wants an API key" in str(result.exception)
+    assert "needs a valid API key" in str(result.exception)

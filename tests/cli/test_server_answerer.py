@@ -238,7 +238,7 @@ def test_a_key_is_sent_and_a_wrong_one_is_told() -> None:
         assert octavo("generate", "--url", url, "--api-key", "secret", "hi") == "Hello wörld!\n"
         assert octavo("generate", "hi", env={"OCTAVO_URL": url, "OCTAVO_API_KEY": "secret"})
         for words in (["generate", "hi"], ["chat"]):
-            with pytest.raises(RequestFailed, match="wants an API key"):
+            with pytest.raises(RequestFailed, match="needs a valid API key"):
                 octavo(*words, "--url", url, "--api-key", "wrong")
 
 

@@ -221,7 +221,7 @@ def test_once_shows_a_server_that_does_nothing_and_leaves() -> None:
         shown = octavo_top("--url", url, "--api-key", "secret")
         assert f"{url}  fake-model\n10 blocks of 16 tokens  running 0  waiting 0" in shown
         assert "\n..........\n. free 10  c cached 0" in shown
-        with pytest.raises(RequestFailed, match="wants an API key"):
+        with pytest.raises(RequestFailed, match="needs a valid API key"):
             octavo_top("--url", url, "--api-key", "wrong")
         with pytest.raises(InvalidRequest, match="an ASCII key"):
             octavo_top("--url", url, "--api-key", "kéy")

@@ -74,8 +74,8 @@ class Preflights:
         )
         refusal = HttpRefusal(
             HTTPStatus.FORBIDDEN,
-            f"the page {origin[:100]!r} may not ask for this; allowed: pages that the server was started "
-            f"with ({flag})",
+            f"the page {origin[:100]!r} may not send this request; allowed: pages that the server was "
+            f"started with ({flag})",
             code="foreign_host",
         )
         await error_response(refusal, scope)(scope, receive, send)

@@ -29,7 +29,7 @@ from octavo.server.watch import watch_pool
 
 _OPEN, _TENANT, _OPERATOR = Access.OPEN, Access.TENANT, Access.OPERATOR
 _GENERATES = (404, 409, 429, 500, 503)
-_ASKS = (503,)  # answered by the engine's thread between two steps
+_FROM_ENGINE = (503,)  # answered by the engine's thread, between steps
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -61,8 +61,10 @@ ROUTES: tuple[Route, ...] = (
         content_type="text/javascript",
         errors=(404,),
     ),
-    Route("GET", "/health", about.health, _OPEN, "Whether the engine serves", Spread.RELAY, errors=_ASKS),
-    Route("GET", "/ping", about.health, _OPEN, "The same", Spread.RELAY, errors=_ASKS),
+    Route(
+        "GET", "/health", about.health, _OPEN, "Whether the engine serves", Spread.RELAY, errors=_FROM_ENGINE
+    ),
+    Route("GET", "/ping", about.health, _OPEN, "The same", Spread.RELAY, errors=_FROM_ENGINE),
     Route("GET", "/version", about.version, _TENANT, "Octavo's version", Spread.RELAY),
     Route("GET", "/openapi.json", about.openapi, _TENANT, "This description", Spread.RELAY),
     Route("GET", "/docs", about.docs, _TENANT, "The same as HTML", Spread.RELAY, content_type="text/html"),
@@ -187,7 +189,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "Blocks by state and holder, pins, events",
         Spread.REPLICA,
-        errors=_ASKS,
+        errors=_FROM_ENGINE,
     ),
     Route(
         "PATCH",
@@ -200,7 +202,13 @@ ROUTES: tuple[Route, ...] = (
         errors=(409, 503),
     ),
     Route(
-        "GET", "/v1/kv/map", kv.show_map, _TENANT, "Every block and its owners", Spread.REPLICA, errors=_ASKS
+        "GET",
+        "/v1/kv/map",
+        kv.show_map,
+        _TENANT,
+        "Every block and its owners",
+        Spread.REPLICA,
+        errors=_FROM_ENGINE,
     ),
     Route(
         "GET",
@@ -212,7 +220,7 @@ ROUTES: tuple[Route, ...] = (
         content_type="application/octet-stream",
         errors=(429, 503),
     ),
-    Route("GET", "/v1/kv/pins", kv.list_pins, _TENANT, "All pins", Spread.ALL, errors=_ASKS),
+    Route("GET", "/v1/kv/pins", kv.list_pins, _TENANT, "All pins", Spread.ALL, errors=_FROM_ENGINE),
     Route(
         "POST",
         "/v1/kv/pins",
@@ -254,7 +262,7 @@ ROUTES: tuple[Route, ...] = (
         "All sessions",
         Spread.ALL,
         query=("limit",),
-        errors=_ASKS,
+        errors=_FROM_ENGINE,
     ),
     Route(
         "POST",
@@ -326,7 +334,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "Requests that have not ended",
         Spread.ALL,
-        errors=_ASKS,
+        errors=_FROM_ENGINE,
     ),
     Route(
         "GET",

@@ -141,7 +141,7 @@ def _authenticate_tenant(scope: Scope, roster: TenantRegistry, identity: Identit
         return HttpRefusal(
             HTTPStatus.FORBIDDEN,
             f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: "
-            f"{', '.join(tenant_areas())}; all else wants an operator's key",
+            f"{', '.join(tenant_areas())}; all else needs an operator's key",
             code="operators_only",
         )
     set_auth_context(scope, tenant, identity.tenant_tag(tenant.name))
@@ -158,7 +158,7 @@ def _keys_of(headers: Headers) -> list[str]:
 def _bad_key() -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.UNAUTHORIZED,
-        "this server wants an API key that it knows: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        "this server needs a valid API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code=BAD_KEY,
         headers=WANTS_KEY,
     )

@@ -156,7 +156,7 @@ class ServerSettings:
             check_key(key, f"API key number {place}")
         if len(self.keys) > KEYS_MAX:
             raise ConfigError(
-                f"{len(self.keys):,} API keys; allowed: up to {KEYS_MAX:,} (--tenants tells users apart)"
+                f"{len(self.keys):,} API keys; allowed: up to {KEYS_MAX:,} (--tenants distinguishes users)"
             )
         if self.keys and self.roster is not None:
             raise ConfigError(
