@@ -29,8 +29,8 @@ from shapes import LLAMA_8B, QWEN3_06B, TINY, Shape
 from octavo.bench.offline import measure, w1
 from octavo.config import StartOptions
 from octavo.device.backend import TorchBackend
+from octavo.device.block_copies import DeviceBlocks
 from octavo.device.layout import Layout, allocate_pool
-from octavo.device.moving import DeviceBlocks
 from octavo.executor.transfers import BATCH_MAX
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel

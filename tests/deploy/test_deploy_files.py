@@ -19,7 +19,7 @@ from tests.server.test_metrics import samples_of
 import octavo.cli.main
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats
-from octavo.kv_events.publishing import publishing_of
+from octavo.kv_events.publisher_config import publishing_of
 from octavo.server.metrics import Metrics
 from octavo.server.route import Access
 from octavo.server.routes import match_route

@@ -18,7 +18,7 @@ from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import Guide, guide_of
 from octavo.sampling.sampler import SampleRow
-from octavo.scheduler.committing import Committer
+from octavo.scheduler.committer import Committer
 from octavo.scheduler.sequence import Sequence as Running
 
 pytestmark = pytest.mark.full

@@ -95,7 +95,7 @@ def test_every_live_request_fails_with_a_clear_error_and_the_next_works(
         for stream, n in zip(streams, choices, strict=True):
             for told in await read(stream, n):
                 assert told.finishes == [FinishReason.ERROR]
-                assert "started afresh" in told.error
+                assert "broken and restarted" in told.error
                 assert "the executor broke" in told.error
         wait_until(lambda: stats_of(served.llm).running == 0)  # the statistics too begin afresh
         stats = stats_of(served.llm)

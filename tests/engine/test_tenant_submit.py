@@ -146,7 +146,7 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
         await until(lambda: len(served.engine.inbox.unread()) == 2)
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
-        with pytest.raises(RequestFailed, match="started afresh"):
+        with pytest.raises(RequestFailed, match="broken and restarted"):
             await asyncio.wait_for(both[0], LIMIT_S)
         # It came behind the other, and the engine that recovered has taken it.
         (told,) = await read(await asyncio.wait_for(both[1], LIMIT_S))

@@ -56,7 +56,7 @@ def test_it_goes_when_a_request_could_not_run_beside_it_and_a_smaller_pool_moves
     assert house.memory.counts().held == 8
     to_the_end(house, house.add(40, 4, tenant="b"))
     texts = [event.text for event in house.scheduler.events.recent(5)]
-    assert any(text.startswith("last answer let go of 8 blocks") for text in texts)
+    assert any(text.startswith("last answer released 8 blocks") for text in texts)
     house.scheduler.check()
 
 

@@ -20,7 +20,7 @@ from octavo.config import StartOptions  # noqa: E402
 from octavo.errors import ConfigError  # noqa: E402
 from octavo.kv_events.identity import Identity  # noqa: E402
 from octavo.kv_events.publisher import ChangeQueue, Publisher  # noqa: E402
-from octavo.kv_events.publishing import publishing_of  # noqa: E402
+from octavo.kv_events.publisher_config import publishing_of  # noqa: E402
 from octavo.kv_events.stream import Stream  # noqa: E402
 from octavo.kv_events.wire import Form  # noqa: E402
 from octavo.memory.changes import ChangeRecord, Content, Place  # noqa: E402

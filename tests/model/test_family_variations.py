@@ -209,7 +209,7 @@ REFUSED = [
     ("phi3", {"qk_layernorm": True}, "qk_layernorm is True.*allowed: none or False"),
     ("mistral", {"layer_types": [NEAR, FAR, NEAR], "sliding_window": 8}, "in family mistral all are alike"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    ("gemma2", {"hidden_act": "silu"}, "hidden_act is 'silu' beside hidden_activation"),
+    ("gemma2", {"hidden_act": "silu"}, "hidden_act is 'silu' next to hidden_activation"),
     ("gemma3_text", {"layer_types": ["linear_attention"] * 4}, "layer_types other than"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),

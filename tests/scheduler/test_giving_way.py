@@ -37,7 +37,7 @@ def test_a_request_that_only_the_pool_without_sessions_has_room_for_is_served() 
     assert (chats.blocks().held, chats.blocks().state) == (0, SessionState.IDLE)
     assert "were needed for a request or pin that did not fit" in chats.blocks().note
     texts = [event.text for event in chats.scheduler.events.recent(5)]
-    assert any(text.startswith("session a let go of 5 blocks") for text in texts)
+    assert any(text.startswith("session a released 5 blocks") for text in texts)
     chats.whole_turn("a", (*PROMPT, 7, 8))  # computed again
     assert chats.updates[-1].usage.num_cached == 0
     assert (chats.blocks().held, chats.blocks().note) == (6, "")

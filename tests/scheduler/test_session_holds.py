@@ -160,7 +160,7 @@ def test_a_hold_that_the_tier_cannot_keep_stays_hot_and_says_so() -> None:
     chats.settle()
     assert chats.blocks().held == 5
     text = chats.scheduler.events.recent(1)[0].text
-    assert text == "pin session:a stays hot: the tier below keeps 0 blocks of 3 that it may, and it has 5"
+    assert text == "pin session:a stays hot: the offload tier keeps 0 of at most 3 blocks, and it has 5"
 
 
 def test_suspending_stores_all_of_it_and_holds_nothing() -> None:

@@ -351,7 +351,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("findable before it is stored", OffloadTier, "begin_store", _findable_before_it_is_stored),
     PlantedBug("store that does not hold its block", Transfers, "_begin", _store_without_holding),
     PlantedBug("published before it is loaded", Transfers, "_begin", _published_before_it_is_loaded),
-    PlantedBug("block of a load given away", Transfers, "let_go", _load_is_not_a_holder),
+    PlantedBug("block of a load given away", Transfers, "release_fetch", _load_is_not_a_holder),
     PlantedBug("slot taken while it is read", OffloadTier, "begin_load", _slot_taken_while_it_loads),
     PlantedBug("damage below is not noticed", Transfers, "finish", _damage_is_not_noticed),
     PlantedBug("fetches never give way", Transfers, "complete", lambda self, tenant=None: []),

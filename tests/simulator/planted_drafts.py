@@ -12,7 +12,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.scheduler import drafts as drafts_module
 from octavo.scheduler.block_budget import BlockBudget
-from octavo.scheduler.committing import Committer
+from octavo.scheduler.committer import Committer
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import InFlightChunk, Sequence

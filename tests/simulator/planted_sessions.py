@@ -35,7 +35,7 @@ def _keep_without_bound(self: OffloadTier, names: Many[bytes]) -> bool:
 
 def _let_go_at_once(self: WarmPins, pin: Pin) -> None:
     if pin.table is not None:
-        self._pins.let_go(pin)
+        self._pins.offload(pin)
 
 
 def _never_let_go(self: WarmPins, pin: Pin) -> None:

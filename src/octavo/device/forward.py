@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic
+from octavo.device.block_copies import DeviceBlocks
 from octavo.device.devices import current
-from octavo.device.drawing import start_draws
-from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, to_device
 from octavo.device.sampler import is_drawn_on_device
+from octavo.device.step_sampler import start_draws
 from octavo.errors import ConfigError, DeviceLost, first_line
 from octavo.executor.batch import shape_of
 from octavo.executor.draws import DeviceDraws, Draw, SamplingResult

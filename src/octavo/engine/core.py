@@ -299,4 +299,4 @@ def broken(error: BaseException) -> str:
     """The client's error text for a broken engine state: a bug, or a lost device."""
     if isinstance(error, DeviceLost):
         return f"the engine has stopped: {error}"
-    return f"the engine found its own state broken and started afresh: {describe(error)}"
+    return f"the engine found its own state broken and restarted: {describe(error)}"

@@ -21,7 +21,7 @@ from octavo.executor.transfers import BlockStore
 from octavo.memory.changes import ChangeRecord, Content
 from octavo.units import format_age, format_bytes
 
-log = logging.getLogger("octavo.below")
+log = logging.getLogger("octavo.offload")
 
 # Seconds from a given time for which the blocks in a namespace are needed.
 NeededSeconds = Callable[[Path, float], float]

@@ -11,7 +11,7 @@ loses messages (`HWM` of them wait for it). When a subscriber joins, a snapshot 
 Replay, as vLLM's: a DEALER sends `"" | number (8 bytes, big endian)` and gets, for each batch from that
 number on, `"" | topic | number | batch`, then `"" | "" | ff*8 | ""`.
 
-The one module that imports zmq (the extra `octavo[events]`); `publishing.py` opens it.
+The one module that imports zmq (the extra `octavo[events]`); `publisher_config.py` opens it.
 """
 
 from __future__ import annotations

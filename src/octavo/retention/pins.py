@@ -2,7 +2,7 @@
 
     filling     an ordinary request computes its prompt; the pin holds nothing, its budget is reserved
     holding     it lists the prompt's full blocks
-    let go      warm, and all its blocks are in an offload tier, which keeps their names: it lists none
+    offloaded   warm, and all its blocks are in an offload tier, which keeps their names: it lists none
 
     hard        requested by a client: a pin that it named, a session that it resumed
     soft        made by the server: keeps a session between two turns
@@ -152,7 +152,7 @@ class Pins:
             for block in table.blocks:
                 self._ledger.pool.hand_over(block, self._ledger.quotas.shared)
 
-    def let_go(self, pin: Pin) -> None:
+    def offload(self, pin: Pin) -> None:
         """Hold nothing in the pool: all its blocks are in an offload tier."""
         assert pin.table is not None
         self._count(pin, -pin.num_held)

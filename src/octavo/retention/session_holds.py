@@ -316,7 +316,7 @@ class SessionHolds:
             num_blocks = other.hold.num_held
             self._warm_pins.remove(other.hold)
             other.is_suspended, other.note = False, "its blocks were needed for what is newer"
-            text = f"response {other.session_id} let go of {num_blocks:,} blocks: {other.note}"
+            text = f"response {other.session_id} released {num_blocks:,} blocks: {other.note}"
             self._record(EventKind.SESSION_RELEASED, other, text)
             if not self._shortage(session, len(names)):
                 return

@@ -142,7 +142,7 @@ class SoftHolds:
         """If the tenant holds more than its maximum: the first of its holds to release, if it has any."""
         return [hold.holder for hold in self._candidates(tenant, "") if hold.tenant == tenant][:1]
 
-    def let_go(self, holders: Iterable[Holder]) -> None:
+    def release(self, holders: Iterable[Holder]) -> None:
         """Release these chosen holds."""
         by_holder = {pin.holder: pin for pin in self._pins.all()}
         for holder in holders:
@@ -189,8 +189,8 @@ class SoftHolds:
             session.is_suspended = False  # if its offload was in flight, it is not complete
             session.note, whose, turn = why, f"session {session.session_id}", session.turn
         text = (
-            f"{whose} let go of {num_blocks:,} blocks: {why}; what comes back to them computes what is not "
-            "cached any more"
+            f"{whose} released {num_blocks:,} blocks: {why}; its next request recomputes what is no longer "
+            "cached"
         )
         kind = EventKind.SESSION_RELEASED
         self._context.events.record(Event(self._context.now, kind, text, turn, hold.tenant, num_blocks))

@@ -337,7 +337,7 @@ class Transfers:
             transfer = Transfer(self._new_id(), -1, self.tier.begin_load(name), name, Move.VERIFY)
             self._begin(_InFlightTransfer(transfer, None, None))
 
-    def let_go(self, seq_id: int) -> None:
+    def release_fetch(self, seq_id: int) -> None:
         """Release the fetch of a sequence that was admitted or has ended, or whose blocks were reclaimed."""
         fetch = self._fetches.pop(seq_id, None)
         if fetch is not None:

@@ -1,6 +1,6 @@
-"""Warm pins on their way to the offload tier: they hold their blocks in the pool until all are stored.
+"""Warm pins during their offload: they hold their blocks in the pool until all are stored.
 
-    held in the pool, names kept in the tier --- every block stored ---> let go: nothing held, names kept
+    held in the pool, names kept in the tier --- every block stored ---> offloaded: nothing held, names kept
 
 The names are kept first: from then on the tier takes none of their slots. A pin that the tier cannot keep,
 because there is no tier or its kept part is full, stays hot in its budget. So does one whose store failed; it
@@ -78,11 +78,11 @@ class WarmPins:
         if limit is not None:
             own, limit = self.kept_of(tenant), limit - tier.claimed_by.get(tenant, 0)
             if len(own) + sum(name not in own for name in set(names)) > limit:
-                return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
+                return f"the offload tier keeps {len(own):,} of at most {limit:,} blocks for this tenant"
         if not tier.keep(names):
             if tenant:  # no numbers that other tenants change
-                return "the tier below keeps as many blocks as it may"
-            return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
+                return "the offload tier keeps as many blocks as it may"
+            return f"the offload tier keeps {tier.num_kept:,} of at most {tier.kept_max:,} blocks"
         return ""
 
     def pin_requested(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
@@ -282,4 +282,4 @@ class WarmPins:
 
     def _settle(self, pin: Pin) -> None:
         if not pin.missing and pin.table is not None:
-            self._pins.let_go(pin)
+            self._pins.offload(pin)

@@ -20,7 +20,7 @@ from octavo.scheduler.sequence import InFlightChunk, Sequence, State
 from octavo.step.context import Context
 from octavo.types import StepPlan, StepResult
 
-ALONE_S = 0.25  # what a part may take where nobody waits for it but requests that arrive
+ALONE_S = 0.25  # for a part, if no running sequence waits for it
 POSITIONS_MIN = 16
 _SMOOTHING = 0.2
 
@@ -50,7 +50,7 @@ class ColdChunks:
         self._long_contexts = long_contexts
         self._begun: _Begun | None = None
         self._last = -1  # id of the sequence whose turn it was
-        self._positions = context.config.step_tokens  # of a prompt's chunk beside others
+        self._positions = context.config.step_tokens  # of a prompt's chunk, in steps with others
         self._step_s: float | None = None  # others' tokens, without a prompt
         # A layer of a cold chunk, by whether it is a prompt's.
         self._layer_s: dict[bool, float] = {}

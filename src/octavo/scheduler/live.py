@@ -93,7 +93,7 @@ class LiveSequences:
         sequence.describe(self._context.ledger, 0, num_hits)
         sequence.table.num_stored = sequence.queue.num_cold
         sequence.queue.num_cold = 0
-        self._transfers.let_go(sequence.seq_id)
+        self._transfers.release_fetch(sequence.seq_id)
         sequence.num_computed = sequence.num_planned = num_hits * self._context.ledger.block_size
         self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
         sequence.num_lost = 0
@@ -165,7 +165,7 @@ class LiveSequences:
     def _leave_row(self, sequence: Sequence) -> None:
         assert sequence.table is not None
         self.names.end(sequence, sequence.chain.names[sequence.table.num_published :])
-        self._transfers.let_go(sequence.seq_id)
+        self._transfers.release_fetch(sequence.seq_id)
         self._context.ledger.close(sequence.table)
         sequence.table = None
         sequence.count_blocks(self._context.now)
@@ -182,7 +182,7 @@ class LiveSequences:
             self._leave_row(sequence)
         else:
             self.waiting.remove(sequence)
-            self._transfers.let_go(sequence.seq_id)
+            self._transfers.release_fetch(sequence.seq_id)
         sequence.state = State.FINISHED
         siblings = self.unfinished[sequence.request.request_id]
         siblings.remove(sequence)

@@ -238,7 +238,7 @@ class LongContexts:
             if fits and ledger.find_prefix(table.cold) == count:
                 self._context.plan.write_table(sequence.row, 0, ledger.make_hot(table))
                 sequence.count_blocks(self._context.now)
-            transfers.let_go(sequence.seq_id)
+            transfers.release_fetch(sequence.seq_id)
             return
         has_room = fits and count <= min(spare, quotas.room(table.owner))
         if has_room and transfers.count_loadable(table.cold) == count and transfers.may_fetch(table.cold):

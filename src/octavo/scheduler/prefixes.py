@@ -101,7 +101,7 @@ class PrefixLookup:
         request, chain = sequence.request, sequence.chain
         if sequence.is_long:
             names = chain.names[num_hits:num_blocks]
-            self._transfers.let_go(sequence.seq_id)  # blocks verified before
+            self._transfers.release_fetch(sequence.seq_id)  # blocks verified before
             self._transfers.verify(sequence.seq_id, request.tenant, names)
             return
         names = chain.names[:num_blocks]

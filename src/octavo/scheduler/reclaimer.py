@@ -152,9 +152,9 @@ class Reclaimer:
             self._preemption.preempt_holders(choice, winner)
         elif choice[0].kind is HolderKind.FETCH:
             for holder in choice:
-                self._transfers.let_go(holder.group)
+                self._transfers.release_fetch(holder.group)
         else:
-            self._soft_holds.let_go(choice)
+            self._soft_holds.release(choice)
 
 
 def _records(sequences: Iterable[Sequence]) -> list[Holder]:

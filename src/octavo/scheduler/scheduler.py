@@ -47,7 +47,7 @@ from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.block_budget import BlockBudget
 from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.cold_chunks import ColdChunks
-from octavo.scheduler.committing import Committer
+from octavo.scheduler.committer import Committer
 from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.finisher import Finisher

@@ -32,7 +32,7 @@ class DraftState:
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """The effect of a grammar, or the end of thinking, on a sequence's output (committing.py)."""
+    """The effect of a grammar, or the end of thinking, on a sequence's output (committer.py)."""
 
     is_leading: bool = False  # the executor reports that a grammar constrains the output now
     num_forced: int = 0  # output tokens that it forced

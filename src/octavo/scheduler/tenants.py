@@ -126,8 +126,8 @@ class TenantBounds:
             needed, room = blocks_needed(request, size), self._room.room_with_hard_pins(request)
             if needed > room:
                 raise TenantsRefused(
-                    f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
-                    f"guarantees and bounds would leave it {room:,}; try again when it has ended"
+                    f"request {request.request_id}, which was accepted, may need {needed:,} blocks, and "
+                    f"these guarantees and bounds would leave it {room:,}; try again when it has ended"
                 )
             slots, disk_maximum = (
                 slots_needed(request, size),
@@ -135,7 +135,7 @@ class TenantBounds:
             )
             if disk_maximum is not None and slots > disk_maximum:
                 raise TenantsRefused(
-                    f"request {request.request_id}, which was let in, may need {slots:,} blocks in the "
+                    f"request {request.request_id}, which was accepted, may need {slots:,} blocks in the "
                     f"offload tier, and `disk` would leave its tenant {disk_maximum:,}; try again when it "
                     "has ended"
                 )

@@ -36,7 +36,7 @@ from octavo.executor.backend import Backend, PoolSize
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
-from octavo.kv_events.publishing import identity_of, publishing_of
+from octavo.kv_events.publisher_config import identity_of, publishing_of
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.headers import fetch_headers

@@ -5,7 +5,7 @@
 
 Prompt positions and drafts get the allowed time, at the measured cost of one more position. A sequence is
 admitted only if the decoding ones leave time for it. Measured gaps steer the margin: one above the target
-grows it, one below shrinks it, so that `MISSES` of the gaps that it decides are above. Gaps that decoding
+grows it, a shorter one shrinks it, so that `MISSES` of the gaps that it decides are above. Gaps that decoding
 alone makes too long do not change it, and are counted apart.
 
 A prompt always gets a position, and one sequence always runs: a target under their cost is missed. Without a

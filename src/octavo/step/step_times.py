@@ -1,4 +1,4 @@
-"""The one model of what steps take: learned from each measured step, read by whoever plans.
+"""The one model of step times: learned from each measured step, read by all parts that plan.
 
     shape of a step   rows that decode, guesses, positions of prompts, positions that attention reads
     seconds           decoding part + position_s * positions of prompts + prompt_read_s * what they read
@@ -86,7 +86,7 @@ class StepTimes:
 
     @property
     def position_s(self) -> float | None:
-        """One more position of a prompt; None: no step with a prompt beside others was measured."""
+        """One more position of a prompt; None: no step with a prompt and others was measured."""
         fit = self._fit
         if not fit.has_prompts:
             return None

@@ -60,7 +60,7 @@ class AliasEncoder:
         if found != wanted:
             raise InvalidRequest(
                 "the messages have text that this model's vocabulary turns into control tokens, which cannot "
-                "be told apart; leave it out, or give allow_control_tokens",
+                "be distinguished; leave it out, or give allow_control_tokens",
                 param="messages",
             )
         return encoded

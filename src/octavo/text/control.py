@@ -175,7 +175,7 @@ class Neutraliser:
 def _cannot_split_control() -> InvalidRequest:
     return InvalidRequest(
         "the messages have the text of a control token, and the model's chat template changes them so that "
-        "it cannot be told apart from the template's own; leave it out, or give allow_control_tokens",
+        "it cannot be distinguished from the template's own; leave it out, or give allow_control_tokens",
         param="messages",
     )
 

@@ -92,7 +92,9 @@ def build_vocabulary(metadata: Fields) -> GgufVocabulary:
         backend, add_bos = sentencepiece_backend(pieces, ids), kind == "llama"
         special_ids = special_ids_of(pieces)
     if backend.get_vocab_size() != len(tokens):
-        raise BadModelFile(f"{metadata.source}: tokenizer.ggml.tokens has tokens that cannot be told apart")
+        raise BadModelFile(
+            f"{metadata.source}: tokenizer.ggml.tokens has tokens that cannot be distinguished"
+        )
     return GgufVocabulary(
         backend, len(tokens), frozenset(special_ids), _begin_ids(metadata, backend, len(tokens), add_bos)
     )

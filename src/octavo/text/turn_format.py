@@ -315,8 +315,8 @@ def tuned(form: ToolFormat, text: str, count: int) -> ToolFormat:
 
 def _shows(form: ThinkingFormat, prompt: str, text: str) -> bool:
     """Whether a prompt requests or opens such thinking, or a turn without thinking has its marks."""
-    is_told = all(mark in prompt for mark in form.marks) or (form.begin in text and form.end in text)
-    return is_told or prompt.rstrip().endswith(form.begin)
+    is_marked = all(mark in prompt for mark in form.marks) or (form.begin in text and form.end in text)
+    return is_marked or prompt.rstrip().endswith(form.begin)
 
 
 def _whole_marks(text: str) -> str:

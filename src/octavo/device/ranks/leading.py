@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic, RowSampler
+from octavo.device.block_copies import DeviceBlocks
 from octavo.device.forward import DeviceForward
-from octavo.device.moving import DeviceBlocks
 from octavo.device.ranks.collectives import ExchangeFailed, RankGroup
 from octavo.device.ranks.member import map_places, move_share
 from octavo.device.ranks.messages import (

@@ -21,8 +21,8 @@ import torch
 
 from octavo.device.arithmetic import Arithmetic
 from octavo.device.backend import TorchBackend
+from octavo.device.block_copies import DeviceBlocks
 from octavo.device.layout import allocate_pool
-from octavo.device.moving import DeviceBlocks
 from octavo.device.ranks.collectives import RankGroup
 from octavo.device.ranks.messages import (
     Allocate,

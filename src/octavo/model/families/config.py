@@ -100,6 +100,6 @@ def _activation(family: Family, config: Fields) -> str:
     # Gemma's files name it twice; "gelu" under the older key means the tanh approximation.
     if key == "hidden_activation" and older not in _TANH_GELUS:
         raise UnsupportedModel(
-            f"{config.source}: hidden_act is {older!r:.60} beside {key}; allowed: {_TANH_GELUS}"
+            f"{config.source}: hidden_act is {older!r:.60} next to {key}; allowed: {_TANH_GELUS}"
         )
     return activation_of(config, config.text(key, family.activation))
