@@ -1,1 +1,1 @@
-"""What only the maintainers measure; README.md lists it. No part of the wheel."""
+"""The maintainers' measurements; README.md lists them. Not part of the wheel."""

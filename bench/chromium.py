@@ -1,4 +1,4 @@
-"""Chromium for the scripts beside this one: found, and kept from asking for its maker's hosts."""
+"""Chromium for the scripts in this folder: finds it, and keeps it from contacting its maker's hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = [
 
 
 def find_chromium() -> str:
-    """The program; without one the script ends and says what to do."""
+    """The path of the program. Exits with a hint if there is none."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         sys.exit("this needs a browser; on Debian: apt-get install chromium")

@@ -1,11 +1,11 @@
-"""What a cluster loses when a part of it dies under load: requests lost, answers wrong, processes
-left, seconds until all replicas serve again.
+"""The damage when a part of a cluster dies under load: lost requests, wrong answers, orphaned processes,
+and seconds until all replicas serve again.
 
     python -m bench.cluster_faults                          the default model, two replicas, every fault
     python -m bench.cluster_faults MODEL --faults child,relay,scale --clients 8
 
-Needs `octavo[ray]`. Every answer is compared with that of one server which runs alone before. A request
-is lost when its client gets no whole answer: an error, or a stream that ends early.
+Needs `octavo[ray]`. Every answer is compared with that of a single server that ran before. A request is lost
+if its client gets no complete answer: an error, or a stream that ends early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Row = dict[str, object]
 
 @dataclass
 class Load:
-    """What clients saw. `lost` by what they saw instead of an answer."""
+    """The clients' results. `lost`: by kind of error."""
 
     whole: int = 0
     wrong: int = 0
@@ -53,16 +53,16 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one fault."""
+    """The outcome of one fault."""
 
     fault: str
     load: Load
     orphans: int
-    heal_s: float | None  # until as many replicas and relays run as are to be
+    heal_s: float | None  # until all configured replicas and relays run
 
     @property
     def line(self) -> str:
-        """For people."""
+        """A line of the table."""
         lost = sum(self.load.lost.values())
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.load.lost.most_common(4))
         heal = "" if self.heal_s is None else f"{self.heal_s:.1f}"
@@ -71,8 +71,8 @@ class Outcome:
 
 
 class RunningCluster:
-    """`octavo cluster serve` as a process of its own, in a cache folder of its own; models come from the
-    usual one."""
+    """`octavo cluster serve` as a process with its own cache folder, which links to the models of the usual
+    one."""
 
     def __init__(self, model: str | None, *flags: str, folder: Path, nodes: RayNodes | None = None) -> None:
         self.port = free_port()
@@ -86,7 +86,7 @@ class RunningCluster:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """And wait until it serves. Fails with its log."""
+        """Start it, and wait until it serves. Exits with its log if it fails."""
         command = [*octavo(), "cluster", "serve", *self._model, *self._flags, *self._address]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=self._environment)
@@ -94,7 +94,7 @@ class RunningCluster:
         assert self.process.poll() is None, self.log.read_text()
 
     def ask(self, *command: str, timeout_s: float = LIMIT_S) -> str:
-        """What another command of `octavo cluster` prints. Fails with its error."""
+        """The output of another command of `octavo cluster`. Raises with its error output."""
         done = subprocess.run(
             [*octavo(), "cluster", *command, *self._address],
             env=self._environment,
@@ -106,7 +106,7 @@ class RunningCluster:
         return done.stdout
 
     def members(self, kind: str = "") -> list[Row]:
-        """Of that kind; none, while Ray cannot say."""
+        """The members of that kind; none while Ray does not answer."""
         try:
             lines = self.ask("status", "--json").splitlines()
         except AssertionError:
@@ -114,13 +114,13 @@ class RunningCluster:
         return [row for row in map(json.loads, lines) if kind in ("", row["kind"])]
 
     def processes(self) -> dict[int, str]:
-        """All that descend from it, by id, with when they began."""
+        """All its descendants by process id, with their start times."""
         assert self.process is not None
         roots = [self.process.pid, *(() if self._nodes is None else self._nodes.pids)]
         return {pid: began for root in roots for pid in descendants(root) if (began := began_at(pid))}
 
     def stop(self) -> int:
-        """As ctrl-c does, and its exit status. At the latest after a while by force."""
+        """Stop it as ctrl-c does, by force after a timeout. Returns its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
         try:
@@ -130,7 +130,7 @@ class RunningCluster:
 
 
 class RayNodes:
-    """`ray start` once for each node, all on this machine, with a token of their own unless they are open."""
+    """Ray nodes on this machine (`ray start` for each), with their own token unless they are open."""
 
     def __init__(self, folder: Path, is_open: bool = False) -> None:
         self.is_open = is_open
@@ -142,11 +142,11 @@ class RayNodes:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that have the nodes'."""
+        """Ids of the processes with the nodes' token."""
         return [process.pid for process in self.started]
 
     def start(self, **variables: str) -> subprocess.Popen[bytes]:
-        """One more node, the head first; it is there when the cluster says so."""
+        """Start one more node, the head first, and wait until the cluster lists it."""
         port = self.address.rpartition(":")[2]
         first = ["--head", "--port", port, "--include-dashboard", "false"]
         where = ["--address", self.address] if self.started else first
@@ -167,7 +167,7 @@ class RayNodes:
         return next(pid for pid in descendants(node.pid) if _name(pid) == "raylet")
 
     def stop(self) -> None:
-        """All, the head last."""
+        """Stop all nodes, the head last."""
         for process in reversed(self.started):
             process.terminate()
         for process in reversed(self.started):
@@ -178,7 +178,7 @@ class RayNodes:
 
 @contextmanager
 def ray_nodes(count: int, is_open: bool = False) -> Iterator[RayNodes]:
-    """A Ray of so many nodes, until the block ends."""
+    """A Ray cluster of so many nodes, stopped at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="octavo-nodes-") as folder:
         nodes = RayNodes(Path(folder), is_open)
         link_models(Path(folder))
@@ -191,7 +191,7 @@ def ray_nodes(count: int, is_open: bool = False) -> Iterator[RayNodes]:
 
 
 def environment_of(folder: Path, nodes: RayNodes | None) -> dict[str, str]:
-    """Of a process: the cache folder, and the token of those nodes."""
+    """The environment of a process: the cache folder, and the token of these nodes."""
     found = {**os.environ, "OCTAVO_CACHE": str(folder)}
     if nodes is not None:
         mode = "disabled" if nodes.is_open else "token"
@@ -201,7 +201,7 @@ def environment_of(folder: Path, nodes: RayNodes | None) -> dict[str, str]:
 
 @contextmanager
 def cluster(model: str | None, *flags: str, nodes: RayNodes | None = None) -> Iterator[RunningCluster]:
-    """One that serves, and that is stopped with the block."""
+    """A running cluster, stopped at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="octavo-cluster-") as own:
         folder = Path(own) if nodes is None else nodes.folder
         link_models(folder)
@@ -215,7 +215,7 @@ def cluster(model: str | None, *flags: str, nodes: RayNodes | None = None) -> It
 
 
 def link_models(folder: Path) -> None:
-    """The models of the usual cache, in another one."""
+    """Link the models of the usual cache in another one."""
     from octavo.model.hub.alias import ALIASES
     from octavo.model.hub.paths import cache_folder
 
@@ -230,13 +230,13 @@ def octavo() -> list[str]:
 
 
 def free_port() -> int:
-    """One that nothing listens on now."""
+    """A port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
 
 
 def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> float:
-    """Seconds until it holds. Raises TimeoutError."""
+    """Wait until the condition holds. Returns the seconds; raises TimeoutError."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > limit_s:
@@ -246,7 +246,7 @@ def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> float:
 
 
 def alone(model: str | None, prompts: Sequence[str], max_tokens: int) -> dict[str, str]:
-    """The answers of one server, by prompt."""
+    """The answers of a single server, by prompt."""
     child = ReplicaChild(
         ReplicaIdentity(secrets.token_hex(32), 0, "alone"),
         [*([] if model is None else [model]), "--log-level", "warning"],
@@ -264,7 +264,7 @@ def alone(model: str | None, prompts: Sequence[str], max_tokens: int) -> dict[st
 
 
 class LostAnswer(Exception):
-    """A client got no whole answer: in a word or two."""
+    """A client got no complete answer; the text is the reason in a word or two."""
 
 
 async def answer(
@@ -294,7 +294,8 @@ async def answer(
 
 @contextmanager
 def under_load(url: str, expected: dict[str, str], num_clients: int, max_tokens: int) -> Iterator[Load]:
-    """Clients that ask all the time, in a thread, while the block lasts and until their last answers."""
+    """Run clients that send requests continuously, in a thread, until the block ends and they have their last
+    answers."""
     import threading
 
     load, ending = Load(), threading.Event()
@@ -327,13 +328,13 @@ def under_load(url: str, expected: dict[str, str], num_clients: int, max_tokens:
 
 
 class Faults:
-    """The faults of one running cluster, each with what it takes to be whole again."""
+    """Causes faults in one running cluster, and waits until it is complete again."""
 
     def __init__(self, running: RunningCluster, num_replicas: int, num_relays: int) -> None:
         self._running, self._num_replicas, self._num_relays = running, num_replicas, num_relays
 
     def cause(self, fault: str) -> float:
-        """Returns the seconds until the cluster is whole again. Raises TimeoutError."""
+        """Cause a fault. Returns the seconds until the cluster is complete again; raises TimeoutError."""
         began = time.monotonic()
         if fault == "scale":
             self._running.ask("scale", "--replicas", "1")
@@ -353,7 +354,7 @@ class Faults:
         return time.monotonic() - began
 
     def victim(self, fault: str) -> int:
-        """A process id."""
+        """The process id to kill."""
         if fault == "controller":
             return next(pid for pid in self._running.processes() if _name(pid).startswith("ray::ServeContr"))
         kind, field_name = {
@@ -366,11 +367,11 @@ class Faults:
         return pid
 
     def ids(self) -> set[str]:
-        """Of all members."""
+        """The ids of all members."""
         return {str(row["replica"]) for row in self._running.members()}
 
     def is_whole(self) -> bool:
-        """As many replicas and relays run as are to be, and no others."""
+        """Whether exactly the configured numbers of replicas and relays run."""
         rows = self._running.members()
         states = Counter((row["kind"], row["state"]) for row in rows)
         return states == {
@@ -379,13 +380,13 @@ class Faults:
         }
 
     def orphans(self) -> int:
-        """Children whose actors are none of the members'."""
+        """The number of replica processes whose actors are not members."""
         known = {row["child_pid"] for row in self._running.members("engine")}
         pids = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if self._is_child(pid)}
         return len(pids - known)
 
     def _is_child(self, pid: int) -> bool:
-        """Whether it is a replica of this cluster's: by the cache folder in its environment."""
+        """Whether a process is a replica of this cluster, by the cache folder in its environment."""
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -395,14 +396,14 @@ class Faults:
 
 
 def _name(pid: int) -> str:
-    """Of a process; "": there is none."""
+    """The name of a process; "": there is none."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 
 def began_at(pid: int) -> str:
-    """When a process began, in the kernel's ticks; "": there is none, or it has ended."""
+    """The start time of a process in kernel ticks; "": there is none, or it has ended."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
@@ -410,7 +411,7 @@ def began_at(pid: int) -> str:
 
 
 def raylet_killed(given: argparse.Namespace, expected: dict[str, str]) -> Outcome:
-    """Two nodes, of which the second one's raylet dies; then a third one comes."""
+    """Two nodes: the raylet of the second dies, then a third is started."""
     flags = ("--replicas", str(given.replicas), "--threads", "1", "--replicas-per-node", "1")
     with ray_nodes(2) as nodes, cluster(given.model, *flags, nodes=nodes) as running:
         causes = Faults(running, given.replicas, 4)
@@ -428,7 +429,7 @@ def raylet_killed(given: argparse.Namespace, expected: dict[str, str]) -> Outcom
 
 
 def main() -> None:
-    """Run the faults that the command line names."""
+    """Run the faults of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -450,7 +451,7 @@ def main() -> None:
 
 
 def one_node(given: argparse.Namespace, expected: dict[str, str], faults: Sequence[str]) -> None:
-    """Faults of one cluster, one after another, and what is left when it is stopped."""
+    """Run faults in one cluster, one after another; then stop it and count the processes left."""
     with cluster(given.model, "--replicas", str(given.replicas), "--threads", "1") as running:
         causes = Faults(running, given.replicas, 2)
         everything = running.processes()

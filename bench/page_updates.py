@@ -1,10 +1,10 @@
-"""What an update costs the page's main thread: a recorded stream of a busy pool, frame by frame.
+"""The cost of an update on the page's main thread: a recorded stream of a busy pool, frame by frame.
 
     python -m bench.page_updates [BLOCKS]
 
-The stream is of the scene of bench/watching: 100,000 blocks, 200 requests, 64 of which stream. Timed is, in
-Chromium, everything from a frame's bytes to a page that is laid out: state, map, tables.
-`make test-ui` installs what it needs.
+The stream is that of the scene of bench/watching: 100,000 blocks, 200 requests, 64 of which stream. The time
+is measured in Chromium, from a frame's bytes to the finished layout: state, map, tables.
+`make test-ui` installs the dependencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from octavo.server.ui import page_file
 
 FRAMES = 80
 STEPS_A_FRAME = 4
-# A frame is taken at once and drawn with the browser's next picture: both are timed, the wait between is not.
+# A frame is applied at once and drawn in the next animation frame: both are timed, the wait between is not.
 TIMED = """async (frames) => {
   const picture = (act) => new Promise((resolve) => requestAnimationFrame(() => {
     act();
@@ -48,10 +48,10 @@ TIMED = """async (frames) => {
 
 
 class Shell(BaseHTTPRequestHandler):
-    """The page's files, and no stream."""
+    """Serves the page's files, without a stream."""
 
     def do_GET(self) -> None:
-        """Files of the page; whatever else it asks for is not there."""
+        """Send a file of the page; 404 for all other paths."""
         name = "index.html" if self.path == "/ui" else self.path.removeprefix("/ui/")
         file = page_file(name)
         self.send_response(404 if file is None else 200)
@@ -61,11 +61,11 @@ class Shell(BaseHTTPRequestHandler):
         self.wfile.write(b"{}" if file is None else file.plain)
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def record(scene: Scene) -> list[bytes]:
-    """Frames of the scene: a snapshot, then changes."""
+    """Record frames of the scene: a snapshot, then changes."""
     busy = BusyScheduler(scene)
     about = {
         "run": "r",
@@ -91,7 +91,7 @@ def record(scene: Scene) -> list[bytes]:
 
 
 def main(blocks: int) -> None:
-    """Record, replay, print."""
+    """Record, replay, and print the times."""
     frames = record(Scene(blocks))
     server = HTTPServer(("127.0.0.1", 0), Shell)
     Thread(target=server.serve_forever, daemon=True).start()
@@ -103,14 +103,14 @@ def main(blocks: int) -> None:
         times = page.evaluate(TIMED, [base64.b64encode(frame).decode() for frame in frames])
         browser.close()
     first, others = times[0], sorted(times[5:])
-    told = {
+    result = {
         "blocks": blocks,
         "snapshot_ms": round(first, 1),
         "update_p50_ms": round(statistics.median(others), 2),
         "update_p95_ms": round(others[int(0.95 * len(others))], 2),
         "frame_bytes": round(statistics.mean(len(frame) for frame in frames[5:])),
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

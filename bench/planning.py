@@ -1,10 +1,10 @@
-"""What a step costs beside its arithmetic: an engine of 256 running and 256 waiting sequences, whose executor
-computes nothing.
+"""The cost of a step without its arithmetic: an engine of 256 running and 256 waiting sequences, whose
+executor computes nothing.
 
     python -m bench.planning [--steps 400] [--json]
 
-In `decode` all 256 rows are taken by sequences that decode, and the others wait for rows. In `prompts` there
-are rows for all, 64 of those that run are long prompts, and the others wait for blocks or a step's tokens.
+In `decode` decoding sequences occupy all 256 rows, and the others wait for rows. In `prompts` there are rows
+for all, 64 of the running ones are long prompts, and the others wait for blocks or tokens of a step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAMPLE = SampledToken(7)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`rows` sequences may run, in a pool of so many blocks; so many of the first are long prompts."""
+    """At most `rows` sequences run in the pool; the first `long_prompts` are long prompts."""
 
     name: str
     rows: int
@@ -48,7 +48,7 @@ SCENES = (
 
 
 class NoExecutor:
-    """Every sample is the same token, at once."""
+    """An executor that returns the same token for every sample at once."""
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """The result of a plan."""
@@ -58,11 +58,11 @@ class NoExecutor:
         return future
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 def engine_of(scene: Scene) -> Engine:
-    """One that has admitted what it can."""
+    """An engine that has admitted all sequences it can."""
     config = SchedulerConfig(
         scene.rows, STEP_TOKENS, 2_000, 16_384, frozenset([0]), pace=False, pin_blocks=scene.num_blocks // 2
     )
@@ -84,10 +84,10 @@ def engine_of(scene: Scene) -> Engine:
 
 
 def step_us(scene: Scene, steps: int) -> dict[str, float]:
-    """Microseconds of a step: the median, and the 95th of a hundred."""
+    """Microseconds of a step: the median, and the 95th percentile."""
     engine, times = engine_of(scene), list[float]()
     for _ in range(steps):
-        began = time.thread_time()  # of the processor: other programs do not count
+        began = time.thread_time()  # CPU time: other programs do not count
         engine.step()
         times.append((time.thread_time() - began) * 1e6)
     live = engine.scheduler.live
@@ -100,7 +100,7 @@ def step_us(scene: Scene, steps: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print a line for each scene."""
+    """Measure each scene, and print a line for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="that are timed (default 400)")
     parser.add_argument("--json", action="store_true")

@@ -2,8 +2,8 @@
 
     python bench/record_demo.py docs/demo.webp docs/map.png
 
-It starts a server of its own, plays the demo in Chromium, and takes a picture every half second.
-`make demo` installs what it needs.
+It starts a server, plays the demo in Chromium, and takes a screenshot every half second.
+`make demo` installs the dependencies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(film: Path, still: Path) -> None:
 
 
 def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
-    """Pictures with their times, until the demo is over."""
+    """Screenshots with their times, until the end of the demo."""
     begun, caption, has_still = time.monotonic(), "", False
     while page.locator(".caption[data-phase=over]").count() == 0:
         at = time.monotonic()
@@ -72,7 +72,7 @@ def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
 
 
 def encode(frames: list[tuple[float, Image.Image]], quality: int) -> bytes:
-    """The film, each picture shown for as long as it was."""
+    """The animation, each screenshot shown for its own duration."""
     times = [at for at, _ in frames] + [frames[-1][0] + 2.0]
     shown_ms = [round(1000 * (b - a)) for a, b in itertools.pairwise(times)]
     data = io.BytesIO()
@@ -92,7 +92,7 @@ def encode(frames: list[tuple[float, Image.Image]], quality: int) -> bytes:
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """A server on the default model with a disk below its pool; its URL."""
+    """A server on the default model with a disk cache; its URL."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = int(one.getsockname()[1])

@@ -1,11 +1,11 @@
-"""What a cluster's relay costs: CPU us for each chunk that it passes on, and what it adds to the first token.
+"""The cost of a cluster's relay: CPU us for each forwarded chunk, and the delay of the first token.
 
     python -m bench.relay_cost chunks  [--streams 64] [--per-second 50] [--seconds 6]
     python -m bench.relay_cost first   [--requests 60] [--tokens 500] [--chat]
 
-`chunks`: a process that only writes chunks stands for the replicas; the relay is the real one, over the tiny
-model's tokenizer and template. `first`: a real replica of the tiny model, asked directly and through a relay
-in turn, one request at a time. CPU is that of the relay's process, from /proc.
+`chunks`: a process that only writes chunks replaces the replicas; the relay is the real one, over the tiny
+model's tokenizer and template. `first`: requests to a real replica of the tiny model, alternately direct and
+through a relay, one at a time. CPU time is that of the relay's process, from /proc.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "s
 
 
 class _Writer(asyncio.Protocol):
-    """One connection to the process that stands for the replicas."""
+    """One connection to the process that replaces the replicas."""
 
     def __init__(self, num_chunks: int, per_second: float) -> None:
         self._num_chunks, self._pause_s = num_chunks, 1 / per_second
@@ -84,7 +84,7 @@ async def _write_chunks(port: int, num_chunks: int, per_second: float) -> None:
 
 
 def _relay(model: str, port: int, target: str, key: str) -> None:
-    """Run a relay over one replica until the process is ended."""
+    """Run a relay over one replica until the process is killed."""
     fleet = StaticFleet(key, {"id-0": Replica("id-0", 0, target)})
     renderer = start_renderer(model, StartOptions(), lambda _: None)
     server = create_relay_server(renderer, ServerSettings(), Router(), fleet)
@@ -106,7 +106,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _wait_until_routed(url: str) -> None:
-    """The relay serves, and knows its replica."""
+    """Wait until the relay serves and knows its replica."""
     for _ in range(400):
         try:
             rows = httpx.get(f"{url}/cluster").json()["replicas"]
@@ -119,7 +119,7 @@ def _wait_until_routed(url: str) -> None:
 
 
 async def _read_stream(port: int, body: bytes, after_s: float) -> int:
-    """How many chunks came."""
+    """Read a stream. Returns the number of chunks."""
     await asyncio.sleep(after_s)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -140,7 +140,7 @@ def _measure_chunks(folder: str, streams: int, per_second: float, seconds: float
     try:
         _wait_until_routed(f"http://127.0.0.1:{ports[1]}")
         body = httpx.Request("POST", "http://a", json=_CHAT).content
-        asyncio.run(_read_stream(ports[1], body, 0.0))  # what is made for a first request
+        asyncio.run(_read_stream(ports[1], body, 0.0))  # warm-up
 
         async def all_streams() -> list[int]:
             pauses = [i / per_second / streams for i in range(streams)]
@@ -157,7 +157,7 @@ def _measure_chunks(folder: str, streams: int, per_second: float, seconds: float
 
 
 def _first_s(client: httpx.Client, url: str, text: str, headers: dict[str, str], is_chat: bool) -> float:
-    """Until the whole answer of one token is there."""
+    """Seconds until the end of an answer of one token."""
     prompt = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     begun = time.perf_counter()
@@ -186,8 +186,8 @@ def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool
                     times[name].append(_first_s(client, where, prompt, headers, is_chat) * 1e3)
         for name, found in times.items():
             deciles = statistics.quantiles(found, n=20)
-            told = (statistics.median(found), deciles[1], deciles[-1])
-            print("{}: one token after {:.2f} ms, p10 {:.2f} ms, p95 {:.2f} ms".format(name, *told))
+            figures = (statistics.median(found), deciles[1], deciles[-1])
+            print("{}: one token after {:.2f} ms, p10 {:.2f} ms, p95 {:.2f} ms".format(name, *figures))
         added = statistics.median(times["relayed"]) - statistics.median(times["direct"])
         print(
             f"added by the relay: {added:.2f} ms in the median of {requests}, {num_tokens} tokens", end="; "
@@ -199,7 +199,7 @@ def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool
 
 
 def main() -> None:
-    """Run what is named."""
+    """Run the measurement of the command line."""
     if sys.argv[1:2] == ["writer"]:
         asyncio.run(_write_chunks(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
         return

@@ -1,12 +1,12 @@
-"""How fast the router is, and what it is worth on traces of requests.
+"""The router's speed, and its gain on traces of requests.
 
     python -m bench.routing                   1,000 replicas, 10 million blocks: time of a request, memory
-    python -m bench.routing --trace FILE      virtual replicas: first tokens and hits, by how requests go
+    python -m bench.routing --trace FILE      virtual replicas: times to first tokens and hits, by policy
 
-Virtual replicas are an 8B model in bf16 on one H200 each, by the times that a step took there (docs/gpu.md):
-5.6 ms and 0.0327 ms for each row or position of a prompt; attention at 98 TFLOP/s for prompts and 2.35 TB/s
-for decoding; 100 GB of KV; a target of 100 ms between tokens. For each replica the trace is played --speed
-times as fast.
+A virtual replica is an 8B model in bf16 on one H200, with step times measured there (docs/gpu.md): 5.6 ms,
+and 0.0327 ms for each row or position of a prompt; attention at 98 TFLOP/s for prompts and 2.35 TB/s for
+decoding; 100 GB of KV; a target of 100 ms between tokens. The trace is played --speed times as fast for each
+replica.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def memory_mb() -> float:
 
 
 def filled(num_replicas: int, num_blocks: int) -> tuple[Router, list[bytes]]:
-    """A router that knows so many, and some names of each replica in a row."""
+    """A router with so many replicas, and consecutive block names of each."""
     router, samples, each = Router(num_blocks), list[bytes](), num_blocks // num_replicas
     shared = os.urandom(8 * SHARED)
     for slot in range(num_replicas):
@@ -112,7 +112,7 @@ def time_router(num_replicas: int, num_blocks: int) -> None:
 
 
 def h200_8b() -> Calibration:
-    """Written by hand."""
+    """A calibration from published figures, not fitted."""
     config = SchedulerConfig(max_rows=256, step_tokens=2048, context_length=131_072, target_itl_s=0.1)
     num_blocks = KV_BYTES // BYTES_PER_BLOCK
     setup = SchedulerSetup(config, num_blocks, num_blocks, BLOCK, (b"8B",))
@@ -138,7 +138,7 @@ def h200_8b() -> Calibration:
 
 
 def seen_before(trace: RequestTrace) -> float:
-    """The part of prompts' tokens whose blocks came before: what one endless cache would find."""
+    """The share of prompt tokens whose blocks occurred before: the hit rate of one unlimited cache."""
     seen, found = set[int](), 0
     for request in trace.requests:
         for index, block in enumerate(request.blocks):

@@ -1,11 +1,11 @@
-"""The way of a token: which files and functions of the package one greedy, streamed chat enters, in steady
+"""The path of a token: the files and functions of the package that one greedy, streamed chat enters in steady
 state, over all threads.
 
     python bench/way_of_a_token.py [MODEL]        default: the embedded model
 
 A server runs in this process, and a plain HTTP client in another thread reads the stream. A profile hook
-(`threading.setprofile`) records every Python function of the package that is entered while the tokens from
-SETTLED to SETTLED + COUNTED arrive: what enters a request, and what ends it, is left out.
+(`threading.setprofile`) records every Python function of the package that is entered while tokens SETTLED to
+SETTLED + COUNTED arrive. Submission and end of the request are not counted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ is_recording = False
 
 
 def hook(frame: FrameType, event: str, argument: object) -> None:
-    """Record one call, if it is one of the package."""
+    """Record a call of a function of the package."""
     if is_recording and event == "call" and "/octavo/" in frame.f_code.co_filename:
         entered[frame.f_code.co_filename, frame.f_code.co_qualname] += 1
 
 
 def read_stream(port: int, name: str) -> None:
-    """One greedy chat, token by token."""
+    """Read one greedy chat, token by token."""
     global is_recording
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     for _ in range(300):  # until the server listens

@@ -1,12 +1,12 @@
-"""Embeddings beside transformers and sentence-transformers: the same weights, texts and threads, in turns.
+"""Embeddings compared with transformers and sentence-transformers: the same weights, texts and threads,
+alternately.
 
     python bench/compare/embeddings.py --rounds 5 --classes f32,bf16 --poolings last,mean
 
 All read `models()["folder"]`, the default model in float32 safetensors. A peer sorts the texts by length and
-runs padded batches, as sentence-transformers does by itself; each round runs it with every size of batch,
-and the best one over all rounds is told. Tokenising is in everybody's time, loading and a first round in
-nobody's. The peers' environment has torch and transformers, and sentence-transformers where that is to be
-measured too.
+runs padded batches, as sentence-transformers does; each round runs it with every batch size, and the best one
+over all rounds counts. All times include tokenising, and exclude loading and a warm-up round. The peers'
+environment has torch and transformers, and optionally sentence-transformers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pathlib import Path
 import peers
 
 OURS, PEERS = "octavo", ("transformers", "sentence-transformers")
-Key = tuple[str, str, str]  # precision class, pooling, and who with which batch
+Key = tuple[str, str, str]  # precision class, pooling, and program with batch size
 
 
 def main() -> None:
-    """Run all rounds in turns and print medians and ratios."""
+    """Run all rounds and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--words", type=int, default=300, help="of a text at most")
     parser.add_argument("--classes", default="f32,bf16", help="of the weights: f32, bf16")
     parser.add_argument("--poolings", default="last,mean")
-    parser.add_argument("--batches", default="1,8,16,32,64", help="sizes that peers are tried with")
+    parser.add_argument("--batches", default="1,8,16,32,64", help="batch sizes of the peers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--python", help="of the peers' environment; default: the one named oracle")
-    parser.add_argument("--json", type=Path, help="all figures, for the record")
+    parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -91,9 +91,9 @@ def our_speeds(given: argparse.Namespace, precision: str, sizes: Sequence[str]) 
 
 
 def report(speeds: dict[Key, list[float]], precision: str, pooling: str) -> None:
-    """Ours, and each peer at its best size of batch."""
+    """Ours, and each peer at its best batch size."""
     ours = speeds.get((precision, pooling, OURS), [])
-    best: dict[str, str] = {}  # by name: with its best size of batch
+    best: dict[str, str] = {}  # by name: with its best batch size
     own = {who: found for (of, how, who), found in speeds.items() if (of, how) == (precision, pooling)}
     for who in sorted(own, key=lambda each: statistics.median(own[each])):
         best[who.partition(",")[0]] = who
@@ -107,7 +107,7 @@ def report(speeds: dict[Key, list[float]], precision: str, pooling: str) -> None
 
 # -- in the peer's environment ------------------------------------------------------------------------------
 def embed_as(given: argparse.Namespace) -> None:
-    """A JSON line for each pooling and size of batch: one round that warms up, and one that counts."""
+    """A JSON line for each pooling and batch size: one warm-up round, and one measured round."""
     import torch
 
     torch.set_num_threads(given.threads)
@@ -125,7 +125,7 @@ def embed_as(given: argparse.Namespace) -> None:
 
 
 def with_transformers(pooling: str, dtype: object) -> Callable[[list[str], int], None]:
-    """Padded batches through the model without its vocabulary, sorted by length."""
+    """Padded batches, sorted by length, through the model without its vocabulary."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -152,7 +152,7 @@ def with_transformers(pooling: str, dtype: object) -> Callable[[list[str], int],
 
 
 def with_sentence_transformers(pooling: str, dtype: object) -> Callable[[list[str], int], None]:
-    """Its own pipeline over the same folder."""
+    """sentence-transformers' own pipeline over the same folder."""
     from sentence_transformers import SentenceTransformer, models
 
     folder = str(peers.models()["folder"])

@@ -1,23 +1,23 @@
-"""Larger shapes with random weights, ours beside llama.cpp on the same file: load, memory, decoding, prefill.
+"""Larger shapes with random weights, ours and llama.cpp on the same file: load, memory, decoding, prefill.
 
-    python bench/compare/large.py --estimate              what would run, and about how long it takes
+    python bench/compare/large.py --estimate              the planned runs, and about how long they take
     python bench/compare/large.py --check                 do both predict the same, on tiny files
     python bench/compare/large.py --shape qwen3-8b --rounds 3 --json large.jsonl
     python bench/compare/large.py --shape qwen3-30b-a3b --only decode --at-once 1,16 --out 16
-    python bench/compare/large.py --report large.jsonl    the table of what was measured, perhaps in parts
+    python bench/compare/large.py --report large.jsonl    the table of all figures in a file
 
-Writes what is missing of the files (0.8 to 19 GB each, in $OCTAVO_PEERS/models) and measures in rounds; in
-each, for each part, one program after the other, every second round the other way round:
+Writes missing files (0.8 to 19 GB each, in $OCTAVO_PEERS/models) and measures in rounds; each round runs the
+two programs one after the other for each part, every second round in reverse order:
 
-    round 1   decode: octavo, llama.cpp   prefill: octavo, llama.cpp     each a process of its own: it loads,
+    round 1   decode: octavo, llama.cpp   prefill: octavo, llama.cpp     each a separate process: it loads,
     round 2   decode: llama.cpp, octavo   prefill: llama.cpp, octavo     runs 16 tokens, then is measured
 
 Both have the same number of threads, steps of 512 prompt tokens, K and V in 16 bits, llama.cpp with flash
-attention. *Load* is from the start of the process until 16 tokens have run; *peak* what was resident at most,
-mapped pages of the file included, and *own* without them; *decode* tokens a second of all sequences together
-while no prompt is computed; *share* the bytes of weights in the file that one token must read, by tokens a
-second at one sequence, over the bandwidth at which this machine reads memory. Needs the packages numpy and
-gguf, which the environment of Octavo's tests has.
+attention. *Load* is the time from the start of the process until 16 tokens have run; *peak* the most resident
+memory, including mapped pages of the file, and *own* without them; *decode* the tokens a second of all
+sequences together while no prompt is computed; *share* the bytes of weights that one token must read, times
+tokens a second of one sequence, over this machine's read bandwidth. Needs the packages numpy and gguf, which
+the environment of Octavo's tests has.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PERPLEXITY = re.compile(r"Final estimate: PPL = (.*)")
 _SLOT = 256  # llama.cpp rounds a sequence's context up to this
 _ROW = re.compile(r"^\|" + r"\s*(\d[\d.]*|inf|-?nan)\s*\|" * 10)  # a tiny step takes no time
 _HEADER = re.compile(r"^\|\s*PP\s*\|")
-# What two cores do roughly, for the estimates alone: bytes read and loaded a second, operations a second.
+# Rough figures of two cores, only for the estimates: bytes read and loaded a second, operations a second.
 _READ, _LOADED = 20e9, 0.6e9
 _OPERATIONS = {OURS: 300e9, THEIRS: 120e9}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is measured of every shape."""
+    """The measurements of every shape."""
 
     parts: tuple[str, ...]
     at_once: tuple[int, ...]
@@ -66,7 +66,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One figure of one run; `at` counts the runs that gave it, so that ours and theirs can be paired."""
+    """One figure of one run; `at` numbers its runs, to pair ours and theirs."""
 
     shape: str
     mix: str
@@ -77,7 +77,7 @@ class Sample:
 
 
 def main() -> None:
-    """Write what is missing, measure in rounds, print medians and ratios."""
+    """Write missing files, measure in rounds, print medians and ratios."""
     given = _parser().parse_args()
     if given.report:
         print(table_of(read_samples(given.report)))
@@ -130,20 +130,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS), help="decode or prefill")
     parser.add_argument("--at-once", default="1,4,16", help="sequences that decode together")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens in front of what is decoded")
-    parser.add_argument("--out", type=int, default=32, help="tokens that are decoded of each sequence")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens before the decoded ones")
+    parser.add_argument("--out", type=int, default=32, help="decoded tokens of each sequence")
     parser.add_argument("--prefill", type=int, default=2048, help="tokens of the long prompt")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
-    parser.add_argument("--kv", default="bf16", help="ours: how K and V are held (the peer's is f16)")
+    parser.add_argument("--kv", default="bf16", help="ours: the kind of K and V (the peer's is f16)")
     parser.add_argument("--who", default=f"{OURS},{THEIRS}", help="the programs")
     parser.add_argument("--cold", action="store_true", help="drop the file's pages before each run")
     parser.add_argument("--tiny", action="store_true", help="the same architectures, some megabytes each")
-    parser.add_argument("--check", action="store_true", help="both perplexities on tiny files, and leave")
-    parser.add_argument("--estimate", action="store_true", help="say how long it would take, and leave")
-    parser.add_argument("--write-only", action="store_true", help="write the files, and leave")
-    parser.add_argument("--drop", action="store_true", help="remove each file after it was measured")
+    parser.add_argument(
+        "--check", action="store_true", help="compare both perplexities on tiny files, and exit"
+    )
+    parser.add_argument("--estimate", action="store_true", help="print the estimated time, and exit")
+    parser.add_argument("--write-only", action="store_true", help="write the files, and exit")
+    parser.add_argument("--drop", action="store_true", help="remove each file after its measurement")
     parser.add_argument("--json", type=Path, help="append every figure to this file, a line each")
-    parser.add_argument("--report", type=Path, help="print the table of such a file, and leave")
+    parser.add_argument("--report", type=Path, help="print the table of such a file, and exit")
     return parser
 
 
@@ -155,7 +157,7 @@ def made(shape: Shape, mix: str, path: Path) -> None:
 
 
 def checked(shapes: Sequence[Shape], mix: str, threads: int) -> str:
-    """A table of both programs' perplexity on one text: 4 windows of 512, as `quality.py` has them."""
+    """A table of both programs' perplexity on one text: 4 windows of 512, as in `quality.py`."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
@@ -168,14 +170,14 @@ def checked(shapes: Sequence[Shape], mix: str, threads: int) -> str:
                 "bench", "quality", path, "--weights", "auto", "--text", text, "--chunks", "4",
                 "--threads", str(threads), "--json",
             )  # fmt: skip
-            told = peers.run_rows(command, f"{OURS} {shape.name}")
-            ours = f"{peers.number(told[0], 'perplexity'):.1f}" if told else "-"
+            rows = peers.run_rows(command, f"{OURS} {shape.name}")
+            ours = f"{peers.number(rows[0], 'perplexity'):.1f}" if rows else "-"
             rows.append([shape.name, ours, llama_perplexity(path, text, threads)])
     return peers.table(["shape", OURS, THEIRS], rows)
 
 
 def llama_perplexity(path: Path, text: Path, threads: int) -> str:
-    """The peer's, with its standard error, or "-"."""
+    """The peer's perplexity with its standard error, or "-"."""
     program = peers.peers_folder() / "llama/bin/llama-perplexity"
     words = ["-c", "512", "--chunks", "4", "--no-escape", "-t", str(threads)]
     run = watched_run([program, "-m", path, "-f", text, *words], f"{THEIRS} {path.stem}")
@@ -184,7 +186,7 @@ def llama_perplexity(path: Path, text: Path, threads: int) -> str:
 
 
 def measured(shape: Shape, mix: str, path: Path, setup: Setup, rounds: int) -> Iterator[Sample]:
-    """All figures of a shape, as they come."""
+    """All figures of a shape, as they are measured."""
     for index in range(rounds):
         idle = peers.idle_in_words(peers.busy_cores())
         peers.say(f"{shape.name}, round {index + 1} of {rounds}; {idle}")
@@ -205,7 +207,7 @@ Figures = list[tuple[str, float]]
 
 
 def run_part(shape: Shape, path: Path, setup: Setup, part: str, program: str) -> Figures:
-    """The figures of one process; none with a line that says why if it fails."""
+    """The figures of one process; none, and a line with the reason, if it fails."""
     label = f"  {program}, {part}"
     peers.say(f"{label} ...")
     command = our_command(shape, path, setup, part) if program == OURS else llama_command(path, setup, part)
@@ -217,7 +219,7 @@ def run_part(shape: Shape, path: Path, setup: Setup, part: str, program: str) ->
 
 
 def our_command(shape: Shape, path: Path, setup: Setup, part: str) -> list[str | Path]:
-    """`large_ours.py` for one part."""
+    """The command of `large_ours.py` for one part."""
     script = Path(__file__).with_name("large_ours.py")
     item = {"f32": 4, "int8": 2}.get(setup.kv, 2)
     common: list[str | Path] = [
@@ -231,7 +233,7 @@ def our_command(shape: Shape, path: Path, setup: Setup, part: str) -> list[str |
 
 
 def llama_command(path: Path, setup: Setup, part: str) -> list[str | Path]:
-    """`llama-batched-bench` for one part, its context as small as the part allows."""
+    """The command of `llama-batched-bench` for one part, with the smallest context for it."""
     program = peers.peers_folder() / "llama/bin/llama-batched-bench"
     threads = str(setup.threads)
     common: list[str | Path] = [
@@ -252,7 +254,7 @@ def _rounded_up(tokens: int) -> int:
 
 
 def our_figures(lines: Iterable[Line]) -> Figures:
-    """From the JSON lines of `large_ours.py`."""
+    """The figures in the JSON lines of `large_ours.py`."""
     figures: Figures = []
     for line in lines:
         try:
@@ -270,7 +272,7 @@ def our_figures(lines: Iterable[Line]) -> Figures:
 
 
 def llama_figures(lines: Iterable[Line], part: str) -> Figures:
-    """From the table of `llama-batched-bench`, whose header comes when the model is loaded and has run."""
+    """The figures in the table of `llama-batched-bench`, whose header appears after the warm-up."""
     figures: Figures = []
     for line in lines:
         if _HEADER.match(line.text):
@@ -284,14 +286,14 @@ def llama_figures(lines: Iterable[Line], part: str) -> Figures:
 
 
 def memory_figures(run: Run) -> Figures:
-    """The peaks, where the system told them."""
+    """The memory peaks, if the system reports them."""
     if not run.peak_bytes:
         return []
     return [("peak GiB", run.peak_bytes / 2**30), ("own GiB", run.peak_anonymous_bytes / 2**30)]
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes a second that this machine reads from memory, now; 0 where it could not be measured."""
+    """This machine's read bandwidth now, in bytes a second; 0 if it could not be measured."""
     script = Path(__file__).with_name("large_ours.py")
     command: list[str | Path] = [sys.executable, script, "--bandwidth", "--threads", str(threads)]
     rows = peers.run_rows(command, "  bandwidth")
@@ -299,25 +301,25 @@ def read_bandwidth(threads: int) -> float:
 
 
 def drop_pages(path: Path) -> None:
-    """Give the file's pages in memory back to the system."""
+    """Drop the file's pages from the page cache."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def append_sample(path: Path, sample: Sample) -> None:
-    """One more line."""
+    """Append a line."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(sample)) + "\n")
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """What `--json` wrote."""
+    """Read what `--json` wrote."""
     return [Sample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def table_of(samples: Sequence[Sample]) -> str:
     """A row for each shape and figure: medians, and the median of the ratios within rounds (how many times
-    faster, sooner or smaller ours is)."""
+    faster or smaller ours is)."""
     rows = []
     for shape, mix in dict.fromkeys((sample.shape, sample.mix) for sample in samples):
         own = [sample for sample in samples if (sample.shape, sample.mix) == (shape, mix)]
@@ -329,7 +331,7 @@ def table_of(samples: Sequence[Sample]) -> str:
 
 
 def _share_rows(shape: str, mix: str, samples: Sequence[Sample]) -> list[list[str]]:
-    """The share of the bandwidth at one sequence, where both were measured."""
+    """The share of the bandwidth at one sequence, if both were measured."""
     known = SHAPES | {tiny(each).name: tiny(each) for each in SHAPES.values()}
     bandwidths = list(_values(samples, "machine", "read GB/s").values())
     speeds = [list(_values(samples, program, "decode C=1").values()) for program in (OURS, THEIRS)]
@@ -341,7 +343,7 @@ def _share_rows(shape: str, mix: str, samples: Sequence[Sample]) -> list[list[st
 
 
 def _values(samples: Iterable[Sample], program: str, what: str) -> dict[str, float]:
-    """By run."""
+    """Values by run."""
     return {each.at: each.value for each in samples if each.program == program and each.what == what}
 
 
@@ -358,15 +360,15 @@ def _ratio(what: str, ours: dict[str, float], theirs: dict[str, float]) -> str:
 
 
 def estimate_in_words(shape: Shape, mix: str, setup: Setup, rounds: int) -> str:
-    """About how long a round and all rounds take, from what two cores do roughly."""
+    """About how long a round and all rounds take, from rough figures of two cores."""
     parts = {
         f"{program} {part}": estimate_s(shape, mix, setup, part, program)
         for program in setup.programs
         for part in setup.parts
     }
-    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    parts_in_words = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
     total = sum(parts.values())
-    return f"about {total / 60:.1f} min a round ({told}), {rounds * total / 60:.0f} min in all"
+    return f"about {total / 60:.1f} min a round ({parts_in_words}), {rounds * total / 60:.0f} min in all"
 
 
 def estimate_s(shape: Shape, mix: str, setup: Setup, part: str, program: str) -> float:

@@ -1,12 +1,12 @@
 """Writes a GGUF file of a shape with random weights, which both engines open.
 
-    random tile of blocks   |t0 t1 t2 ... t(P-1)|         P is prime: no two rows of a matrix are alike soon
-    a tensor                |t7 t8 ... t(P-1)|t0 t1 ...   the tile from a place of its own on, again and again
+    random tile of blocks   |t0 t1 t2 ... t(P-1)|         P is prime: rows of a matrix rarely repeat
+    a tensor                |t7 t8 ... t(P-1)|t0 t1 ...   the tile repeated, from a tensor-specific offset
 
-Codes are random bytes; the scales of a tile are one number, chosen so that a matrix keeps the size of what it
-is multiplied with: activations stay finite through any number of layers. Random weights say nothing about
-quality and everything about speed: bytes and operations are those of the real model. Norms are ones; routers
-are drawn in full, so that all experts are as likely. At most a few tiles are in memory.
+Codes are random bytes; all scales of a tile are one number, chosen so that a product keeps the magnitude of
+its input: activations stay finite through any number of layers. Random weights say nothing about quality, but
+bytes and operations are those of the real model, and so is speed. Norms are ones; routers are fully random,
+so all experts are equally likely. At most a few tiles are in memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from large_shapes import BLOCKS, Shape, Tensor, file_bytes, tensors_of
 
 Bytes = npt.NDArray[np.uint8]
 _TILE_BLOCKS = 16_381  # prime; 3.4 MB of Q6_K
-_SPARE_BYTES = 1 << 30  # to stay free on the disk
+_SPARE_BYTES = 1 << 30  # left free on the disk
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
-# The spread of d's multiples in a kind whose codes are random, by which d is divided.
+# The standard deviation of random codes of a kind, by which d is divided.
 _SPREAD = {"Q4_0": 4.61, "Q8_0": 73.6, "Q4_K": 258.0, "Q6_K": 1366.0}
 _MEAN_CODE_Q4_K = 7.5
 
@@ -38,16 +38,16 @@ class NoRoom(Exception):
 
 
 def path_of(shape: Shape, mix: str) -> Path:
-    """Where the file is kept: under $OCTAVO_PEERS/models."""
+    """The path of the file, under $OCTAVO_PEERS/models."""
     return peers.peers_folder() / "models" / f"random-{shape.name}-{mix}.gguf"
 
 
 def write_file(shape: Shape, mix: str, path: Path) -> None:
-    """The whole file, written under another name first; says how far it is. Raises NoRoom."""
+    """Write the file, first under a temporary name, and report the progress. Raises NoRoom."""
     needed, free = file_bytes(shape, mix) + _SPARE_BYTES, shutil.disk_usage(path.parent).free
     if needed > free:
         raise NoRoom(
-            f"{path} needs {needed / 1e9:.1f} GB, 1 GiB of them to stay free; {free / 1e9:.1f} GB are free"
+            f"{path} needs {needed / 1e9:.1f} GB, 1 GiB of it stays free; {free / 1e9:.1f} GB are free"
         )
     unfinished = path.with_suffix(".part")
     writer = gguf.GGUFWriter(unfinished, shape.architecture)
@@ -76,7 +76,7 @@ def write_file(shape: Shape, mix: str, path: Path) -> None:
 
 
 class _Weights:
-    """Draws tensors: a tile for each kind and row length, made when it is first needed."""
+    """Writes tensors: one tile for each kind and row length, made at its first use."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -84,7 +84,7 @@ class _Weights:
         self._tiles: dict[tuple[str, int], Bytes] = {}
 
     def write(self, output: BinaryIO, tensor: Tensor) -> None:
-        """All bytes of a tensor."""
+        """Write all bytes of a tensor."""
         if tensor.kind == "F32":
             output.write(self._floats(tensor).tobytes())
             return
@@ -108,7 +108,7 @@ class _Weights:
 
 
 def random_blocks(rng: np.random.Generator, kind: str, inputs: int, count: int) -> Bytes:
-    """(count, bytes of a block): weights of a spread of one over the root of `inputs`."""
+    """(count, bytes of a block): weights with standard deviation 1 / sqrt(`inputs`)."""
     blocks = rng.integers(0, 256, (count, BLOCKS[kind][1]), np.uint8)
     scale = 1.0 / (math.sqrt(inputs) * _SPREAD[kind])
     if kind == "Q8_0":
@@ -127,7 +127,7 @@ def _half(value: float) -> Bytes:
 
 
 def llama3_factors(shape: Shape) -> npt.NDArray[np.float32]:
-    """(head_size / 2,) divisors of the frequencies: none for short waves, all of the factor for long ones."""
+    """(head_size / 2,) divisors of the frequencies: 1 for short waves, the factor for long ones."""
     exponents = np.arange(0, shape.head_size, 2) / shape.head_size
     waves = 2 * np.pi * shape.theta**exponents
     smooth = (_LLAMA3_CONTEXT / waves - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
@@ -136,7 +136,7 @@ def llama3_factors(shape: Shape) -> npt.NDArray[np.float32]:
 
 
 def add_settings(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """What llama.cpp's converter writes for the architecture."""
+    """Add the metadata that llama.cpp's converter writes for the architecture."""
     writer.add_name(f"random-{shape.name}")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(shape.context)
@@ -157,7 +157,7 @@ def add_settings(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_used_count(shape.experts_used)
         writer.add_expert_feed_forward_length(shape.ffn)
     if shape.window:
-        # The readers know the period of six layers and the windows' own base of rope (10,000) themselves.
+        # Readers have the period of six layers and the RoPE base of windows (10,000) built in.
         writer.add_sliding_window(shape.window)
     if shape.linear_factor:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -165,7 +165,7 @@ def add_settings(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
-    """Bytes and invented words: enough for a program that wants a vocabulary of this size."""
+    """Add a vocabulary of this size: bytes and invented words."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [256 + i for i in range(256 - len(visible))]
     tokens = [chr(code) for code in visible + hidden] + ["ab"]

@@ -1,4 +1,4 @@
-"""Our side of `large.py`, a process of its own: load a file, then decode and prefill; JSON lines.
+"""Our side of `large.py`, in a separate process: load a file, then decode and prefill; JSON lines.
 
     python bench/compare/large_ours.py FILE --at-once 1,4,16 --prompt 32 --out 32
     python bench/compare/large_ours.py FILE --prefill 2048
@@ -8,8 +8,8 @@
     {"what": "decode", ...}    tokens a second of all sequences together, while no prompt is computed
     {"what": "prefill", ...}   prompt tokens a second
 
-It is what `octavo bench offline` measures, by the same functions, in one engine with a pool just large
-enough.
+It measures like `octavo bench offline`, by the same functions, in one engine with the smallest sufficient
+pool.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM_UP_TOKENS = 16  # as llama-batched-bench's
 
 
 def main() -> None:
-    """Do what is asked and print a line for each."""
+    """Run the requested measurements, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--at-once", default="", help="sequences that decode together, such as 1,4,16")
@@ -83,14 +83,14 @@ def main() -> None:
 
 
 def run_through(llm: LLM, count: int) -> None:
-    """One prompt of so many tokens, so that first touches of memory are not measured."""
+    """Run one prompt of so many tokens, so that first touches of memory are not measured."""
     prompt = [FIRST_TOKEN + i for i in range(count)]
     params = SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     llm.generate([prompt], params, use_tqdm=False)
 
 
 def tell(what: str, **fields: float | str) -> None:
-    """One line."""
+    """Print one line."""
     print(json.dumps({"what": what, **fields}), flush=True)
 
 

@@ -1,10 +1,10 @@
-"""The table of shapes that are measured with random weights: sizes, tensors, kinds, and what a step reads.
+"""The table of shapes for measurements with random weights: sizes, tensors, kinds, and bytes read by a step.
 
     Shape   the sizes in a model's public config.json
-    mix     how llama.cpp's llama-quantize would store it: Q4_K_M, Q4_0, Q8_0
+    mix     a mix of llama.cpp's llama-quantize: Q4_K_M, Q4_0, Q8_0
     Tensor  name, shape and kind of one tensor of the file, in the file's order
 
-It knows no file and no random number: `large_file` writes what this describes, `large` measures it.
+It knows no file and no random number: `large_file` writes the described file, `large` measures it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MIXES = {"Q4_K_M": "Q4_K", "Q4_0": "Q4_0", "Q8_0": "Q8_0"}  # and the kind of mo
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's sizes; `ffn` is that of one expert where there are any, `dense_ffn` what the file says
-    beside it."""
+    """A model's sizes; `ffn` is that of one expert if there are any, `dense_ffn` the file's separate value
+    for dense layers."""
 
     name: str
     architecture: str
@@ -63,7 +63,7 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
+        """Bytes in the file."""
         return self.num_blocks * BLOCKS[self.kind][1]
 
 
@@ -92,7 +92,7 @@ SHAPES = {
 
 
 def tiny(shape: Shape) -> Shape:
-    """The same architecture small enough for a test: rows still hold whole blocks of 256."""
+    """The same architecture, small enough for a test; rows still are whole blocks of 256."""
     return dataclasses.replace(
         shape,
         name=f"tiny-{shape.name}",
@@ -112,12 +112,12 @@ def tiny(shape: Shape) -> Shape:
 
 
 def has_window(shape: Shape, layer: int) -> bool:
-    """Whether the layer sees a window of positions: of six layers the first five, where there are windows."""
+    """Whether the layer has an attention window: the first five of six layers, if there are windows."""
     return shape.window > 0 and (layer + 1) % shape.window_period != 0
 
 
 def takes_more_bits(layer: int, layers: int) -> bool:
-    """Whether llama.cpp's mixes give this layer's values and down projections the larger kind: the first
+    """Whether llama.cpp's mixes store this layer's values and down projections in the larger kind: the first
     eighth, the last, and every third between."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
@@ -175,13 +175,13 @@ def _layer(shape: Shape, prefix: str, base: str, more: str) -> list[Tensor]:
 
 
 def file_bytes(shape: Shape, mix: str) -> int:
-    """Of all tensors."""
+    """Bytes of all tensors."""
     return sum(tensor.num_bytes for tensor in tensors_of(shape, mix))
 
 
 def step_bytes(shape: Shape, mix: str, rows: int) -> float:
-    """Bytes of weights that a step of `rows` sequences must read: everything but the embedding, of which it
-    reads rows, and of the experts those that some row is routed to, if all are as likely."""
+    """Bytes of weights that a step of `rows` sequences must read: all except the embedding, of which it reads
+    rows, and of the experts the expected share with a routed row, if all are equally likely."""
     total = 0.0
     for tensor in tensors_of(shape, mix):
         if tensor.name == "token_embd.weight" and not shape.tied:
@@ -191,7 +191,7 @@ def step_bytes(shape: Shape, mix: str, rows: int) -> float:
 
 
 def active_weights(shape: Shape, mix: str) -> float:
-    """Weights that one token is multiplied with."""
+    """The number of weights in one token's products."""
     return sum(
         math.prod(tensor.shape) * _share_read(shape, tensor, 1)
         for tensor in tensors_of(shape, mix)
@@ -206,5 +206,5 @@ def _share_read(shape: Shape, tensor: Tensor, rows: int) -> float:
 
 
 def kv_bytes(shape: Shape, tokens: int, item_bytes: int = 2) -> int:
-    """K and V of so many tokens, all layers in full."""
+    """Bytes of K and V of so many tokens, without windows."""
     return tokens * 2 * shape.layers * shape.kv_heads * shape.head_size * item_bytes

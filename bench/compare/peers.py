@@ -1,6 +1,6 @@
-"""Where the peers are, how programs are run and read, and whether the machine is idle enough to believe them.
+"""Paths of the peers, running of programs and parsing of their output, and a check that the machine is idle.
 
-Standard library only. A peer that is not installed is left out with a line that says so.
+Standard library only. A peer that is not installed is skipped with a message.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-IDLE_CORES = 0.1  # what other processes may use before figures are noise
+IDLE_CORES = 0.1  # the most that other processes may use
 _SAMPLE_S = 2.0
 Row = Mapping[str, object]
 
 
 def peers_folder() -> Path:
-    """Where peers and their models are installed: $OCTAVO_PEERS."""
+    """The folder of the peers and their models: $OCTAVO_PEERS."""
     return Path(os.environ.get("OCTAVO_PEERS") or Path.home() / ".cache/octavo-peers")
 
 
 def scripts_folder() -> Path:
-    """Where the peers' own benchmark scripts are: $OCTAVO_PEER_SCRIPTS."""
+    """The folder of the peers' own benchmark scripts: $OCTAVO_PEER_SCRIPTS."""
     return Path(os.environ.get("OCTAVO_PEER_SCRIPTS") or REPOSITORY.parent / "shared/peers")
 
 
 def models() -> dict[str, Path]:
-    """The one model that all run, by precision."""
+    """The files of the common model, by precision."""
     folder = peers_folder() / "models"
     return {
         "F32": folder / "smollm2-F32.gguf",
@@ -42,14 +42,14 @@ def models() -> dict[str, Path]:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run_rows(
     command: Sequence[str | Path], label: str, timeout_s: float = 3600, folder: Path | None = None
 ) -> list[Row]:
-    """Run a program and return the JSON objects among its lines; [] with a line that says why if it fails."""
+    """Run a program and return the JSON objects among its lines; [], and a message, if it fails."""
     begun = time.monotonic()
     say(f"{label} ...")
     try:
@@ -89,12 +89,12 @@ def number(row: Row, name: str) -> float:
 
 
 def octavo(*words: str | Path) -> list[str | Path]:
-    """The command line of our own program, in the interpreter that runs this script."""
+    """The command of our own program, in this script's interpreter."""
     return [sys.executable, "-m", "octavo", *words]
 
 
 def ours(name: str, *words: str | Path) -> list[str | Path]:
-    """One of the measurements beside this folder, to be run in `REPOSITORY`."""
+    """The command of a script in bench/, to run in `REPOSITORY`."""
     return [sys.executable, "-m", f"bench.{name}", *words]
 
 
@@ -106,7 +106,7 @@ def write_text(path: Path) -> None:
 
 
 def busy_cores() -> float:
-    """Cores that were busy over two seconds, while this process sleeps; 0 where the system does not say."""
+    """Busy cores over two seconds, while this process sleeps; 0 if the system does not report them."""
     before = _ticks()
     time.sleep(_SAMPLE_S)
     after = _ticks()
@@ -114,10 +114,10 @@ def busy_cores() -> float:
 
 
 def idle_in_words(busy: float) -> str:
-    """What the busy cores mean for the figures."""
+    """A note on the busy cores."""
     if busy < IDLE_CORES:
         return f"machine idle: {busy:.2f} cores busy"
-    return f"MACHINE NOT IDLE: {busy:.2f} cores busy with other things; these figures are noise"
+    return f"MACHINE NOT IDLE: {busy:.2f} cores busy with other processes; these figures are noise"
 
 
 def _ticks() -> int:

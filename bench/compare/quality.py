@@ -1,20 +1,20 @@
-"""Divergence from float32, ours beside llama.cpp's, on the same files, text and windows.
+"""Divergence from float32, ours and llama.cpp's, on the same files, text and windows.
 
     python bench/compare/quality.py --make --chunks 16                   all kinds, their files made first
     python bench/compare/quality.py --files Q4_K_M,ffn_down=q2_k --who octavo --json quality.jsonl
-    python bench/compare/quality.py --report quality.jsonl               the table of parts put together
+    python bench/compare/quality.py --report quality.jsonl               the table of all parts in a file
 
-Ours is `octavo bench quality FILE --base F32-FILE` for each file, so both sides are set against the same
+Ours is `octavo bench quality FILE --base F32-FILE` for each file, so both sides are compared with the same
 float32 weights; llama.cpp's is `llama-perplexity --kl-divergence` against logits that it saved for the F32
-file (rounded to 16 bits, which bounds how small a divergence it can tell).
+file, rounded to 16 bits, which bounds the smallest measurable divergence.
 
-    Q4_K_M, Q2_K, ...    what `llama-quantize F32-FILE OUT Q4_K_M` makes. The default model's rows of 576
-                         hold no blocks of 256: there llama.cpp falls back to Q5_0, Q5_1, Q8_0, Q4_0 or
-                         IQ4_NL, and only the down projections (rows of 1,536) are of the mix's own kinds
-    ffn_down=q2_k, ...   Q8_0, and the down projections alone in one kind: what that kind itself does
+    Q4_K_M, Q2_K, ...    the output of `llama-quantize F32-FILE OUT Q4_K_M`. The default model's rows of 576
+                         are no whole blocks of 256: there llama.cpp falls back to Q5_0, Q5_1, Q8_0, Q4_0 or
+                         IQ4_NL, and only the down projections (rows of 1,536) have the mix's own kinds
+    ffn_down=q2_k, ...   Q8_0 with only the down projections in one kind: the effect of that kind alone
 
-The column "tensors" tells what a file came to hold. A kind that ours cannot read is left out with a line that
-says so. Making files needs `llama-quantize`; telling what they hold needs the package gguf.
+The column "tensors" shows the kinds in a file. A kind that ours cannot read is skipped with a message. Making
+files needs `llama-quantize`; showing their kinds needs the package gguf.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What both programs read, and how: windows of CONTEXT tokens; the peer's base of logits beside it."""
+    """The common text, in windows of CONTEXT tokens, and the peer's base of logits in the same folder."""
 
     path: Path
     chunks: int
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--make", action="store_true", help="make those that are missing, by llama-quantize")
     parser.add_argument("--chunks", type=int, default=16, help="windows of 512 tokens (default 16)")
     parser.add_argument("--json", type=Path, help="append every line's figures to this file")
-    parser.add_argument("--report", type=Path, help="print the table of such a file, and leave")
+    parser.add_argument("--report", type=Path, help="print the table of such a file, and exit")
     parser.add_argument(
         "--who", default=f"{OURS},{THEIRS}", help="the programs; their lines can be put together"
     )
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def path_of(file: str) -> Path:
-    """Where a file is kept; the three that other scripts use are theirs."""
+    """The path of a file; the three files of other scripts are shared."""
     known = peers.models()
     return (
         known.get(file) or peers.peers_folder() / "models/quality" / f"smollm2-{file.replace('=', '-')}.gguf"
@@ -126,7 +126,7 @@ def path_of(file: str) -> Path:
 
 
 def quantize_command(file: str, source: Path, target: Path) -> list[str | Path]:
-    """How `llama-quantize` makes it: a mix by its name, or Q8_0 with one tensor in a kind of its own."""
+    """The command of `llama-quantize`: a mix by its name, or Q8_0 with one tensor in another kind."""
     program = peers.peers_folder() / "llama/bin/llama-quantize"
     if "=" in file:
         return [program, "--allow-requantize", "--tensor-type", file, source, target, "Q8_0"]
@@ -134,25 +134,25 @@ def quantize_command(file: str, source: Path, target: Path) -> list[str | Path]:
 
 
 def make_file(file: str) -> None:
-    """Write it if it is missing, under another name first; says why if it cannot be made."""
+    """Make the file if it is missing, first under a temporary name; prints the reason if it fails."""
     target, source = path_of(file), peers.models()["F32"]
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")
-    if _told(quantize_command(file, source, unfinished), f"making {file}") is not None:
+    if _output_of(quantize_command(file, source, unfinished), f"making {file}") is not None:
         unfinished.rename(target)
 
 
 def kinds_in(path: Path) -> str:
-    """Which kinds its matrices have and how many of each, such as "150 Q5_0, 30 Q4_K, 1 Q8_0"."""
+    """The kinds of its matrices with their counts, such as "150 Q5_0, 30 Q4_K, 1 Q8_0"."""
     tensors = gguf.GGUFReader(path).tensors
     counts = collections.Counter(tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1)
     return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
 
 
 def our_lines(file: str, text: Text) -> Iterator[Line]:
-    """Our figures on a file, whose integers are kept; none with a line that says why if it cannot be read."""
+    """Our figures on a file with `--weights auto`; none, and a message, if it cannot be read."""
     path, base = path_of(file), peers.models()["F32"]
     if not (path.exists() and base.exists()):
         peers.say(f"octavo {file}: left out: {path} or {base} is missing")
@@ -174,27 +174,29 @@ def our_lines(file: str, text: Text) -> Iterator[Line]:
 
 
 def write_llama_base(text: Text) -> bool:
-    """Save the peer's logits of the F32 file; False with a line that says why if that cannot be done."""
+    """Save the peer's logits of the F32 file. Returns False, with a message, if that fails."""
     program, source = peers.peers_folder() / "llama/bin/llama-perplexity", peers.models()["F32"]
     if not program.exists() or not source.exists():
         peers.say(f"llama.cpp: left out: {program} or {source} is missing")
         return False
-    # The base keeps K and V in float32, as ours does.
-    told = _told([*_perplexity(text), "-m", source, "-ctk", "f32", "-ctv", "f32"], "llama.cpp F32, the base")
-    return told is not None and text.base.exists()
+    # The base has K and V in float32, as ours.
+    output = _output_of(
+        [*_perplexity(text), "-m", source, "-ctk", "f32", "-ctv", "f32"], "llama.cpp F32, the base"
+    )
+    return output is not None and text.base.exists()
 
 
 def llama_line(file: str, text: Text) -> Line | None:
-    """The peer's figures on a file, against its base; None with a line that says why if there are none."""
+    """The peer's figures on a file, against its base; None, and a message, if there are none."""
     path = path_of(file)
     if not path.exists():
         peers.say(f"llama.cpp {file}: left out: {path} is missing")
         return None
     command = [*_perplexity(text), "--kl-divergence", "-m", path, "-ctk", text.kv, "-ctv", text.kv]
-    told = _told(command, f"llama.cpp {file}")
-    line = None if told is None else parsed(told, file, f"{kinds_in(path)}; KV {text.kv}")
-    if told is not None and line is None:
-        peers.say(f"llama.cpp {file}: left out: no figures in what it printed")
+    output = _output_of(command, f"llama.cpp {file}")
+    line = None if output is None else parsed(output, file, f"{kinds_in(path)}; KV {text.kv}")
+    if output is not None and line is None:
+        peers.say(f"llama.cpp {file}: left out: no figures in its output")
     return line
 
 
@@ -206,8 +208,8 @@ def _perplexity(text: Text) -> list[str | Path]:
     ]  # fmt: skip
 
 
-def _told(command: list[str | Path], label: str) -> str | None:
-    """What a program printed, or None with a line that says why."""
+def _output_of(command: list[str | Path], label: str) -> str | None:
+    """The output of a program; None, and a message, if it fails."""
     peers.say(f"{label} ...")
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -217,9 +219,9 @@ def _told(command: list[str | Path], label: str) -> str | None:
     return done.stdout + done.stderr
 
 
-def parsed(told: str, file: str, held_as: str) -> Line | None:
+def parsed(output: str, file: str, held_as: str) -> Line | None:
     """The figures of one `llama-perplexity --kl-divergence`, or None if any is missing."""
-    found = [pattern.search(told) for pattern in (_PERPLEXITY, _MEAN, _P99, _TOP)]
+    found = [pattern.search(output) for pattern in (_PERPLEXITY, _MEAN, _P99, _TOP)]
     values = [float(match.group(1)) for match in found if match is not None]
     if len(values) < len(found):
         return None
@@ -227,7 +229,7 @@ def parsed(told: str, file: str, held_as: str) -> Line | None:
 
 
 def append_line(path: Path | None, line: Line) -> None:
-    """One more line of JSON, if a file was given."""
+    """Append a line of JSON, if a file was given."""
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(line)) + "\n")

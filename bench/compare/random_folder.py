@@ -3,8 +3,8 @@
     python bench/compare/random_folder.py TARGET
     OCTAVO_PEERS=$PWD/TARGET python bench/compare/speed.py --classes bf16 --inp 64 --out 32
 
-TARGET becomes a folder of peers: it links to the environments of $OCTAVO_PEERS, and the folder that stands in
-place of the default model has that model's tokenizer. Random weights say nothing about quality; bytes and
+TARGET becomes a folder of peers: it links to the environments of $OCTAVO_PEERS, and the model's folder
+replaces that of the default model and has its tokenizer. Random weights say nothing about quality; bytes and
 operations are those of the real model.
 """
 
@@ -41,7 +41,7 @@ CONFIG = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_PIECE = 1 << 24  # numbers that are drawn at a time
+_PIECE = 1 << 24  # random numbers at once
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, as transformers writes them."""
+    """Names and shapes of the tensors, as transformers writes them."""
     kv, query = KV_HEADS * HEAD_SIZE, HEADS * HEAD_SIZE
     yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
     yield "model.norm.weight", (HIDDEN,)
@@ -84,7 +84,8 @@ def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def write_tensors(file: BinaryIO, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A safetensors file: the header's size, the header, the data. Norms are ones, the rest is drawn."""
+    """Write a safetensors file: the header's size, the header, the data. Norms are ones, the rest is
+    random."""
     header, offset = {}, 0
     for name, shape in shapes.items():
         end = offset + 2 * int(np.prod(shape))

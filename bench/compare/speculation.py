@@ -1,16 +1,16 @@
-"""Guessed tokens beside the peers: each program with speculation and without it, on the same prompts, one
-request at a time.
+"""Speculation of several programs: each with speculation and without it, on the same prompts, one request at
+a time.
 
     python bench/compare/speculation.py --rounds 4 --json speculation.json
 
-    octavo         bench.speculation: auto and ngram beside off
-    llama-server   its n-gram kinds (--spec-type) beside none: two servers, each prompt to both
-    llama-lookup   llama.cpp's example of prompt lookup: 8 guesses beside none
-    vLLM           its n-gram proposer, 8 guesses after matches of up to 4 tokens, beside none; float32
+    octavo         bench.speculation: auto and ngram against off
+    llama-server   its n-gram kinds (--spec-type) against none: two servers, each prompt to both
+    llama-lookup   llama.cpp's example of prompt lookup: 8 guesses against none
+    vLLM           its n-gram proposer, 8 guesses after matches of up to 4 tokens, against none; float32
 
-Every program gets the prompts of bench/speculation as token ids (llama-lookup: as text), two of each task for
-each round. A ratio is that of one program to itself; `changed` counts the prompts whose greedy
-output is another one with speculation. Octavo's own count is 0, or its benchmark ends with an error.
+Every program receives the prompts of bench/speculation as token ids (llama-lookup: as text), two of each task
+per round. A ratio compares a program with itself; `changed` counts the prompts whose greedy output differs
+with speculation. Octavo's count is 0; otherwise its benchmark ends with an error.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _CONTEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One prompt's output; token ids, or the text where a program tells no ids."""
+    """One prompt's output: token ids, or the text if a program has no ids."""
 
     task: str
     output: tuple[int, ...] | str
     tokens: int
     seconds: float  # from the prompt's submission to the last token
-    decode_seconds: float  # behind the first token
+    decode_seconds: float  # after the first token
     drafted: int = 0
     accepted: int = 0
 
@@ -75,7 +75,7 @@ class Line:
     decode_without: float
     decode_with: float
     decode_ratio: float
-    changed: int | None  # None: not greedy, so nothing can be said
+    changed: int | None  # None: not greedy, not comparable
     acceptance: float | None
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--programs", default="octavo,llama-server,llama-lookup,vllm")
     parser.add_argument("--kinds", default=",".join(KINDS), help="llama-server: kinds of speculation")
     parser.add_argument("--model", default="Q4_1", choices=["F32", "Q8_0", "Q4_0", "Q4_1"], help="llama.cpp")
-    parser.add_argument("--weights", default="auto", help="octavo: how weights are held")
+    parser.add_argument("--weights", default="auto", help="octavo: kind of weights")
     parser.add_argument("--json", type=Path, help="write the lines to this file")
     given = parser.parse_args()
     for name, allowed in (("tasks", TASKS), ("kinds", tuple(KINDS))):
@@ -122,12 +122,12 @@ def main() -> None:
 
 
 def our_model() -> list[str | Path]:
-    """The file that the peers run too; without it the default model, which is the same."""
+    """The peers' file; if it is missing the default model, which is the same."""
     return [peers.models()["Q4_1"]] if peers.models()["Q4_1"].exists() else []
 
 
 def prompts_of(path: Path, tasks: Sequence[str], tokens: int, count: int) -> list[peers.Row]:
-    """The first `count` prompts of each task, as `path` has them from now on."""
+    """The first `count` prompts of each task, which are also written to `path`."""
     words = [word for task in tasks for word in ("--task", task)]
     command = peers.ours("speculation", *our_model(), "--tokens", str(tokens), *words)
     subprocess.run([*map(str, command), "--write-prompts", str(path)], check=True, cwd=peers.REPOSITORY)
@@ -138,7 +138,7 @@ def prompts_of(path: Path, tasks: Sequence[str], tokens: int, count: int) -> lis
 
 
 def our_lines(tasks: Sequence[str], rounds: int, tokens: int, weights: str) -> list[Line]:
-    """Both of our modes, over the same prompts."""
+    """Lines of both of our modes, over the same prompts."""
     words = [word for task in tasks for word in ("--task", task)]
     sizes = ["--concurrency", "1", "--rounds", str(rounds), "--tokens", str(tokens), "--weights", weights]
     command = peers.ours("speculation", *our_model(), *sizes, *words, "--json")
@@ -172,7 +172,7 @@ def our_lines_of(rows: Sequence[peers.Row]) -> list[Line]:
 
 
 def is_greedy(task: str) -> bool:
-    """Whether its outputs can be compared."""
+    """Whether its outputs are deterministic."""
     return task not in ("chat", "random")
 
 
@@ -204,7 +204,7 @@ def lines_of(program: str, pairs: Sequence[Pair]) -> list[Line]:
 
 
 def is_same(one: tuple[int, ...] | str, other: tuple[int, ...] | str) -> bool:
-    """Whether two outputs are equal. Of texts one may go on: llama-lookup ends only behind all guesses of a
+    """Whether two outputs are equal. One text may be longer: llama-lookup ends only after all guesses of a
     step."""
     if isinstance(one, str) and isinstance(other, str):
         return one.startswith(other) or other.startswith(one)
@@ -218,27 +218,27 @@ def speed(answers: Sequence[Answer]) -> float:
 
 
 def decode_speed(answers: Sequence[Answer]) -> float:
-    """Tokens behind the first ones, over their time."""
+    """Tokens after the first ones, over their time."""
     seconds = sum(answer.decode_seconds for answer in answers)
     return sum(answer.tokens - 1 for answer in answers) / seconds if seconds else 0.0
 
 
 def server_pairs(kind: str, model: Path, prompts: Sequence[peers.Row]) -> list[Pair]:
-    """Each prompt to a llama-server without speculation, and to one with it."""
+    """Send each prompt to a llama-server without speculation, and to one with it."""
     program = peers.peers_folder() / "llama/bin/llama-server"
     label = f"llama-server {kind}"
     if not program.exists() or not model.exists():
         peers.say(f"{label}: left out: {program} or {model} is missing")
         return []
-    told = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
-    missing = [word for word in KINDS[kind] if word.startswith("--") and word not in told]
-    if missing or KINDS[kind][1] not in told:
+    found = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
+    missing = [word for word in KINDS[kind] if word.startswith("--") and word not in found]
+    if missing or KINDS[kind][1] not in found:
         peers.say(f"{label}: left out: this llama-server does not know {' '.join(KINDS[kind])}")
         return []
     peers.say(f"{label} ...")
     try:
         with server(program, model, []) as off, server(program, model, KINDS[kind]) as on:
-            # The first answer touches all weights. Not to a prompt: some kinds learn from other requests.
+            # The first answer touches all weights. Its prompt is not measured: some kinds learn from it.
             backwards = prompts[0]["token_ids"]
             assert isinstance(backwards, list)
             for url in (off, on):
@@ -251,7 +251,7 @@ def server_pairs(kind: str, model: Path, prompts: Sequence[peers.Row]) -> list[P
 
 @contextmanager
 def server(program: Path, model: Path, words: Sequence[str]) -> Iterator[str]:
-    """A llama-server while it is needed; its URL. Raises OSError if it does not start."""
+    """A llama-server until the end of the block; its URL. Raises OSError if it does not start."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -269,7 +269,7 @@ def server(program: Path, model: Path, words: Sequence[str]) -> Iterator[str]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    """Raises OSError if it ends, or takes too long."""
+    """Wait until it serves. Raises OSError if it ends, or takes too long."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -283,14 +283,14 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def served(url: str, prompt: peers.Row) -> Answer:
-    """Ask a llama-server. Raises OSError, ValueError, KeyError."""
+    """Send a prompt to a llama-server. Raises OSError, ValueError, KeyError."""
     body: dict[str, object] = {
         "prompt": prompt["token_ids"],
         "n_predict": prompt["max_tokens"],
         "temperature": prompt["temperature"],
         "top_k": 0,
         "top_p": 1.0,
-        "min_p": 0.0,  # as Octavo and vLLM draw without being told otherwise
+        "min_p": 0.0,  # the default of Octavo and vLLM
         "ignore_eos": prompt["ignore_eos"],
         "cache_prompt": False,
         "return_tokens": True,
@@ -305,10 +305,10 @@ def served(url: str, prompt: peers.Row) -> Answer:
         return served_answer(str(prompt["task"]), json.load(reply))
 
 
-def served_answer(task: str, told: Mapping[str, object]) -> Answer:
-    """What a llama-server answered, with its own timings. Raises KeyError, ValueError."""
-    timings = told["timings"]
-    tokens = told["tokens"]
+def served_answer(task: str, found: Mapping[str, object]) -> Answer:
+    """A llama-server's answer, with its own timings. Raises KeyError, ValueError."""
+    timings = found["timings"]
+    tokens = found["tokens"]
     if not isinstance(timings, dict) or not isinstance(tokens, list):
         raise ValueError("an answer without timings or tokens")
     decoding = float(timings["predicted_ms"]) / 1000
@@ -324,7 +324,7 @@ def served_answer(task: str, told: Mapping[str, object]) -> Answer:
 
 
 def lookup_pairs(model: Path, prompts: Sequence[peers.Row], folder: Path) -> list[Pair]:
-    """llama-lookup on the greedy prompts: it takes texts, and random tokens are none."""
+    """llama-lookup on the greedy prompts with a text."""
     program = peers.peers_folder() / "llama/bin/llama-lookup"
     if not program.exists() or not model.exists():
         peers.say(f"llama-lookup: left out: {program} or {model} is missing")
@@ -341,7 +341,7 @@ def lookup_pairs(model: Path, prompts: Sequence[peers.Row], folder: Path) -> lis
 
 
 def looked_up(program: Path, model: Path, prompt: peers.Row, guesses: int, folder: Path) -> Answer | None:
-    """One run; None with a line that says why."""
+    """One run; None, and a message, if it fails."""
     path, cores = folder / "prompt.txt", str(os.cpu_count() or 1)
     path.write_text(str(prompt["text"]), encoding="utf-8")
     command = [str(program), "-m", str(model), "-bf", str(path), "--no-escape", "--temp", "0", "-fa", "on"]
@@ -360,7 +360,8 @@ def looked_up(program: Path, model: Path, prompt: peers.Row, guesses: int, folde
 
 
 def lookup_answer(task: str, out: str, err: str) -> Answer | None:
-    """What llama-lookup printed: prompt and output on standard output, figures there or on standard error."""
+    """Parse the output of llama-lookup: prompt and output on standard output, figures there or on standard
+    error."""
     both = f"{out}\n{err}"
     encoded = re.search(r"encoded\s+\d+ tokens in\s+([\d.]+) seconds", both)
     decoded = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", both)
@@ -376,7 +377,7 @@ def lookup_answer(task: str, out: str, err: str) -> Answer | None:
 
 
 def vllm_pairs(path: Path, prompts: Sequence[peers.Row], folder: Path) -> list[Pair]:
-    """vLLM's own process without speculation, and then with it."""
+    """Run vLLM in its own process without speculation, and then with it."""
     root = peers.peers_folder()
     python, model = root / "vllm/bin/python", peers.models()["folder"]
     if not python.exists() or not model.exists():
@@ -415,7 +416,7 @@ def vllm_answer(row: peers.Row) -> Answer:
 
 
 def table_of(lines: Sequence[Line]) -> str:
-    """For a person, with the geometric mean of each program's ratios."""
+    """The table, with the geometric mean of each program's ratios."""
     header = ["program", "task", "prompts", "without", "with", "ratio", "decoding without", "with", "ratio"]
     header += ["changed", "accepted"]
     rows = [row_of(line) for line in lines]

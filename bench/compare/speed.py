@@ -1,4 +1,4 @@
-"""Speed beside the peers: the same model, the same lengths, in turns on one machine.
+"""Speed compared with the peers: the same model, the same lengths, alternately on one machine.
 
     python bench/compare/speed.py --rounds 3 --classes f32,bf16,8-bit,4-bit
 
@@ -7,10 +7,10 @@
     prefill  2,048 random tokens in                           prompt tokens/s
     W3       7,168 random tokens in, 64 out, 1 and 4 at once  decoded tokens/s (ours and llama.cpp)
 
-A round runs ours and then each peer of a precision class, so the machine's drift hits all alike; a ratio is
-taken within a round, and its median is told. llama.cpp is its own `llama-batched-bench` (no server between),
-which has no workload with a shared prefix and own tails, so W2 leaves it out; transformers submits all at
-once, so it has W1 at 32 only. vLLM runs compiled, as it does by default.
+A round runs ours and then each peer of a precision class, so the machine's drift affects all alike; a ratio
+is taken within a round, and the result is its median. llama.cpp is its own `llama-batched-bench` without a
+server; it has no workload with a shared prefix and different tails, so it has no W2. transformers submits all
+at once, so it has W1 only at 32. vLLM runs compiled, which is its default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEEP, DEEP_OUT, DEEP_AT_ONCE = 7168, 64, (1, 4)
 REQUESTS = 32
 OURS = "octavo"
 
-# What a contestant reached: speed in tokens/s by case, such as "W1 C=8".
+# A contestant's results: tokens/s by case, such as "W1 C=8".
 Speeds = dict[str, float]
 
 
@@ -44,7 +44,7 @@ class W1:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A program with its weights, and how to run it: workload and concurrencies in, speeds out."""
+    """A program with its weights, and a function that runs it: workload and concurrencies in, speeds out."""
 
     name: str
     run: Callable[[str, Sequence[int]], Speeds]
@@ -59,7 +59,7 @@ class Sample:
     contestant: str
     round_index: int
     tokens_per_s: float
-    busy_cores: float  # before the round: what others used
+    busy_cores: float  # used by other processes before the round
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,15 @@ def main() -> None:
         f"\nmost busy before a round: {peers.idle_in_words(max((s.busy_cores for s in samples), default=0))}"
     )
     if given.json:
-        told = {
+        result = {
             "samples": [asdict(each) for each in samples],
             "summary": [asdict(each) for each in summaries],
         }
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def contests_of(kv: str, sizes: W1) -> dict[str, list[Contestant]]:
-    """The contestants of each precision class, ours first. bf16 is of the folder, rounded where it is not."""
+    """The contestants of each precision class, ours first. bf16 uses the folder, rounded if it is float32."""
     files = peers.models()
     file = [files["Q4_1"]] if files["Q4_1"].exists() else []
 
@@ -158,7 +158,7 @@ def our_speeds(
 
 
 def our_runs(workload: str, concurrencies: Sequence[int], sizes: W1) -> list[list[str]]:
-    """The options of the runs that a workload takes; of W1 a single stream sends fewer requests."""
+    """The options of a workload's runs; a single stream of W1 sends fewer requests."""
     if workload == "W2":
         return [["--workload", "W2", "--prefix", str(SHARED), "--n", str(AT_ONCE)]]
     if workload == "W3":
@@ -170,11 +170,11 @@ def our_runs(workload: str, concurrencies: Sequence[int], sizes: W1) -> list[lis
     for count in concurrencies:
         requests = max(4, REQUESTS // 8) if count == 1 else max(REQUESTS, count)
         words += ["--conc", str(count), "--n", str(requests)]
-    return [words]  # one after another in one process, as the peers run them
+    return [words]  # one after another in one process, as for the peers
 
 
 def our_case(row: peers.Row, workload: str) -> Speeds:
-    """The figure of one line of ours; nothing of a line that is no report."""
+    """The figure of one line of ours; none if the line is no report."""
     about = row.get("workload")
     if not isinstance(about, dict):
         return {}
@@ -186,7 +186,7 @@ def our_case(row: peers.Row, workload: str) -> Speeds:
 
 
 def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int], sizes: W1) -> Speeds:
-    """`llama-batched-bench`, as its peers' script calls it."""
+    """Run `llama-batched-bench` with the options of the peers' script."""
     program = peers.peers_folder() / "llama/bin/llama-batched-bench"
     if workload == "W2":
         return {}
@@ -209,7 +209,7 @@ def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int], sizes
 
 
 def llama_case(row: peers.Row, workload: str, sizes: W1) -> Speeds:
-    """The figure of one line: output tokens over all of its time, or its prompt speed."""
+    """The figure of one line: output tokens over the whole time, or the prompt speed."""
     if workload == "prefill":
         return {"prefill": peers.number(row, "speed_pp")}
     if workload == "W3":
@@ -221,7 +221,7 @@ def llama_case(row: peers.Row, workload: str, sizes: W1) -> Speeds:
 def script_speeds(
     peer: str, words: Sequence[str | Path], workload: str, concurrencies: Sequence[int], sizes: W1
 ) -> Speeds:
-    """A peer's own script, through run.sh; `words`: what names its model and how it is held."""
+    """Run a peer's own script, through run.sh; `words`: its model and kind of weights."""
     runner = peers.scripts_folder() / "run.sh"
     files = [word for word in words if isinstance(word, Path)]
     missing = [path for path in (runner, installed(peer), *files) if not path.exists()]
@@ -243,7 +243,7 @@ def script_speeds(
 
 
 def installed(peer: str) -> Path:
-    """The interpreter of a peer's environment."""
+    """The path of the interpreter in a peer's environment."""
     return peers.peers_folder() / {"transformers": "oracle"}.get(peer, peer) / "bin/python"
 
 
@@ -258,7 +258,7 @@ def script_options(workload: str, concurrencies: Sequence[int], sizes: W1) -> li
 
 
 def script_case(row: peers.Row, workload: str) -> Speeds:
-    """The figure of one line; with one token out, its output tokens are its prompts."""
+    """The figure of one line; with one token out, output tokens count prompts."""
     if "out_tok_s" not in row:
         return {}
     if workload == "prefill":
@@ -273,7 +273,7 @@ def case_name(workload: str, concurrency: int) -> str:
 
 
 def summarise(samples: Sequence[Sample]) -> list[Summary]:
-    """One line for each contestant and case, ours first, in the order in which they were met."""
+    """One line for each contestant and case, ours first, in the order of their first figures."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for each in samples:
         found.setdefault((each.precision, each.case, each.contestant), {})[each.round_index] = (
@@ -305,7 +305,7 @@ def summarise(samples: Sequence[Sample]) -> list[Summary]:
 
 
 def table_of(summaries: Sequence[Summary]) -> str:
-    """For a person."""
+    """The table of results."""
     header = ["class", "case", "contestant", "median tok/s", "lowest", "highest", "ours / it", "rounds"]
     rows = [
         [

@@ -1,12 +1,12 @@
-"""What paging is for: ours beside transformers' `generate` with a static reservation, at equal KV bytes.
+"""The gain of paging: ours against transformers' `generate` with a static reservation, at equal KV bytes.
 
     python bench/compare/static.py --rounds 3
 
-Both hold float32 weights and float32 K and V in the same bytes. A static reservation gives every request
-room for the whole context window (2,048 tokens here), so few run at once; blocks hold what there is. W1: 32
-requests of 128 random tokens in, 128 out. transformers runs twice: with its static cache, whose attention
-also walks the empty slots, and with its growing cache at the same number of requests at once, which is the
-kinder reading.
+Both have float32 weights, and float32 K and V in the same number of bytes. A static reservation holds the
+whole context window (2,048 tokens here) for every request, so few run at once; blocks hold only existing
+tokens. W1: 32 requests of 128 random tokens in, 128 out. transformers runs twice: with its static cache,
+whose attention also reads empty slots, and with its growing cache at the same concurrency, which is more
+favourable to it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OURS = "octavo"
 
 
 def main() -> None:
-    """Run all rounds in turns and print medians and ratios."""
+    """Run all rounds and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--at-once", type=int, default=4, help="requests that the static reservation has room for"
+        "--at-once", type=int, default=4, help="requests that fit into the static reservation"
     )
     parser.add_argument("--peer", choices=("static", "dynamic"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def our_speed(at_once: int) -> float:
-    """W1 with all requests at once, in as many bytes of KV as the reservations take."""
+    """W1 with all requests at once, in the KV bytes of the reservations."""
     memory = f"{at_once * WINDOW * 45}KiB"
     words = ["--weights", "f32", "--kv", "f32", "--kv-memory", memory, "--json"]
     words += ["--workload", "W1", "--conc", str(REQUESTS), "--n", str(REQUESTS)]
@@ -60,7 +60,7 @@ def our_speed(at_once: int) -> float:
 
 
 def peer_speed(cache: str, at_once: int) -> float:
-    """This script again, in the environment that has transformers."""
+    """Run this script in the environment with transformers."""
     python = peers.peers_folder() / "oracle/bin/python"
     command: list[str | Path] = [python, __file__, "--peer", cache, "--at-once", str(at_once)]
     rows = peers.run_rows(command, f"transformers, {cache} cache")
@@ -68,7 +68,7 @@ def peer_speed(cache: str, at_once: int) -> float:
 
 
 def generate(cache: str, at_once: int) -> None:
-    """In the peer's environment: batches of as many as there is room for, one after another."""
+    """In the peer's environment: batches of as many as fit, one after another."""
     import torch
     from transformers import AutoModelForCausalLM, StaticCache
 

@@ -1,11 +1,11 @@
-"""Runs a program, reads its lines as they come with the time since its start, and watches its memory.
+"""Runs a program, reads its lines with their times since the start, and samples its memory.
 
     start ---- line ---- line ---- line ---- end
-      |  .  .  .  .  .  .  .  .  .  .  .  .  |      .: a look at /proc/PID/status, ten a second
+      |  .  .  .  .  .  .  .  .  .  .  .  .  |      .: a sample of /proc/PID/status, ten a second
 
-VmHWM is what the system itself remembers as the most that was resident, so no peak falls between two looks;
-it counts mapped pages of files, which the system may take back, and RssAnon does not. Linux only: elsewhere
-both are 0.
+VmHWM is the system's own record of the most resident memory, so no peak is missed between two samples. It
+counts mapped pages of files, which the system may reclaim; RssAnon does not. Linux only: elsewhere both are
+0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was printed, and seconds after the start."""
+    """A printed line, and its time in seconds after the start."""
 
     at_s: float
     text: str
@@ -35,17 +35,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program that ended. Memory is in bytes."""
+    """The result of a program. Memory is in bytes."""
 
     lines: tuple[Line, ...]
     seconds: float
     peak_bytes: int  # resident, with mapped pages of files
-    peak_anonymous_bytes: int  # of it, memory of its own
+    peak_anonymous_bytes: int  # part of it: anonymous memory
 
 
 def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 3600) -> Run | None:
-    """Run a program to its end, its standard error among its lines; None with a line that says why if it
-    fails or is not there."""
+    """Run a program to its end, with standard error among its lines; None, and a message, if it fails or
+    does not exist."""
     begun = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -58,7 +58,7 @@ def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 36
     except OSError as error:
         peers.say(f"{label}: left out: {error}")
         return None
-    watch = _Watch(process.pid)
+    watch = _MemorySampler(process.pid)
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()
     try:
@@ -67,7 +67,7 @@ def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 36
         status = process.wait()
     finally:
         timer.cancel()
-        process.kill()  # does nothing to one that has ended
+        process.kill()  # no effect on a process that has ended
         watch.finish()
     if status:
         last = next((line.text for line in reversed(lines) if line.text.strip()), "it said nothing")
@@ -78,8 +78,8 @@ def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 36
     return Run(lines, seconds, watch.peak_bytes, watch.peak_anonymous_bytes)
 
 
-class _Watch:
-    """Looks at one process's memory until it is told to finish."""
+class _MemorySampler:
+    """Samples one process's memory until `finish`."""
 
     def __init__(self, pid: int) -> None:
         self.peak_bytes = self.peak_anonymous_bytes = 0
@@ -89,7 +89,7 @@ class _Watch:
         self._thread.start()
 
     def finish(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
@@ -101,13 +101,13 @@ class _Watch:
 
     def _look(self) -> None:
         try:
-            told = self._status.read_text(encoding="ascii", errors="replace")
+            status = self._status.read_text(encoding="ascii", errors="replace")
         except OSError:
             return
-        self.peak_bytes = max(self.peak_bytes, _kilobytes(_PEAK, told))
-        self.peak_anonymous_bytes = max(self.peak_anonymous_bytes, _kilobytes(_ANONYMOUS, told))
+        self.peak_bytes = max(self.peak_bytes, _kilobytes(_PEAK, status))
+        self.peak_anonymous_bytes = max(self.peak_anonymous_bytes, _kilobytes(_ANONYMOUS, status))
 
 
-def _kilobytes(pattern: re.Pattern[str], told: str) -> int:
-    found = pattern.search(told)
+def _kilobytes(pattern: re.Pattern[str], status: str) -> int:
+    found = pattern.search(status)
     return 0 if found is None else int(found.group(1)) << 10

@@ -2,15 +2,15 @@
 
     python bench/cuda/attention.py
 
-Decoding reads at least 256 MB of K and V, so that nothing comes from a cache: walked, split, and what the
-engine would choose. Aim: 0.9 of the copy rate. Launches are captured, so the host's time does not count.
+Decoding reads at least 256 MB of K and V, so that nothing comes from a cache: walked, split, and the engine's
+choice. Target: 0.9 of the copy rate. Launches are captured, so the host's time does not count.
 """
 
 from __future__ import annotations
 
 import torch
 from measuring import Probe, begin, copy_rate, medians, parser
-from shapes import LLAMA_8B, TINY, Attending, Chunks, Shape, make_context, queries, split_programs
+from shapes import LLAMA_8B, TINY, AttentionRun, Chunks, Shape, make_context, queries, split_programs
 from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.device.triton.attention_work import prefill_tokens_per_tile
@@ -25,7 +25,7 @@ def decoding(probe: Probe, shape: Shape, kind: str, batch: int, rate: float) -> 
     context = make_context(shape, batch, length, kind, probe.device)
     chunks = Chunks([(row, length - 1, 1) for row in range(batch)])
     q = queries(shape, batch, probe.dtypes[0], probe.device)
-    attending = Attending(context, q, chunks, 1)
+    attending = AttentionRun(context, q, chunks, 1)
     programs = split_programs(probe, shape.kv_heads)
     bodies = {"walk": attending.walk, "split": lambda: attending.split(programs)}
     if probe.is_cuda:
@@ -49,11 +49,11 @@ def decoding(probe: Probe, shape: Shape, kind: str, batch: int, rate: float) -> 
 
 
 def prefill(probe: Probe, shape: Shape, kind: str, tokens: int) -> None:
-    """One chunk of `tokens` from position 0, beside torch's attention over contiguous K and V."""
+    """One chunk of `tokens` from position 0, and torch's attention over contiguous K and V."""
     context = make_context(shape, 1, tokens, kind, probe.device)
     q = queries(shape, tokens, probe.dtypes[0], probe.device)
     per_tile = prefill_tokens_per_tile(shape.heads, shape.kv_heads, shape.head)
-    attending = Attending(context, q, Chunks([(0, 0, tokens)]), per_tile)
+    attending = AttentionRun(context, q, Chunks([(0, 0, tokens)]), per_tile)
     heads = q.reshape(1, tokens, shape.heads, shape.head).transpose(1, 2)
     k, v = (torch.randn_like(heads[:, : shape.kv_heads]).contiguous() for _ in range(2))
     times = medians(

@@ -1,15 +1,16 @@
-"""The probe of bits: does a row keep its bits alone and in any crowd, in any tiling, cut in any way?
+"""Checks that a row has the same bits alone and in any batch, in any tiling, with any split.
 
     python bench/cuda/bits.py
 
     products     every tiling and row count against one row alone; a gated product against two; cuBLASLt's
-                 bits beside them, by shape
-    attention    split against walk, many times, for which of its programs merges is chance; alone against
-                 crowd, a prefill's rows against decoding
-    norms        alone against crowd
+                 bits too, by shape
+    attention    split against walk, many times, since the merging program is random; alone against batch, a
+                 prefill's rows against decoding
+    norms        alone against batch
     vocabulary   the argmax against the logits
 
-Each line says how many numbers differ; the summary lists what is not equal, and then the exit status is 1.
+Each line has the number of differing values; the summary lists the differences, and the exit status is 1 if
+there are any.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shapes import (
     LLAMA_8B,
     QWEN3_06B,
     TINY,
-    Attending,
+    AttentionRun,
     Chunks,
     Shape,
     make_context,
@@ -52,7 +53,7 @@ TILINGS = {
 
 
 class Bits:
-    """Comparisons, and what was not equal."""
+    """Compares results, and collects differences."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
@@ -60,7 +61,7 @@ class Bits:
         self.count = 0
 
     def compare(self, what: str, about: str, got: Tensor, want: Tensor, *, counts: bool = True) -> None:
-        """`counts`: ours must be equal; of others it is only told."""
+        """`counts`: a difference fails; for other libraries it is only printed."""
         assert got.shape == want.shape
         differ = got != want
         num_differ = int(differ.sum())
@@ -76,7 +77,7 @@ class Bits:
 
 
 def instructions(seen: set[int]) -> dict[str, int]:
-    """How often the newest variant of `multiply` has each kind of product; looks into Triton's caches."""
+    """Counts of each product instruction in the newest variant of `multiply`, from Triton's caches."""
     try:
         made = [k for cache in multiply.device_caches.values() for k in cache[0].values()]  # type: ignore[attr-defined]
         new = [kernel for kernel in made if id(kernel) not in seen]
@@ -88,7 +89,7 @@ def instructions(seen: set[int]) -> dict[str, int]:
 
 
 def products(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ...], names: list[str]) -> None:
-    """The first tiling's bits are those that all others must have."""
+    """All tilings must have the bits of the first."""
     probe, seen = bits.probe, set[int]()
     for name in names:
         outputs, inputs = shape.products[name]
@@ -105,12 +106,12 @@ def products(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ...]
             try:
                 linear(out, x, weight, tiling=tiling)
                 probe.wait()
-            except Exception as error:  # noqa: BLE001 - too much shared memory, say
+            except Exception as error:  # noqa: BLE001 - for example too much shared memory
                 probe.emit("product tiling", case=f"{about} {label}", error=str(error)[:300])
                 continue
             base = out.clone() if base is None else base
-            told = instructions(seen) if probe.is_cuda else {}
-            bits.compare("product tiling", f"{about} {label} {told or ''}".strip(), out, base)
+            counts_of_kinds = instructions(seen) if probe.is_cuda else {}
+            bits.compare("product tiling", f"{about} {label} {counts_of_kinds or ''}".strip(), out, base)
         assert base is not None, "no tiling works"
         alone = torch.empty((1, outputs), dtype=dtype, device=probe.device)
         for row in (0, max(rows) // 2, max(rows) - 1):
@@ -131,7 +132,7 @@ def products(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ...]
 
 
 def vocabulary(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ...]) -> None:
-    """Logits alone and in a crowd, and the argmax of the same rows."""
+    """Logits alone and in a batch, and the argmax of the same rows."""
     probe = bits.probe
     about = f"{shape.name} {str(dtype).removeprefix('torch.')}"
     weight = random_matrix(shape.vocab, shape.hidden, dtype, probe.device, 3)
@@ -172,7 +173,7 @@ def norms(bits: Bits, size: int, dtype: torch.dtype, rows: tuple[int, ...]) -> N
 
 
 def attention(bits: Bits, shape: Shape, dtype: torch.dtype, kind: str, length: int) -> None:
-    """Decoding rows alone, in a crowd, walked and split; and the same positions within a prefill."""
+    """Decoding rows alone, in a batch, walked and split; and the same positions within a prefill."""
     probe = bits.probe
     about = f"{shape.name} {str(dtype).removeprefix('torch.')} {kind}"
     probe.note(f"attention {about}")
@@ -180,7 +181,7 @@ def attention(bits: Bits, shape: Shape, dtype: torch.dtype, kind: str, length: i
     ends = [0, 256] if probe.tiny else [0, 1, 15, 63, 64, 255, 256, 257, 511, length // 2, length - 2]
     crowd = Chunks([(index % 4, at, 1) for index, at in enumerate((*ends, length - 1))])
     q = queries(shape, crowd.num_tokens, dtype, probe.device)
-    whole = Attending(context, q, crowd, 1)
+    whole = AttentionRun(context, q, crowd, 1)
     walked = whole.walk().clone()
     for programs in (3,) if probe.tiny else (1, 3, 66):
         whole.out.zero_()
@@ -190,24 +191,25 @@ def attention(bits: Bits, shape: Shape, dtype: torch.dtype, kind: str, length: i
     probe.emit("attention again", case=about, times=again, differ=sum(differ))
     bits.unequal += [f"attention again: {about}"] * (sum(differ) > 0)
     for index, chunk in enumerate(crowd.each):
-        alone = Attending(context, q[index : index + 1], Chunks([chunk]), 1)
+        alone = AttentionRun(context, q[index : index + 1], Chunks([chunk]), 1)
         bits.compare("attention alone", f"{about} walk {chunk}", alone.walk()[0], walked[index])
         bits.compare("attention alone", f"{about} split {chunk}", alone.split()[0], walked[index])
     per_tile = prefill_tokens_per_tile(shape.heads, shape.kv_heads, shape.head)
     first, count = (length // 2, 70) if length > 400 else (length // 2, 20)
     q = queries(shape, count, dtype, probe.device)
-    prefill = Attending(context, q, Chunks([(1, first, count)]), per_tile).walk()
-    steps = Chunks([(1, first + i, 1) for i in range(count)])  # K and V of all are there already
+    prefill = AttentionRun(context, q, Chunks([(1, first, count)]), per_tile).walk()
+    steps = Chunks([(1, first + i, 1) for i in range(count)])  # K and V of all are stored already
     bits.compare(
-        "attention prefill", f"{about} against decoding", prefill, Attending(context, q, steps, 1).walk()
+        "attention prefill", f"{about} against decoding", prefill, AttentionRun(context, q, steps, 1).walk()
     )
-    cut = Attending(context, q, Chunks([(1, first, 7), (1, first + 7, count - 7)]), per_tile)
+    cut = AttentionRun(context, q, Chunks([(1, first, 7), (1, first + 7, count - 7)]), per_tile)
     bits.compare("attention prefill", f"{about} in two chunks", cut.walk(), prefill)
     bits.compare("attention prefill", f"{about} split", cut.split(), prefill)
 
 
 def main() -> None:
-    """What is compiled fastest first; each variant of a kernel takes seconds the first time."""
+    """Run the checks, those with fast compilation first: each variant of a kernel takes seconds the first
+    time."""
     probe = begin("bits", parser(__doc__).parse_args())
     bits = Bits(probe)
     rows = (1, 17, 65) if probe.tiny else ROWS

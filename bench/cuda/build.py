@@ -1,4 +1,4 @@
-"""The machine, and Octavo on it, without a network; then the kernels. The first script of all.
+"""Checks the machine, builds Octavo on it without a network, and runs the kernels. The first script to run.
 
     python bench/cuda/build.py [--wheels FOLDER] [--no-build] [--no-kernels]
 
@@ -7,8 +7,8 @@
                 into src/octavo, where PYTHONPATH=src finds it
     kernels     kernels_on_device.py
 
-What is missing is said, and the rest goes on. The tests in tests/device/triton cannot run on a GPU: their
-tensors are on the CPU, and their conftest sets TRITON_INTERPRET. `kernels_on_device.py` stands for them.
+Missing parts are printed, and the rest continues. The tests in tests/device/triton cannot run on a GPU: their
+tensors are on the CPU, and their conftest sets TRITON_INTERPRET. `kernels_on_device.py` replaces them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ print(float(x.sum()))
 
 
 def emit(what: str, **values: object) -> None:
-    """One line of results."""
+    """Print a line of results."""
     print(json.dumps({"probe": "build", "what": what, **values}), flush=True)
 
 
 def run(command: list[str], timeout_s: float, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command, its output kept."""
+    """Run a command, and capture its output."""
     print(f"[build] {' '.join(command)}", file=sys.stderr, flush=True)
     try:
         return subprocess.run(
@@ -62,7 +62,7 @@ def run(command: list[str], timeout_s: float, **variables: str) -> subprocess.Co
 
 
 def check_imports() -> list[str]:
-    """Those that are missing, each import in this process."""
+    """The packages whose import fails in this process."""
     missing = []
     for group, names in {"kernels": KERNELS, "engine": ENGINE, "web": WEB, "others": OTHERS}.items():
         found, lost = {}, {}
@@ -78,7 +78,7 @@ def check_imports() -> list[str]:
 
 
 def check_tools() -> None:
-    """Compilers and their versions."""
+    """Print the compilers and their versions."""
     for name in ("c++", "g++", "gcc", "clang++", "cmake", "ninja", "nvcc", "ptxas", "nvidia-smi", "make"):
         path = shutil.which(name)
         said = "" if path is None else run([path, "--version"], 20).stdout.strip().partition("\n")[0]
@@ -88,7 +88,7 @@ def check_tools() -> None:
 
 
 def check_device() -> bool:
-    """Whether a kernel can be started there; exits where there is no device."""
+    """Whether a kernel can be started on the device; exits if there is no device."""
     import torch
 
     from octavo.device.devices import find_cuda_obstacle, words_of
@@ -118,7 +118,7 @@ def check_device() -> bool:
 
 
 def install(wheels: Path | None, target: Path, timeout_s: float) -> bool:
-    """Octavo with its native module, in one way or the other; whether it can be imported then."""
+    """Install Octavo with its native module. Returns whether it can be imported."""
     if wheels is not None and any(wheels.glob("*.whl")):
         pip = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(wheels)]
         own = sorted(wheels.glob("octavo-*.whl"))
@@ -159,7 +159,7 @@ def install(wheels: Path | None, target: Path, timeout_s: float) -> bool:
 
 
 def copy_module(target: Path) -> None:
-    """The installed module beside the sources too, since PYTHONPATH=src comes first."""
+    """Copy the installed module into the sources, since PYTHONPATH=src comes first."""
     code = "import octavo._native as n; print(n.__file__)"
     made = run([sys.executable, "-P", "-c", code], 60, PYTHONPATH="")
     path = Path(made.stdout.strip())
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--wheels", type=Path, help="a folder of carried wheels")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels")
     parser.add_argument("--target", type=Path, default=ROOT / "src" / "octavo", help="where the module goes")
     parser.add_argument("--no-build", action="store_true")
     parser.add_argument("--no-kernels", action="store_true")

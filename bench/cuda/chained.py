@@ -1,7 +1,7 @@
-"""Triton's interpreter with products as tensor cores make them: each element one chain over K, in order.
+"""Triton's interpreter with products in the order of tensor cores: each element is one chain over K.
 
-NumPy's own depend on a tile's shape, and with some BLAS on a row's place in it, so what is compared bit for
-bit without a GPU needs these.
+The bits of NumPy's products depend on a tile's shape, and with some BLAS libraries on the position of a row,
+so bitwise comparisons without a GPU need these.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def chained_dot(
 
 
 def chain_products() -> None:
-    """From now on, in this process."""
+    """Use these products in this process."""
     from triton.runtime import interpreter
 
     interpreter.InterpreterBuilder.create_dot = chained_dot

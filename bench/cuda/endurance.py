@@ -1,10 +1,10 @@
-"""Minutes of mixed load in this process: is throughput flat, and is memory?
+"""Minutes of mixed load in this process: are throughput and memory constant?
 
     python bench/cuda/endurance.py --seconds 480
 
-Random lengths, greedy and sampled, penalties now and then, two choices, shared prefixes, cancelled requests,
-a pool that is too small, host memory below it. A line each half minute, and a summary: the last half's tokens
-per second against the first's, and how memory grew after the first quarter.
+Random lengths, greedy and sampled, some penalties, two choices, shared prefixes, cancelled requests, a pool
+that is too small, and an offload tier in host memory. Prints a line each half minute, and a summary: the last
+half's tokens per second against the first's, and the growth of memory after the first quarter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ GROWTH_MAX = 64 << 20  # bytes of host memory, and of the device's
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was so at one moment."""
+    """The state at one moment."""
 
     at: float
     output_tokens: int
     host_bytes: int
-    device_bytes: int  # as the driver tells
+    device_bytes: int  # according to the driver
     allocated_bytes: int  # by torch
 
 
@@ -56,7 +56,7 @@ class Load:
         return [self._rng.randrange(2, self._shape.vocab) for _ in range(count)]
 
     def add(self, llm: LLM) -> int:
-        """One more request: how many choices it has."""
+        """Add a request. Returns its number of choices."""
         rng = self._rng
         prompt = self._tokens(max(1, int(self._longest * rng.random() ** 2)))
         if rng.random() < 0.3:
@@ -81,14 +81,14 @@ class Load:
         return n
 
     def cancel_due(self, llm: LLM) -> None:
-        """Those whose time has come, finished or not."""
+        """Cancel the requests that are due, finished or not."""
         now = time.perf_counter()
         while self.cancel_soon and self.cancel_soon[0][0] <= now:
             llm.cancel(self.cancel_soon.popleft()[1])
 
 
 def sample(probe: Probe, started: float, output_tokens: int) -> Sample:
-    """Now."""
+    """A sample of the present state."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     device_bytes = allocated = 0
     if probe.is_cuda:
@@ -122,7 +122,7 @@ def run(probe: Probe, llm: LLM, load: Load, seconds: float, every_s: float, in_f
 
 
 def tell(probe: Probe, llm: LLM, before: Sample, now: Sample, finishes: Counter[str]) -> None:
-    """One line."""
+    """Print one line."""
     stats = llm.engine.stats
     probe.note(f"{now.output_tokens:,} tokens")
     probe.emit(
@@ -143,7 +143,7 @@ def tell(probe: Probe, llm: LLM, before: Sample, now: Sample, finishes: Counter[
 
 
 def summary(probe: Probe, samples: list[Sample]) -> bool:
-    """Whether it was flat, from the first quarter on."""
+    """Print the summary. Returns whether throughput and memory were constant after the first quarter."""
     rest = samples[len(samples) // 4 :]
     first, middle, last = rest[0], rest[len(rest) // 2], rest[-1]
     halves = [
@@ -166,7 +166,7 @@ def summary(probe: Probe, samples: list[Sample]) -> bool:
 
 
 def main() -> None:
-    """0.6B by default: more steps in the same time."""
+    """Run the load; 0.6B by default, for more steps in the same time."""
     made = parser(__doc__)
     made.add_argument("--shape", choices=list(SHAPES), default="0.6B")
     made.add_argument("--seconds", type=float, default=480.0)

@@ -1,6 +1,6 @@
-"""Models of random weights, made on the device itself, and engines over them in this process.
+"""Models with random weights, generated on the device, and engines over them in this process.
 
-The weights are drawn there layer by layer; nothing is read from a file. Needs Octavo's native module.
+Weights are generated layer by layer; no file is read. Needs Octavo's native module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ONE_ID = b"random weights".ljust(32, b"\0")
 
 
 class LetterTokenizer:
-    """Token t is the letter of t mod 26; text to tokens is its inverse, from 26 on. Token 1 ends."""
+    """Token t is letter t mod 26; encoding gives tokens from 26 on. Token 1 ends."""
 
     special_ids = control_ids = stop_ids = frozenset([1])
 
@@ -54,7 +54,7 @@ class LetterTokenizer:
         self.chat_template = ChatTemplate(_TEMPLATE)
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Letters alone."""
+        """Token ids of a text of letters."""
         return [_LETTERS + ord(letter) - ord("a") for letter in text]
 
     def token_bytes(self, token: int) -> bytes:
@@ -62,11 +62,11 @@ class LetterTokenizer:
         return bytes([ord("a") + token % _LETTERS])
 
     def close(self) -> None:
-        """It has nothing."""
+        """Nothing to close."""
 
 
 def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed: int = 0) -> LoadedModel:
-    """Weights of the shape in the backend's type, on its device."""
+    """A model of the shape in the backend's type, on its device."""
     device, dtype = backend.torch_device, cast(DeviceWeights, backend.weights).dtype
     seeds = iter(range(seed * 100_000, (seed + 1) * 100_000))
 
@@ -117,18 +117,18 @@ def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed:
 
 
 def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> TorchBackend:
-    """Octavo's kernels on the probe's device, bfloat16 unless said otherwise."""
+    """Octavo's kernels on the probe's device, bfloat16 by default."""
     return compiled_backend(probe.device, dtype or probe.dtypes[0], available_memory)
 
 
 def start(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> StartedEngine:
-    """An engine that no thread rope_tables yet."""
+    """An engine that no thread steps yet."""
     return engine_over(loaded, backend, options)
 
 
 @contextmanager
 def open_llm(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> Iterator[LLM]:
-    """An `LLM` over the model; it is closed at the end."""
+    """An `LLM` over the model, closed at the end of the block."""
     with mock.patch.object(
         llm_module, "build_engine", lambda model, options, progress: start(loaded, backend, options)
     ):
@@ -141,7 +141,7 @@ def open_llm(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) 
 
 @contextmanager
 def one_tiling(probe: Probe) -> Iterator[None]:
-    """On a CPU all tiles have one size: there BLAS multiplies them, and sums larger ones otherwise."""
+    """On a CPU, use one tile size: BLAS multiplies tiles there, and sums larger ones in another order."""
     if probe.is_cuda:
         yield
         return
@@ -157,19 +157,19 @@ def one_tiling(probe: Probe) -> Iterator[None]:
 
 
 def forward_of(llm: LLM) -> DeviceForward:
-    """What computes its steps."""
+    """The engine's `DeviceForward`."""
     forward = llm.started.runner.forward
     assert isinstance(forward, DeviceForward)
     return forward
 
 
 def essence(choice: CompletionOutput) -> list[tuple[int, bytes]]:
-    """Its tokens, each with its logprobs' bits."""
-    told = []
+    """An answer's tokens, each with the bits of its logprobs."""
+    found = []
     for token, at in zip(choice.token_ids, choice.logprobs or [{}] * len(choice.token_ids), strict=True):
         numbers = np.array([one.logprob for one in at.values()], np.float64)
-        told.append((token, numbers.tobytes() + np.array(list(at), np.int32).tobytes()))
-    return told
+        found.append((token, numbers.tobytes() + np.array(list(at), np.int32).tobytes()))
+    return found
 
 
 def random_prompts(count: int, lengths: tuple[int, int], vocab: int, seed: int) -> list[list[int]]:
@@ -183,7 +183,7 @@ def random_prompts(count: int, lengths: tuple[int, int], vocab: int, seed: int) 
 
 @dataclass(slots=True)
 class Chat:
-    """A session, and what was said in it."""
+    """A session and its messages."""
 
     llm: EngineClient
     output: int  # tokens of an answer
@@ -191,7 +191,8 @@ class Chat:
     messages: list[ChatMessage] = field(default_factory=list)
 
     async def say(self, text: str) -> dict[str, float]:
-        """Seconds to the first token; tokens of the prompt that were said before, and that were found."""
+        """Run a turn. Returns seconds to the first token, the prompt tokens of earlier turns, and the cached
+        ones."""
         self.messages.append(ChatMessage("user", text))
         params = SamplerParams(max_tokens=self.output, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()

@@ -1,14 +1,14 @@
-"""What exactness costs: the engine with Octavo's products, and with cuBLAS in their place.
+"""The cost of exactness: the engine with Octavo's products, and with cuBLAS in their place.
 
     python bench/cuda/exact_cost.py --shape 8B
 
-    exact          as it is
-    layers         products of layers by torch.mm; the vocabulary as it is
-    everything     the vocabulary too, and torch's argmax
+    exact          Octavo's kernels
+    layers         products of layers by torch.mm, the vocabulary by Octavo's kernels
+    everything     the vocabulary by torch.mm too, and torch's argmax
 
-There is no `--exact off` yet: names in `octavo.device` are replaced while an engine is made and runs. Aim: at
-most 10 % of tokens per second. The engines are measured one after the other, in rounds, since each needs
-its own graphs; the best round counts.
+There is no `--exact off` yet: names in `octavo.device` are patched while an engine is created and runs.
+Target: at most 10 % of tokens per second. The engines are measured one after another, in rounds, since each
+needs its own graphs; the best round counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}
 
 
 def fast_linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """As `octavo.device.triton.linear.linear`, by cuBLAS."""
+    """`octavo.device.triton.linear.linear` by cuBLAS."""
     if bias is None:
         torch.mm(x, weight.T, out=out)
     else:
@@ -41,7 +41,7 @@ def fast_linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 
 
 def fast_gated(out: Tensor, x: Tensor, weight: Tensor, activation: str, bias: Tensor | None = None) -> None:
-    """As `octavo.device.triton.linear.linear_gated`, by torch's product and its own silu."""
+    """`octavo.device.triton.linear.linear_gated` by torch's product and silu."""
     assert activation == "silu"
     both = x.new_empty((x.shape[0], weight.shape[0]))
     fast_linear(both, x, weight, bias)
@@ -51,14 +51,14 @@ def fast_gated(out: Tensor, x: Tensor, weight: Tensor, activation: str, bias: Te
 def fast_argmax(
     out: Tensor, x: Tensor, weight: Tensor, scratch: ArgmaxScratch, soft_cap: float | None = None
 ) -> None:
-    """As `octavo.device.triton.vocabulary.argmax`, through logits in the activations' type."""
+    """`octavo.device.triton.vocabulary.argmax` through logits in the activations' type."""
     assert soft_cap is None
     out.copy_(torch.mm(x, weight.T).argmax(1))
 
 
 @contextmanager
 def products_of(mode: str) -> Iterator[None]:
-    """While it is open, engines multiply in this way."""
+    """Engines in this block use the products of this mode."""
     with ExitStack() as stack:
         if mode != "exact":
             stack.enter_context(mock.patch.object(lowering, "linear", fast_linear))
@@ -69,7 +69,7 @@ def products_of(mode: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Mode by mode, twice."""
+    """Measure each mode, twice."""
     made = parser(__doc__)
     made.add_argument("--shape", choices=list(SHAPES), default="8B")
     made.add_argument("--rounds", type=int, default=2)

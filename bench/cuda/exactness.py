@@ -4,8 +4,8 @@
 
     alone = crowd = chunked = preempted = overlapped = prefix hit = guessed tokens
 
-Greedy, sampled with a seed, filtered, penalised (by the host's sampler); with logprobs and without. A line
-for each circumstance, and for the first difference; the exit status is 1 if there was one.
+Greedy, sampled with a seed, filtered, penalised (by the host's sampler); with logprobs and without. Prints a
+line for each circumstance, and for its first difference; the exit status is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ TINY_ONES = ("alone", "crowd", "prefix hit", "preempted, overlapped, with a host
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """How all the requests are run; what is compared are the answers."""
+    """Settings under which all requests run, to compare their answers."""
 
     name: str
     options: StartOptions
     at_once: bool = True
-    rounds: int = 1  # the last one's answers count: the earlier ones leave blocks to be found
+    rounds: int = 1  # the last one's answers count: earlier ones fill the cache
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The requests."""
+class RequestSet:
+    """The requests of a comparison."""
 
     prompts: list[list[int]]
     params: list[SamplingParams]
 
 
-def requests(vocab: int, count: int, tiny: bool) -> Asked:
-    """Of all kinds in turn."""
+def requests(vocab: int, count: int, tiny: bool) -> RequestSet:
+    """Requests of all kinds, alternately."""
     lengths, output = ((3, 9), 4) if tiny else ((5, 400), 60)
     kinds: list[dict[str, object]] = [
         {"temperature": 0.0},
@@ -69,11 +69,11 @@ def requests(vocab: int, count: int, tiny: bool) -> Asked:
         SamplingParams(max_tokens=output - index % 3, ignore_eos=True, seed=index, **kinds[index % 6])  # type: ignore[arg-type]
         for index in range(count)
     ]
-    return Asked(prompts, params)
+    return RequestSet(prompts, params)
 
 
 def circumstances(num_bytes: int, longest: int, kv: str, tiny: bool) -> Iterator[Circumstance]:
-    """`num_bytes` of a block; `longest` blocks are the most that one request needs."""
+    """The circumstances. `num_bytes` of a block; `longest`: the most blocks of one request."""
     plain = StartOptions(
         kv=kv,
         kv_memory_bytes=num_bytes * (100 if tiny else 4000),
@@ -103,8 +103,8 @@ def circumstances(num_bytes: int, longest: int, kv: str, tiny: bool) -> Iterator
     yield Circumstance("guessed tokens", dataclasses.replace(plain, speculate="ngram"))
 
 
-def answers(llm: LLM, asked: Asked, circumstance: Circumstance) -> list[RequestOutput]:
-    """In the order of the requests."""
+def answers(llm: LLM, asked: RequestSet, circumstance: Circumstance) -> list[RequestOutput]:
+    """The answers, in the order of the requests."""
     for _ in range(circumstance.rounds):
         if circumstance.at_once:
             made = llm.generate(asked.prompts, asked.params)
@@ -115,7 +115,7 @@ def answers(llm: LLM, asked: Asked, circumstance: Circumstance) -> list[RequestO
 
 
 def first_difference(got: list[RequestOutput], want: list[RequestOutput]) -> dict[str, object] | None:
-    """The first token, or logprob, that is another."""
+    """The first token or logprob that differs."""
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         mine, theirs = essence(one.outputs[0]), essence(other.outputs[0])
         for place, (a, b) in enumerate(zip(mine, theirs, strict=False)):
@@ -134,8 +134,8 @@ def first_difference(got: list[RequestOutput], want: list[RequestOutput]) -> dic
     return None
 
 
-def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, asked: Asked) -> int:
-    """All circumstances of one model; how many differ from the first one."""
+def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, asked: RequestSet) -> int:
+    """Compare all circumstances of one model. Returns the number that differ from the first."""
     spec = loaded.model.spec
     block = Layout(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, BLOCK, kv)).bytes_per_block
     longest = max(
@@ -155,7 +155,7 @@ def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, a
             with open_llm(loaded, backend, circumstance.options) as llm:
                 got = answers(llm, asked, circumstance)
                 stats = llm.engine.stats
-        except Exception as error:  # noqa: BLE001 - told; the next circumstance may go
+        except Exception as error:  # noqa: BLE001 - printed; the next circumstance may work
             probe.emit(
                 "exactness", model=about, circumstance=circumstance.name, equal=False, error=repr(error)[:400]
             )
@@ -183,7 +183,7 @@ def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, a
 
 
 def main() -> None:
-    """The tiny model, then 0.6B, then other types: what is compiled first is what matters most."""
+    """The tiny model, then 0.6B, then other types: the most important ones are compiled first."""
     probe = begin("exactness", parser(__doc__).parse_args())
     bf16, fp16, f32 = torch.bfloat16, torch.float16, torch.float32
     runs = [(TINY, 24, bf16, "bf16"), (QWEN3_06B, 48, bf16, "bf16"), (QWEN3_06B, 48, bf16, "int8")]

@@ -1,4 +1,4 @@
-"""Launches of kernels beside torch's float64: products, rows, moves. See `kernels_on_device.py`."""
+"""Launches of kernels with torch's float64 results: products, rows, moves. See `kernels_on_device.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDING = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  #
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One launch, and what it should come to; `bound` is the error that is allowed, of the largest number."""
+    """One launch and its expected result; `bound` is the allowed error, relative to the largest number."""
 
     kernel: str
     about: str
@@ -35,13 +35,13 @@ class Numbers:
         self._generator = torch.Generator(device).manual_seed(11)
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Normally distributed."""
+        """A tensor of normally distributed numbers."""
         made = torch.randn(shape, device=self.device, generator=self._generator)
         return made.to(dtype or self.dtype)
 
 
 def products(new: Numbers, tiny: bool) -> Iterator[Case]:
-    """Of every tiling, with bias and residual, and with inputs that fill no block."""
+    """Products in every tiling, with bias and residual, and with inputs that are no whole block."""
     bound = ROUNDING[new.dtype]
     sizes = [(96, 64), (70, 72)] if tiny else [(6144, 4096), (1000, 72)]
     rows = (1, 17, 65) if tiny else (1, 2, 16, 17, 63, 64, 65, 130, 1030)
@@ -147,7 +147,7 @@ def rows(new: Numbers, tiny: bool) -> Iterator[Case]:
 
 
 def moves(new: Numbers) -> Iterator[Case]:
-    """Blocks and plans: exactly."""
+    """Copies of blocks, and plans: exact results."""
 
     def run_blocks() -> tuple[Tensor, Tensor]:
         data = torch.randint(0, 255, (9, 12288), dtype=torch.uint8, device=new.device)

@@ -1,9 +1,9 @@
-"""Each kernel against torch's own result in float64, on the device: the largest errors by kernel and type.
+"""Each kernel against torch's result in float64, on the device: the largest errors by kernel and type.
 
     python bench/cuda/kernels_on_device.py
 
-A kernel that fails is told and the others go on; the exit status is 1 where one failed or is off by more than
-its type's rounding. An illegal access ends it all, and the line before it names the kernel.
+A failure is printed and the other kernels continue; the exit status is 1 if one failed or its error is larger
+than its type's rounding. An illegal access ends the script, and the line before it names the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from kernel_cases import ROUNDING, Case, Numbers, moves, products, rows
 from measuring import Probe, begin, parser
-from shapes import LLAMA_8B, TINY, Attending, Chunks, Context, Shape, make_context, queries
+from shapes import LLAMA_8B, TINY, AttentionRun, Chunks, Context, Shape, make_context, queries
 from torch import Tensor
 
 from octavo.device.layout import LARGEST_CODE, allocate_pool
@@ -25,7 +25,7 @@ from octavo.kernels.contract import KvShape
 
 
 def heads(new: Numbers, shape: Shape, kinds: tuple[str, ...]) -> Iterator[Case]:
-    """q, k normed and rotated; K and V into their slots."""
+    """The kernel that norms and rotates q and k, and stores K and V into their slots."""
     for kind in kinds:
 
         def run(kind: str = kind) -> tuple[Tensor, Tensor]:
@@ -68,14 +68,14 @@ def held(context: Context, row: int) -> tuple[Tensor, Tensor]:
 
 
 def _blocks_of(part: Tensor, own: Tensor) -> Tensor:
-    """Torch indexes no fp8 everywhere, but bytes."""
+    """The blocks as bytes, since torch cannot index fp8 everywhere."""
     if part.dtype != torch.float8_e4m3fn:
         return part[own]
     return part.view(torch.uint8)[own].view(part.dtype)
 
 
 def attention(new: Numbers, shape: Shape, kinds: tuple[str, ...], length: int) -> Iterator[Case]:
-    """Both ways, decoding and prefill."""
+    """Attention walked and split, for decoding and prefill."""
     steps = {
         "decode": Chunks([(0, length - 1, 1), (1, length // 2, 1), (2, 0, 1)]),
         "prefill": Chunks([(0, length // 3, 40), (1, 0, 9), (2, 3, 1)]),
@@ -89,7 +89,7 @@ def attention(new: Numbers, shape: Shape, kinds: tuple[str, ...], length: int) -
             context = make_context(shape, 3, length, kind, new.device)
             q = queries(shape, chunks.num_tokens, new.dtype, new.device)
             tokens = 1 if is_one else prefill_tokens_per_tile(shape.heads, shape.kv_heads, shape.head)
-            attending = Attending(context, q, chunks, tokens)
+            attending = AttentionRun(context, q, chunks, tokens)
             got = attending.walk() if way == "walk" else attending.split(5)
             want, at = [], 0
             for row, start, count in chunks.each:
@@ -105,13 +105,13 @@ def attention(new: Numbers, shape: Shape, kinds: tuple[str, ...], length: int) -
 
 
 def check(probe: Probe, case: Case, dtype: torch.dtype) -> bool:
-    """Run one, and tell how far it is off."""
+    """Run one case, and print its error."""
     probe.note(f"{case.kernel}: {case.about}, {dtype}")
     about = {"kernel": case.kernel, "case": case.about, "dtype": str(dtype).removeprefix("torch.")}
     try:
         got, want = case.run()
         probe.wait()
-    except Exception as error:  # noqa: BLE001 - told, and the others go on
+    except Exception as error:  # noqa: BLE001 - printed; the others continue
         probe.emit("kernel", **about, ok=False, error=f"{type(error).__name__}: {error}"[:600])
         return False
     far = (got.double() - want).abs().max() / want.abs().max().clamp(min=1e-30)
@@ -121,7 +121,7 @@ def check(probe: Probe, case: Case, dtype: torch.dtype) -> bool:
 
 
 def main() -> None:
-    """All kernels, type by type."""
+    """Check all kernels, type by type."""
     probe = begin("kernels_on_device", parser(__doc__).parse_args())
     shape, length = (TINY, 300) if probe.tiny else (LLAMA_8B, 1500)
     kinds = ("f32", "int8", "fp8") if probe.tiny else ("bf16", "fp16", "int8", "fp8")

@@ -1,10 +1,10 @@
-"""What every probe needs: the device, JSON lines, medians of interleaved runs, the copy rate.
+"""Common parts of the probes: the device, JSON lines, medians of interleaved runs, the copy rate.
 
-Import it first: on a CPU Triton must know that it interprets before it is imported for the first time.
+Import it first: for a CPU, it must set TRITON_INTERPRET before Triton is imported.
 
-    stdout    one JSON object a line, of which the first tells the machine
+    stdout    one JSON object a line; the first describes the machine
     stderr    progress
-    exit      0; 1 with one line where there is no such device; 2 for wrong arguments
+    exit      0; 1 with one line if there is no such device; 2 for wrong arguments
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch import Tensor
 from octavo.device.devices import find_cuda_obstacle, words_of
 from octavo.device.graphs import GraphMemory, Replay
 
-LIMIT_S = 540.0  # of a script, less than the ten minutes of a slot
-_COPY_BYTES = 8 << 30  # at most a quarter of what is free; an H200 copies 1 GiB at 2.8 TB/s, 8 GB at 4.3
-_ROUND_S = 0.03  # what a round of replays should take at least, so that events are precise
+LIMIT_S = 540.0  # of a script, less than a time slot of ten minutes
+_COPY_BYTES = 8 << 30  # at most a quarter of the free memory; an H200 copies 1 GiB at 2.8 TB/s, 8 GB at 4.3
+_ROUND_S = 0.03  # the least time of a round of replays, so that events are precise
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Probe:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those of tensor cores; the interpreter's products of bfloat16 are wrong."""
+        """The types of tensor cores; without bfloat16 in the interpreter, whose products are wrong."""
         return (torch.bfloat16, torch.float16) if self.is_cuda else (torch.float32,)
 
     @property
@@ -64,17 +64,17 @@ class Probe:
         return "bf16" if self.is_cuda else "f32"
 
     def emit(self, what: str, **values: object) -> None:
-        """One line of results."""
-        told = {key: _rounded(value) for key, value in values.items()}
-        print(json.dumps({"probe": self.name, "what": what, **told}), flush=True)
+        """Print a line of results."""
+        rounded = {key: _rounded(value) for key, value in values.items()}
+        print(json.dumps({"probe": self.name, "what": what, **rounded}), flush=True)
 
     def note(self, text: str) -> None:
-        """Progress."""
+        """Print progress."""
         seconds = time.perf_counter() - self.started
         print(f"[{self.name} {seconds:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def has_time(self, what: str, needed_s: float = 0.0) -> bool:
-        """Whether so many seconds are left; otherwise a line says what is left out."""
+        """Whether so many seconds are left; otherwise prints what is skipped."""
         left = self.limit_s - (time.perf_counter() - self.started)
         if left < needed_s or left < 0:
             self.emit("skipped", left_out=what, seconds_left=left)
@@ -82,12 +82,12 @@ class Probe:
         return True
 
     def wait(self) -> None:
-        """For all that the device was given."""
+        """Wait for all work on the device."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
     def free(self) -> None:
-        """Give back what no tensor uses, so that the next phase finds it."""
+        """Release unused device memory for the next phase."""
         import gc
 
         gc.collect()
@@ -96,22 +96,22 @@ class Probe:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """What all scripts take."""
+    """The common arguments."""
     made = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     made.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu with --tiny")
-    made.add_argument("--tiny", action="store_true", help="tiny shapes: does the script run at all")
-    made.add_argument("--limit-s", type=float, default=LIMIT_S, help="what would take longer is left out")
+    made.add_argument("--tiny", action="store_true", help="tiny shapes, to check that the script runs")
+    made.add_argument("--limit-s", type=float, default=LIMIT_S, help="skip parts that would take longer")
     return made
 
 
 def begin(name: str, given: argparse.Namespace) -> Probe:
-    """Check the device, and tell the machine. Exits where it cannot be used."""
+    """Check the device, and print the machine. Exits if it cannot be used."""
     device = torch.device(given.device)
     if device.type == "cpu":
         if not given.tiny:
             raise SystemExit(f"{name}: --device cpu interprets kernels, so it needs --tiny")
         torch.set_num_threads(1)
-        np.seterr(all="ignore")  # the interpreter computes what kernels mask
+        np.seterr(all="ignore")  # the interpreter computes masked elements too
         chain_products()
     else:
         obstacle = find_cuda_obstacle()
@@ -144,7 +144,7 @@ def begin(name: str, given: argparse.Namespace) -> Probe:
 
 
 def seconds_of(probe: Probe, body: Callable[[], object], rounds: int = 7) -> float:
-    """Median time of one call, launched anew each time."""
+    """Median time of one call, without graphs."""
     return medians(probe, {"": body}, rounds, captured=False)[""]
 
 
@@ -196,7 +196,7 @@ def _repeats(probe: Probe, call: Callable[[], object]) -> int:
 
 
 def _elapsed(probe: Probe, call: Callable[[], object], repeats: int) -> float:
-    """Seconds of one of several calls."""
+    """Seconds of one call, from the time of several."""
     if not probe.is_cuda:
         started = time.perf_counter()
         for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""The live baseline: transformers' continuous batching on the same card, with random weights."""
+"""The baseline: transformers' continuous batching on the same card, with random weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shapes import Shape
 
 
 def generate_batch(probe: Probe, shape: Shape, batches: dict[int, list[list[int]]], output: int) -> None:
-    """Tokens per second of `generate_batch` for each number of prompts. If it fails, a line says why."""
+    """Tokens per second of `generate_batch` for each number of prompts. Prints the reason if it fails."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints
+        with contextlib.redirect_stdout(sys.stderr):  # it prints to stdout
             model = _model(probe, shape)
-    except Exception as error:  # noqa: BLE001 - the peer's affair
+    except Exception as error:  # noqa: BLE001 - any error of the peer
         probe.emit("transformers", shape=shape.name, error=f"{type(error).__name__}: {error}"[:400])
         return
     for count, prompts in batches.items():
@@ -79,7 +79,7 @@ def _generate(
         options["continuous_batching_config"] = ContinuousBatchingConfig(**small)
     # `generate_batch` forbids gradients itself; within `torch.inference_mode` some versions fail on a GPU.
     if not probe.tiny:
-        model.generate_batch(inputs=prompts, generation_config=how, **options)  # graphs, first touches
+        model.generate_batch(inputs=prompts, generation_config=how, **options)  # warm-up
     started = time.perf_counter()
     made = model.generate_batch(inputs=prompts, generation_config=how, **options)
     probe.wait()

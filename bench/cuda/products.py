@@ -1,9 +1,10 @@
-"""Products of few rows: GB/s of weights, beside torch.matmul (cuBLAS) in interleaved rounds; 8B's shapes.
+"""Products of few rows: GB/s of weights, compared with torch.matmul (cuBLAS) in interleaved rounds; 8B's
+shapes.
 
-    python bench/cuda/products.py             as the engine chooses tiles
-    python bench/cuda/products.py --sweep     other tiles too: which would be faster
+    python bench/cuda/products.py             with the engine's tiles
+    python bench/cuda/products.py --sweep     with other tiles too
 
-Each body goes through several copies of the weights, more than any cache holds.
+Each call uses the next of several copies of the weights, which together are larger than any cache.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COLD = 256e6  # bytes of all copies together, at least
 def bodies_of(
     x: Tensor, weights: list[Tensor], out: Tensor, tilings: dict[str, Tiling | None]
 ) -> dict[str, Callable[[], object]]:
-    """Each goes through all weights once."""
+    """The bodies; each uses all copies of the weights once."""
 
     def octavo(tiling: Tiling | None) -> Callable[[], object]:
         def body() -> None:
@@ -43,7 +44,7 @@ def bodies_of(
 
 
 def swept(rows: int) -> dict[str, Tiling | None]:
-    """Tiles that might do better."""
+    """Other tiles that may be faster."""
     made: dict[str, Tiling | None] = {}
     columns = 16 if rows <= 16 else 32 if rows <= 32 else 64
     for outputs, warps, stages, inputs in itertools.product((16, 32, 64, 128), (2, 4, 8), (4, 6), (64, 128)):
@@ -54,7 +55,7 @@ def swept(rows: int) -> dict[str, Tiling | None]:
 
 
 def name_of(tiling: Tiling) -> str:
-    """Its sizes."""
+    """The name of a tiling by its sizes."""
     return f"{tiling.rows}x{tiling.outputs} w{tiling.num_warps} s{tiling.num_stages} k{tiling.block_k}"
 
 
@@ -69,11 +70,11 @@ def measure(probe: Probe, shape: Shape, name: str, rows: int, rate: float, *, sw
     out = torch.empty((rows, outputs), dtype=dtype, device=probe.device)
     tilings: dict[str, Tiling | None] = {"octavo": None}
     for label, tiling in (swept(rows) if sweep else {}).items():
-        try:  # too much shared memory is found here
+        try:  # fails here for too much shared memory
             linear(out, x, weights[0], tiling=tiling)
             probe.wait()
             tilings[label] = tiling
-        except Exception as error:  # noqa: BLE001 - told
+        except Exception as error:  # noqa: BLE001 - printed
             probe.note(f"{label}: {str(error)[:80]}")
     times = medians(probe, bodies_of(x, weights, out, tilings), rounds=5 if sweep else 9)
     seconds = {label: each / copies for label, each in times.items()}
@@ -97,7 +98,7 @@ def measure(probe: Probe, shape: Shape, name: str, rows: int, rate: float, *, sw
 
 
 def main() -> None:
-    """8B first, few rows first; then 0.6B."""
+    """Measure 8B, then 0.6B; few rows first."""
     made = parser(__doc__)
     made.add_argument("--sweep", action="store_true", help="try other tiles")
     given = made.parse_args()

@@ -73,12 +73,12 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Of all of it."""
+        """The device of its tensors."""
         return self.tables.device
 
     @property
     def bytes_per_token(self) -> int:
-        """Of K, V and scales that attention reads."""
+        """Bytes of K, V and scales per token."""
         return self.pool.layout.bytes_per_layer // self.pool.shape.block_size
 
 
@@ -106,7 +106,7 @@ def make_context(shape: Shape, rows: int, length: int, kind: str, device: torch.
     pool = allocate_pool(KvShape(1, shape.kv_heads, shape.head, size, kind), rows * width + 1, device)
     generator = torch.Generator(device).manual_seed(7)
     for part in (pool.keys(0), pool.values(0)):
-        for some in part.split(4096):  # float32 of all of it at once would be much
+        for some in part.split(4096):  # float32 of the whole would be large
             numbers = torch.randn(some.shape, device=device, generator=generator)
             some.copy_((numbers * 40).clamp(-127, 127) if pool.layout.has_scales else numbers)
     if pool.layout.has_scales:
@@ -121,8 +121,8 @@ def queries(shape: Shape, num_tokens: int, dtype: torch.dtype, device: torch.dev
     return torch.randn((num_tokens, shape.heads * shape.head), device=device, generator=generator).to(dtype)
 
 
-class Attending:
-    """Attention of some chunks over a context, in either way; everything is on the device beforehand."""
+class AttentionRun:
+    """Attention of some chunks over a context, walked or split, with all data on the device."""
 
     def __init__(self, context: Context, q: Tensor, chunks: Chunks, tokens_per_tile: int) -> None:
         rows, starts, lengths = chunks.columns()
@@ -140,12 +140,12 @@ class Attending:
         self.partitions = self._work.items_max
 
     def walk(self) -> Tensor:
-        """By one program for each tile and kv head."""
+        """One program for each tile and kv head."""
         attend_walking(self.out, self._q, self._context.pool, 0, self._step, self._work, self._form)
         return self.out
 
     def split(self, programs: int = 66) -> Tensor:
-        """By a fixed grid, and a merge."""
+        """A fixed grid, and a merge."""
         kv = self._context.pool.shape
         if self._scratch is None:
             self._scratch = allocate_scratch(
@@ -171,14 +171,14 @@ class Attending:
 
 
 def split_programs(probe: Probe, kv_heads: int) -> int:
-    """As `compiled_step` chooses them."""
+    """The programs that `compiled_step` chooses."""
     if not probe.is_cuda:
         return 2
     return 4 * torch.cuda.get_device_properties(probe.device).multi_processor_count // kv_heads
 
 
 def random_matrix(outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    """(outputs, inputs), rows of length about one."""
+    """(outputs, inputs), rows of norm about one."""
     generator = torch.Generator(device).manual_seed(seed)
     made = torch.randn((outputs, inputs), device=device, generator=generator, dtype=dtype)
     return made.mul_(inputs**-0.5)

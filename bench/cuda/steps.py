@@ -4,11 +4,11 @@
     python bench/cuda/steps.py --shape 8B
     python bench/cuda/steps.py --shape 8B --no-peer
 
-    replay      the captured step and its argmax alone, by events: aim 0.85 of the floor at batch 1
+    replay      the captured step and its argmax alone, by events: target 0.85 of the floor at batch 1
     engine      tokens per second through the engine in this process, overlap 1
-    gap         device time without work in each step of 32, from torch's profiler: aim 50 us
-    kernels     where the device's time goes in those steps: us a step of each kernel, the largest first
-    sampled     other ways to draw, beside greedy tokens
+    gap         device time without work in each step of 32, from torch's profiler: target 50 us
+    kernels     us a step of each kernel in those steps, the largest first
+    sampled     other sampling parameters, compared with greedy
     peer        transformers' continuous batching on the same card
 
 Each shape takes three to six minutes.
@@ -41,7 +41,7 @@ _KERNELS_SHOWN = 24
 
 
 def workload(count: int, tiny: bool) -> Workload:
-    """128 random tokens in, 128 out, `count` of them at once: as the peer is asked."""
+    """128 random tokens in, 128 out, `count` requests at once, as for the peer."""
     return w1(count, 4, 3, count) if tiny else w1(max(4, count), 128, 128, count)
 
 
@@ -71,7 +71,8 @@ def tokens_per_s(probe: Probe, llm: LLM, shape: Shape, counts: tuple[int, ...], 
 
 
 def sampled(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
-    """The same requests drawn in other ways: what sampling on the device costs beside greedy tokens."""
+    """The same requests with other sampling parameters: the cost of sampling on the device compared with
+    greedy."""
     load = workload(count, probe.tiny)
     prompts = prompts_of(load, shape.vocab)
     common: dict[str, Any] = {"max_tokens": load.output, "ignore_eos": True, "seed": 1}
@@ -94,7 +95,7 @@ def sampled(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
 
 
 def replays(probe: Probe, llm: LLM, shape: Shape, rate: float) -> None:
-    """What the device needs for the captured steps that the engine has made, contexts as they stand."""
+    """Device time of the engine's captured steps, with the present contexts."""
     arithmetic = forward_of(llm).arithmetic
     assert isinstance(arithmetic, CompiledArithmetic)
     num_bytes = shape.weights_read * probe.dtypes[0].itemsize
@@ -170,7 +171,7 @@ def host_gap(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
 
 
 def main() -> None:
-    """One shape, or both."""
+    """Measure one shape, or both."""
     made = parser(__doc__)
     made.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
     made.add_argument("--no-peer", action="store_true", help="without transformers")

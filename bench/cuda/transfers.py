@@ -1,12 +1,12 @@
-"""Blocks between the GPU and the host: their speed, and what a tier in host memory is worth.
+"""Transfers of blocks between GPU and host: their speed, and the gain of an offload tier in host memory.
 
     python bench/cuda/transfers.py
 
-    copies       blocks one at a time, and many, through DeviceBlocks, beside one large pinned copy
-    preemption   a pool too small for what runs, with and without host memory below it
-    session      a chat suspended to a folder, resumed, and its next turn, beside computing it all again
+    copies       blocks one at a time, and many, through DeviceBlocks, compared with one large pinned copy
+    preemption   a pool too small for the running requests, with and without an offload tier in host memory
+    session      a chat suspended to a folder, resumed, and its next turn, compared with recomputing it
 
-Copies are of whole models' blocks; engines are of 0.6B.
+Copies use blocks of whole models; engines are of 0.6B.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BLOCK = 16
 
 
 def kv_shape(shape: Shape, kind: str) -> KvShape:
-    """Of the whole model."""
+    """The KV shape of the whole model."""
     return KvShape(shape.layers, shape.kv_heads, shape.head, BLOCK, kind)
 
 
@@ -100,7 +100,7 @@ def copies(probe: Probe, shape: Shape, kind: str) -> None:
 
 
 def for_each(move: Callable[[int], object], count: int) -> None:
-    """Block after block."""
+    """Copy one block after another."""
     for index in range(count):
         move(index)
 
@@ -108,7 +108,7 @@ def for_each(move: Callable[[int], object], count: int) -> None:
 def in_batches(
     move: Callable[[Sequence[tuple[int, memoryview]]], None], places: Sequence[tuple[int, memoryview]]
 ) -> None:
-    """As the transfer worker moves them."""
+    """Copy in batches, as the transfer worker does."""
     for first in range(0, len(places), BATCH_MAX):
         move(places[first : first + BATCH_MAX])
 
@@ -172,7 +172,7 @@ def preemption(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBa
 
 
 async def session(probe: Probe, shape: Shape, llm: EngineClient) -> None:
-    """Suspended, resumed, gone on with; and as much computed anew."""
+    """Suspend a chat, resume it, and run its next turn; compare with recomputing it."""
     length, output = (20, 3) if probe.tiny else (6000, 32)
     rng = np.random.default_rng(3)
 
@@ -187,7 +187,7 @@ async def session(probe: Probe, shape: Shape, llm: EngineClient) -> None:
     view = await llm.sessions.suspend("", chat.session_id)
     suspended_s = time.perf_counter() - started
     for _ in range(0 if probe.tiny else 6):
-        await Chat(llm, output).say(text(length))  # the pool's blocks get other owners
+        await Chat(llm, output).say(text(length))  # overwrites the pool's blocks
     started = time.perf_counter()
     await llm.sessions.resume("", chat.session_id)
     resumed_s = time.perf_counter() - started
@@ -206,7 +206,7 @@ async def session(probe: Probe, shape: Shape, llm: EngineClient) -> None:
 
 
 def sessions(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBackend) -> None:
-    """With a folder below, and host memory before it."""
+    """Sessions with a disk cache, without and with host memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         options = StartOptions(
             kv=probe.kv,
@@ -222,14 +222,14 @@ def sessions(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBack
         llm = EngineClient.over(started.engine, loaded.tokenizer, started.facts, 16, started.sessions)
         try:
             asyncio.run(asyncio.wait_for(session(probe, shape, llm), 240))
-        except Exception as error:  # noqa: BLE001 - told
+        except Exception as error:  # noqa: BLE001 - printed
             probe.emit("session", shape=shape.name, error=repr(error)[:400])
         finally:
             llm.close()
 
 
 def main() -> None:
-    """Copies, preemption, sessions."""
+    """Measure copies, preemption and sessions."""
     probe = begin("transfers", parser(__doc__).parse_args())
     shape = TINY if probe.tiny else QWEN3_06B
     of_blocks = [(QWEN3_06B, "bf16"), (LLAMA_8B, "bf16"), (LLAMA_8B, "int8")]

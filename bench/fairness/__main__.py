@@ -1,4 +1,4 @@
-"""`python -m bench.fairness [MODEL]`: what a quiet tenant notices of a flood, as a table or JSON lines."""
+"""`python -m bench.fairness [MODEL]`: the effect of a flood on a quiet tenant, as a table or JSON lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Annotated
 
 import typer
-from bench.fairness.fairness import Found, Scenario, bound_s, measure
+from bench.fairness.fairness import Scenario, SituationResult, bound_s, measure
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +25,7 @@ def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json
     with show_progress() as tell:
         llm = start_engine(model, options, tell)
         try:
-            tell("a quiet tenant alone, beside a flood, and beside a flood without tenants")
+            tell("a quiet tenant alone, during a flood, and during a flood without tenants")
             found = asyncio.run(measure(llm, scenario))
         finally:
             llm.close()
@@ -36,8 +36,8 @@ def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json
         Console(highlight=False).print(table_of(found))
 
 
-def line_of(found: Found, all_of_them: list[Found]) -> dict[str, object]:
-    """One situation for a program; seconds."""
+def line_of(found: SituationResult, all_of_them: list[SituationResult]) -> dict[str, object]:
+    """One situation as JSON; times in seconds."""
     return {
         "situation": found.situation,
         "first_token_p50_s": quantile(sorted(found.first_token_s), 0.5),
@@ -51,9 +51,9 @@ def line_of(found: Found, all_of_them: list[Found]) -> dict[str, object]:
     }
 
 
-def table_of(found: list[Found]) -> Table:
+def table_of(found: list[SituationResult]) -> Table:
     """A row for each situation."""
-    table = Table(title="A quiet tenant beside a flood")
+    table = Table(title="A quiet tenant during a flood")
     for column in (
         "situation", "first token p50 / p95, ms", "allowed p95, ms", "step p95, ms", "steps until admitted",
         "flood tok/s", "flood's blocks / maximum",
@@ -76,13 +76,13 @@ def table_of(found: list[Found]) -> Table:
 
 def main(
     model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
-    clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
+    clients: Annotated[int, typer.Option(help="Clients of the flooding tenant.", min=1)] = 48,
     requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
     kv_memory: Annotated[str, typer.Option(help="KV memory of the engine.")] = "64MiB",
-    max_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    max_seqs: Annotated[int, typer.Option(help="Most running sequences.", min=1)] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
+    """Measure the effect of a flooding tenant on a quiet one, with quotas and fair turns and without."""
     options = StartOptions(
         backend="native",
         kv_memory_bytes=parse_bytes(kv_memory, "--kv-memory"),

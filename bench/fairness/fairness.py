@@ -1,11 +1,12 @@
-"""What a quiet tenant notices of one that floods the server: alone, with quotas and turns, and first come.
+"""The effect of a flooding tenant on a quiet one: alone, with quotas and fair turns, and first come first
+served.
 
     flood   |||||||||||||||||||||||||||||||||||||||   many clients, each sends its next request at once
-    quiet      |      |      |      |      |          one client, a request every now and then
+    quiet      |      |      |      |      |          one client with occasional requests
                <-> time to first token
 
-Requests of the same shape in each situation, on one served model. A step is what the flood's running answers
-see of it: the time between two of their tokens.
+Requests have the same shape in each situation, on one served model. Step times are the times between two
+tokens of the flood's running answers.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ class Scenario:
 
 
 @dataclass(slots=True)
-class Found:
-    """What one situation showed."""
+class SituationResult:
+    """The measurements of one situation."""
 
     situation: str
     first_token_s: list[float] = field(default_factory=list)  # of the quiet tenant's requests
     admitted_steps: list[int] = field(default_factory=list)  # steps until one held its blocks
     between_s: list[float] = field(default_factory=list)  # of the flood's tokens
     flood_tokens: int = 0
-    flood_blocks: int = 0  # at most, when looked at
+    flood_blocks: int = 0  # the most in any sample
     flood_maximum: int | None = None
     seconds: float = 0.0
 
     @property
     def first_token_p95_s(self) -> float:
-        """Of the quiet tenant."""
+        """The quiet tenant's time to first token."""
         return quantile(sorted(self.first_token_s), 0.95)
 
     @property
     def step_p95_s(self) -> float:
-        """As the flood saw it; 0 where there was none."""
+        """The flood's time between tokens; 0 if there was no flood."""
         return quantile(sorted(self.between_s), 0.95) if self.between_s else 0.0
 
 
-def bound_s(alone: Found, flooded: Found) -> float:
-    """What the quiet tenant may have to wait: half as long again as alone, and two steps."""
+def bound_s(alone: SituationResult, flooded: SituationResult) -> float:
+    """The bound of the quiet tenant's wait: 1.5 times that alone, and two steps."""
     return 1.5 * alone.first_token_p95_s + 2.0 * flooded.step_p95_s
 
 
 def policies(llm: EngineClient, scenario: Scenario) -> list[TenantPolicy]:
-    """The quiet tenant is guaranteed what two of its requests need; the flood may have all the rest."""
+    """The quiet tenant's guarantee holds two of its requests; the flood's maximum is the rest."""
     pool = llm.engine.scheduler.ledger
     needed = -(-(scenario.prompt + scenario.quiet_output) // pool.block_size)
     guaranteed = min(2 * needed, pool.pool.num_blocks // 2)
@@ -80,8 +81,8 @@ def policies(llm: EngineClient, scenario: Scenario) -> list[TenantPolicy]:
     ]
 
 
-async def measure(llm: EngineClient, scenario: Scenario) -> list[Found]:
-    """Alone, flooded with tenants, flooded without. Raises RequestFailed."""
+async def measure(llm: EngineClient, scenario: Scenario) -> list[SituationResult]:
+    """Measure alone, flooded with tenants, and flooded without. Raises RequestFailed."""
     bounds = policies(llm, scenario)
     found = [await _situation(llm, scenario, "alone", flood="", quiet="")]
     await llm.control.set_tenants(bounds)
@@ -93,8 +94,10 @@ async def measure(llm: EngineClient, scenario: Scenario) -> list[Found]:
     return found
 
 
-async def _situation(llm: EngineClient, scenario: Scenario, name: str, *, flood: str, quiet: str) -> Found:
-    found, generator = Found(name), random.Random(name)
+async def _situation(
+    llm: EngineClient, scenario: Scenario, name: str, *, flood: str, quiet: str
+) -> SituationResult:
+    found, generator = SituationResult(name), random.Random(name)
     started = time.perf_counter()
     clients = [
         asyncio.create_task(_flood(llm, scenario, flood, generator, found))
@@ -118,7 +121,7 @@ async def _situation(llm: EngineClient, scenario: Scenario, name: str, *, flood:
 
 
 async def _until_full(llm: EngineClient) -> None:
-    """Until the flood has as much as it can have."""
+    """Wait until the flood holds as many blocks as it can."""
     for _ in range(100):
         await asyncio.sleep(_PAUSE_S)
         if (await llm.stats()).waiting > 0:
@@ -127,9 +130,9 @@ async def _until_full(llm: EngineClient) -> None:
 
 
 async def _flood(
-    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: SituationResult
 ) -> None:
-    """One client that never rests."""
+    """One client of the flood: requests without a pause."""
     while True:
         prompt = tuple(_tokens(llm, scenario.prompt, generator))
         stream = await llm.submit(
@@ -148,9 +151,9 @@ async def _flood(
 
 
 async def _quiet(
-    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: SituationResult
 ) -> None:
-    """One request of the quiet tenant."""
+    """Run one request of the quiet tenant."""
     prompt = tuple(_tokens(llm, scenario.prompt, generator))
     submitted = time.perf_counter()
     stream = await llm.submit(Request(prompt=prompt, params=_params(scenario.quiet_output), tenant=tenant))
@@ -170,7 +173,7 @@ async def _quiet(
 
 
 async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
-    """Looked at once in each step."""
+    """Steps until the request is admitted, checked once in each."""
     steps = 0
     while (view := await llm.control.request(request_id)) is not None:
         if all(sequence.state is not State.WAITING for sequence in view.sequences):
@@ -179,8 +182,8 @@ async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
     return steps
 
 
-async def _watch(llm: EngineClient, tenant: str, found: Found) -> None:
-    """How many blocks the flood holds, now and then."""
+async def _watch(llm: EngineClient, tenant: str, found: SituationResult) -> None:
+    """Sample the number of blocks that the flood holds."""
     while True:
         totals = (await llm.control.kv()).totals
         uses = () if totals is None else totals.tenants

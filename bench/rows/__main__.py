@@ -28,7 +28,7 @@ def main(
     threads: Annotated[int | None, typer.Option(help="Default: one per core.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Measure the whole step of 1 to 17 rows: no count should be dearer than a larger one."""
+    """Measure the whole step of 1 to 17 rows: no count should cost more than a larger one."""
     probe_machine()
     _native.set_num_threads(threads or available_cores())
     table = Table(title=f"1 to 17 rows, {_native.simd_probe()['chosen']}: medians")

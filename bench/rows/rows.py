@@ -1,10 +1,10 @@
-"""What a decoding step costs by the rows that it computes: no count should be dearer than a larger one.
+"""The cost of a decoding step by its number of rows: no count should cost more than a larger one.
 
     chunk        R positions of one sequence, as with R - 1 guesses
     sequences    one position of each of R sequences
 
-The real model's step, and the vocabulary with the likeliest token of each row. All counts are measured in
-turn, round after round, so that a machine that drifts drifts for all of them; the medians are told.
+Measures the real model's step, and the vocabulary with the likeliest token of each row. Each round measures
+all counts, so the machine's drift affects all alike; the result is the medians.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALLS = 3  # of a count in a round: the least of them
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """One count of rows; seconds are medians over the rounds. `dearer`: the whole over that of the cheapest
+    """One count of rows; seconds are medians over the rounds. `dearer`: its time over that of the cheapest
     larger count, for the worse of both kinds; 1: none is cheaper."""
 
     rows: int
@@ -49,8 +49,7 @@ def measure_rows(
     rounds: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[RowCost]:
-    """All counts, ascending, when all rounds are done; `context` positions stand before the rows. Raises
-    ConfigError, ModelError."""
+    """Measure all counts, ascending; `context` positions precede the rows. Raises ConfigError, ModelError."""
     ops = NativeOps(weights)
     given = load_model(resolve(model, tell), ops, progress=tell).model
     spec = given.spec
@@ -85,7 +84,7 @@ def measure_rows(
 
 
 def _batch(tables: Ints, starts: Sequence[int], lengths: Sequence[int]) -> HostBatch:
-    """Chunks of arbitrary tokens, all of whose rows are wanted."""
+    """Chunks of arbitrary tokens, with logits for all rows."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     positions = np.concatenate(ranges).astype(np.int32)

@@ -1,4 +1,4 @@
-"""`python -m bench.sessions [MODEL]`: what a suspended chat's next turn costs after kill -9."""
+"""`python -m bench.sessions [MODEL]`: the cost of a suspended chat's next turn after kill -9."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from bench.sessions.sessions import Resumed, Scenario, measure
+from bench.sessions.sessions import Scenario, SecondTurn, measure
 from rich.console import Console
 
 from octavo.bench.offline import quantile
@@ -18,7 +18,7 @@ from octavo.cli.main import run_command
 
 
 def run(words: Sequence[str], folder: str | None, scenario: Scenario, *, as_json: bool) -> None:
-    """Measure and print; the disk cache is in a folder of its own, which is removed, unless one is given."""
+    """Measure and print. Without a given folder, the disk cache is in a temporary one."""
     console = Console(stderr=True, highlight=False)
     with tempfile.TemporaryDirectory() as temporary, console.status("starting a server") as status:
         turns = measure(words, Path(folder or temporary), scenario, status.update)
@@ -31,7 +31,7 @@ def run(words: Sequence[str], folder: str | None, scenario: Scenario, *, as_json
         out.print(line)
 
 
-def lines_of(turns: Sequence[Resumed]) -> list[str]:
+def lines_of(turns: Sequence[SecondTurn]) -> list[str]:
     """The report."""
     said, new = [turn.said for turn in turns], [turn.prompt_tokens - turn.said for turn in turns]
     resumed = [turn.seconds_resumed * 1000 for turn in turns]
@@ -51,9 +51,9 @@ def lines_of(turns: Sequence[Resumed]) -> list[str]:
 
 def main(
     model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Chats that are suspended.", min=1, max=1000)] = 50,
+    n: Annotated[int, typer.Option("--n", help="Suspended chats.", min=1, max=1000)] = 50,
     lines: Annotated[
-        int, typer.Option(help="Lines of the first question, 12 tokens or so each.", min=1)
+        int, typer.Option(help="Lines of the first question, about 12 tokens each.", min=1)
     ] = 60,
     out: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 32,
     folder: Annotated[
@@ -63,7 +63,7 @@ def main(
     disk_size: Annotated[str, typer.Option(help="Size of the disk cache's file.")] = "2GiB",
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Suspend chats, kill the server with -9, start it again: what the next turns cost."""
+    """Suspend chats, kill the server with -9, start it again, and measure the next turns."""
     words = [*([model] if model else []), "--kv-memory", kv_memory, "--disk-size", disk_size]
     run(words, folder, Scenario(n, lines, out), as_json=as_json)
 

@@ -1,11 +1,11 @@
 """Sessions over a restart: many chats are suspended, the server is killed with -9 and started again, and the
-next turn of each is timed; then the same turns on a server that has to compute all of it.
+next turn of each is timed; then the same turns on a server without their blocks.
 
     serve --disk-cache F     turn 1 of each, suspend     SIGKILL
     serve --disk-cache F     turn 2 of each              SIGKILL      "resumed"
     serve                    turn 2 of each, no session  SIGKILL      "recomputed"
 
-The servers are processes of their own, so that what is measured is what a client of a real one meets.
+The servers are separate processes, so the measured times are those of real clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from octavo.errors import RequestFailed
 from octavo.sse_reader import SseReader
 
-_READY_S = 600.0  # a model may have to be fetched
+_READY_S = 600.0  # it may download the model
 _ANSWER_S = 600.0
 _NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0}
 JsonObject = dict[str, object]
@@ -35,8 +35,7 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How many chats, and how long: `lines` of a dozen tokens or so in the first question, `output` tokens in
-    each answer."""
+    """The chats: `lines` of about a dozen tokens in the first question, `output` tokens in each answer."""
 
     sessions: int = 50
     lines: int = 60
@@ -55,8 +54,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    """One chat's second turn, by both ways."""
+class SecondTurn:
+    """One chat's second turn, resumed and recomputed."""
 
     said: int  # tokens before it
     prompt_tokens: int
@@ -66,53 +65,55 @@ class Resumed:
 
     @property
     def old_recomputed(self) -> int:
-        """Tokens of what was said that were computed again."""
+        """Tokens of the first turn that were computed again."""
         return max(0, self.said - self.cached_tokens)
 
 
 class ServerProcess:
-    """`octavo serve` as a process of its own, on a free port."""
+    """`octavo serve` as a process on a free port."""
 
     def __init__(self, words: Sequence[str]) -> None:
         command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *words]
-        # A key of ours would be one that it wants, and we send none.
+        # The server would require the key, and this client sends none.
         environment = {name: value for name, value in os.environ.items() if name != "OCTAVO_API_KEY"}
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
         watchdog = threading.Timer(_READY_S, self._process.kill)
         watchdog.start()
-        told: list[str] = []
+        output: list[str] = []
         self.url = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told.append(line.rstrip())
+            output.append(line.rstrip())
             if " at http://" in line:
                 self.url = line.split(" at ")[1].split("/v1")[0]
                 break
         watchdog.cancel()
         if not self.url:
-            raise RequestFailed(f"octavo serve did not start: {' '.join(told[-3:])}")
+            raise RequestFailed(f"octavo serve did not start: {' '.join(output[-3:])}")
         rest = self._process.stdout
-        threading.Thread(target=lambda: deque(rest, maxlen=0), daemon=True).start()  # or it would wait for us
+        threading.Thread(
+            target=lambda: deque(rest, maxlen=0), daemon=True
+        ).start()  # a full pipe would block it
 
     def kill(self) -> None:
-        """SIGKILL: nothing is put in order."""
+        """Kill it with SIGKILL, without a shutdown."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def ask(self, method: str, path: str) -> JsonObject:
-        """The answer of a route of our own."""
+        """The answer of one of Octavo's own routes."""
         import httpx2
 
         answer = httpx2.request(method, self.url + path, timeout=_ANSWER_S)
-        told = answer.json()
-        if answer.status_code >= 400 or not isinstance(told, dict):
+        found = answer.json()
+        if answer.status_code >= 400 or not isinstance(found, dict):
             raise RequestFailed(f"{method} {path} answered {answer.status_code}: {answer.text[:300]}")
-        return told
+        return found
 
     def chat(self, messages: Sequence[JsonObject], output: int, session: str | None) -> Answer:
-        """One turn, streamed and greedy."""
+        """Run one turn, streamed and greedy."""
         import httpx2
 
         body: JsonObject = {
@@ -139,14 +140,14 @@ class ServerProcess:
                 if part and not text:
                     first = time.perf_counter() - begun
                 text += part or ""
-                told = chunk.get("usage")
-                usage = told if isinstance(told, dict) else usage
+                given = chunk.get("usage")
+                usage = given if isinstance(given, dict) else usage
         return Answer(text, session_id, first, usage["prompt_tokens"], usage["cached_tokens"])
 
 
 @contextmanager
 def serving(words: Sequence[str]) -> Iterator[ServerProcess]:
-    """A server that is killed in the end."""
+    """A server, killed at the end of the block."""
     server = ServerProcess(words)
     try:
         yield server
@@ -156,8 +157,8 @@ def serving(words: Sequence[str]) -> Iterator[ServerProcess]:
 
 def measure(
     words: Sequence[str], folder: Path, scenario: Scenario, progress: Callable[[str], None]
-) -> list[Resumed]:
-    """Play it; `words` are the options of the servers, `folder` is for the disk cache.
+) -> list[SecondTurn]:
+    """Run the scenario. `words` are the servers' options, `folder` is for the disk cache.
 
     Raises RequestFailed.
     """
@@ -168,8 +169,8 @@ def measure(
             progress(f"{i + 1} of {len(chats)} chats begun and suspended")
             answer = server.chat(messages, scenario.output, "new")
             ids.append(answer.session_id)
-            told = server.ask("POST", f"/v1/sessions/{answer.session_id}/suspend")
-            said.append(int(str(told["num_tokens"])))
+            suspended = server.ask("POST", f"/v1/sessions/{answer.session_id}/suspend")
+            said.append(int(str(suspended["num_tokens"])))
             messages += [
                 {"role": "assistant", "content": answer.text},
                 {"role": "user", "content": f"And what of letter {i}? Answer in a line."},
@@ -185,7 +186,7 @@ def measure(
             for i, messages in enumerate(chats)
         ]
     return [
-        Resumed(old, one.prompt_tokens, one.cached_tokens, one.seconds_to_first, other.seconds_to_first)
+        SecondTurn(old, one.prompt_tokens, one.cached_tokens, one.seconds_to_first, other.seconds_to_first)
         for old, one, other in zip(said, resumed, again, strict=True)
     ]
 
@@ -203,7 +204,7 @@ def _after(
 
 
 def _question(index: int, scenario: Scenario) -> list[JsonObject]:
-    """A first message that shares no block with another's."""
+    """A first message without a common block with the others."""
     lines = [f"Chapter {index}, line {j}: the letter {index * 7 + j}." for j in range(scenario.lines)]
     return [{"role": "user", "content": f"Book {index}. {' '.join(lines)} What is it about?"}]
 

@@ -1,4 +1,4 @@
-"""`python -m bench.speculation [MODEL]`: what guessed tokens are worth on six tasks, and their cost."""
+"""`python -m bench.speculation [MODEL]`: the gain and cost of guessed tokens on six tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = (
     "at\nonce",
     "mode",
     "tok/s",
-    "beside off\n(lowest-highest)",
+    "over off\n(lowest-highest)",
     "decoding\ntok/s",
     "right\na step",
     "of all",
@@ -60,7 +60,8 @@ def run(model: str | None, scenario: Scenario, *, as_json: bool) -> None:
 
 
 def write_prompts(model: str | None, scenario: Scenario, path: Path) -> None:
-    """The prompts as JSON lines, for other programs. Raises ConfigError where they cannot be written."""
+    """Write the prompts as JSON lines, for other programs. Raises ConfigError if the file cannot be
+    written."""
     probe_machine()
     lines = [json.dumps(prompt) + "\n" for prompt in written_prompts(model, scenario)]
     try:
@@ -83,7 +84,7 @@ def table_of(results: Sequence[CellResult]) -> Table:
             str(result.concurrency),
             result.mode,
             f"{result.tokens_per_second:,.0f}",
-            _beside_off(result) if is_compared else "",
+            _over_off(result) if is_compared else "",
             _decoding(result),
             f"{result.accepted_per_step:.2f}" if is_compared else "",
             f"{result.acceptance:.0%}" if result.drafted else "",
@@ -100,7 +101,7 @@ def line_of(summary: Summary) -> str:
     )
 
 
-def _beside_off(result: CellResult) -> str:
+def _over_off(result: CellResult) -> str:
     if result.ratio is None:
         return ""
     return f"{result.ratio:.2f} ({result.ratio_lowest:.2f}-{result.ratio_highest:.2f})"
@@ -127,16 +128,16 @@ def main(
     mode: Annotated[
         list[str] | None, typer.Option(help="off, ngram or auto; repeatable. Default: all.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds that are measured, everything in each.", min=1)] = 9,
-    tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1, max=900)] = 200,
+    rounds: Annotated[int, typer.Option(help="Measured rounds, each with all cells.", min=1)] = 9,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1, max=900)] = 200,
     weights: Annotated[str, typer.Option(help="How weights are held.")] = "auto",
     prompts: Annotated[
         Path | None,
-        typer.Option("--write-prompts", help="Write the prompts as JSON lines to this file, and leave."),
+        typer.Option("--write-prompts", help="Write the prompts as JSON lines to this file, and exit."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Measure what guessed tokens are worth: answers that quote their prompts, chats, and random tokens."""
+    """Measure the gain of guessed tokens: answers that quote their prompts, chats, and random tokens."""
     scenario = Scenario(
         tasks=chosen_tasks(task),
         concurrencies=tuple(dict.fromkeys(concurrency or CONCURRENCIES)),

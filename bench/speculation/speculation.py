@@ -1,14 +1,14 @@
-"""What guessed tokens are worth, and what trying costs: the same prompts with speculation off, wherever text
-repeats itself (`ngram`) and where it pays (`auto`). The real engine, a closed loop in one thread.
+"""The gain and cost of guessed tokens: the same prompts with speculation off, whenever text repeats
+(`ngram`), and only where it pays (`auto`). The real engine, a closed loop in one thread.
 
     cell    task x requests at once x mode; a round measures all of them
     round 1   editing 1: ngram auto off    editing 2: ngram auto off    ...
-    round 2   editing 1: auto off ngram    ...                          the order of modes goes round
+    round 2   editing 1: auto off ngram    ...                          the order of modes rotates
 
-Every mode has an engine of its own over the same file, so `auto` goes on learning what its steps cost. Only
-one engine steps at a time, and the native threads are the process's. A ratio is taken within a round, of a
-mode's speed and that of `off`. No mode changes an answer: any prompt's answer is the same in all cells and
-rounds, or an AssertionError names the cell.
+Every mode has its own engine over the same file, so `auto` keeps its measured step costs. Only one engine
+steps at a time; all share the process's native threads. A ratio of a mode's speed to that of `off` is taken
+within a round. No mode changes an answer: if an answer differs between cells or rounds, an AssertionError
+names the cell.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KV_MEMORY_BYTES = 2**30  # of each engine
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is measured. Raises ConfigError for what cannot be."""
+    """The cells to measure. Raises ConfigError for invalid ones."""
 
     tasks: tuple[str, ...] = TASKS
     concurrencies: tuple[int, ...] = CONCURRENCIES
@@ -60,7 +60,7 @@ class Scenario:
             raise ConfigError(f"rounds is {self.rounds} and tokens {self.tokens}; allowed: 1 and more")
 
     def options(self, mode: str) -> StartOptions:
-        """Of the engine for a mode."""
+        """Options of the engine for a mode."""
         return StartOptions(
             weights=self.weights,
             kv_memory_bytes=KV_MEMORY_BYTES,
@@ -73,7 +73,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is compared."""
+    """A task, a concurrency and a mode."""
 
     task: str
     concurrency: int
@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """A display name."""
         return f"{self.task}, {self.concurrency} at once, {self.mode}"
 
 
@@ -91,17 +91,17 @@ class Run:
 
     output_tokens: int
     seconds: float
-    decode_tokens: int  # those that came behind the first step with tokens, of all requests
+    decode_tokens: int  # after the first step with tokens, of all requests
     decode_seconds: float  # summed over requests
     steps: int
-    drafted: int  # guesses that were computed
-    accepted: int  # of them, those that were right
+    drafted: int  # computed guesses
+    accepted: int  # correct ones of them
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell over all its rounds: speeds and ratios are medians, the rest are sums. A ratio is None where
-    `off` was not measured, decoding where several requests run at once or no answer had two tokens."""
+    """A cell over all its rounds: speeds and ratios are medians, the rest are sums. A ratio is None if `off`
+    was not measured, decoding if several requests run at once or no answer had two tokens."""
 
     task: str
     concurrency: int
@@ -118,12 +118,12 @@ class CellResult:
     accepted_per_step: float
     drafted: int
     accepted: int
-    acceptance: float  # of those drafted; 0 where none was
+    acceptance: float  # share of drafted ones; 0 if there were none
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A mode beside `off` over all cells."""
+    """A mode compared with `off` over all cells."""
 
     mode: str
     cells: int
@@ -134,7 +134,7 @@ class Summary:
 
 @dataclass(slots=True)
 class _Answer:
-    """One request: what came, and when, on the clock of `time.perf_counter`."""
+    """One request's tokens and their times, on the clock of `time.perf_counter`."""
 
     prompt_index: int
     token_ids: list[int] = field(default_factory=list)
@@ -143,7 +143,7 @@ class _Answer:
     last_at: float = 0.0
 
     def extend(self, token_ids: Sequence[int], now: float) -> None:
-        """These tokens came."""
+        """Record new tokens."""
         if token_ids and not self.token_ids:
             self.num_first, self.first_at = len(token_ids), now
         if token_ids:
@@ -163,8 +163,8 @@ class _Request:
 def measure_speculation(
     model: str | None, scenario: Scenario, tell: Callable[[str], None] = lambda text: None
 ) -> list[CellResult]:
-    """All cells, when all rounds are done. Raises ConfigError, ModelError, RequestFailed, and AssertionError
-    where an answer depends on its cell."""
+    """Measure all cells. Raises ConfigError, ModelError, RequestFailed, and AssertionError if an answer
+    depends on its cell."""
     runs: dict[Cell, list[Run]] = {}
     answers = Answers()
     with ExitStack() as stack:
@@ -181,13 +181,13 @@ def measure_speculation(
                 run, found = _measure(llms[cell.mode], cell, taken)
                 answers.check(cell, found)
                 runs.setdefault(cell, []).append(run)
-    kept = {cell: each[1:] for cell, each in runs.items()}  # the first round compiles, and warms up
+    kept = {cell: each[1:] for cell, each in runs.items()}  # the first round is the warm-up
     return [result_of(cell, kept) for cell in cells_of(scenario, 0)]
 
 
 def cells_of(scenario: Scenario, number: int) -> Iterator[Cell]:
-    """The cells in the order of a round: a task's modes follow one another, and begin with another one in
-    every round."""
+    """The cells in the order of a round: the modes of a task are adjacent, and their order rotates from round
+    to round."""
     shift = number % len(scenario.modes)
     modes = scenario.modes[shift:] + scenario.modes[:shift]
     for task, concurrency, mode in itertools.product(scenario.tasks, scenario.concurrencies, modes):
@@ -195,7 +195,7 @@ def cells_of(scenario: Scenario, number: int) -> Iterator[Cell]:
 
 
 def num_requests(concurrency: int) -> int:
-    """Of a cell and round: 2, 4, 16 and 32 for 1, 2, 8 and 32 at once."""
+    """Requests of a cell in a round: 2, 4, 16 and 32 for 1, 2, 8 and 32 at once."""
     return max(concurrency, min(2 * concurrency, NUM_PROMPTS))
 
 
@@ -212,7 +212,7 @@ def requests_of(llm: LLM, task: str, tokens: int) -> list[_Request]:
 
 
 def tokens_of(llm: LLM, prompt: Prompt) -> Sequence[int]:
-    """As the model's chat template has it; of a model without one, the text itself."""
+    """The text in the model's chat template; without a template, the text itself."""
     if prompt.token_ids:
         return prompt.token_ids
     if llm.tokenizer.chat_template is None:
@@ -221,7 +221,7 @@ def tokens_of(llm: LLM, prompt: Prompt) -> Sequence[int]:
 
 
 def written_prompts(model: str | None, scenario: Scenario) -> Iterator[Mapping[str, object]]:
-    """The prompts in words and tokens, and how they are sampled, for other programs. Raises ConfigError,
+    """The prompts as text and tokens, with their sampling parameters, for other programs. Raises ConfigError,
     ModelError."""
     with LLM(model, scenario.options(OFF)) as llm:
         for task in scenario.tasks:
@@ -257,7 +257,7 @@ def _measure(llm: LLM, cell: Cell, requests: Sequence[_Request]) -> tuple[Run, l
 
 
 def _answered(llm: LLM, cell: Cell, requests: Sequence[_Request]) -> list[_Answer]:
-    """Answer every request: as one answer ends, the next begins."""
+    """Answer every request: when one answer ends, the next request is sent."""
     answers: dict[int, _Answer] = {}
     unsent = list(reversed(requests))
     while unsent or llm.num_unfinished:
@@ -283,7 +283,7 @@ def _accepted(stats: EngineStats) -> int:
 
 
 class Answers:
-    """The answer to each prompt, as it was first given."""
+    """The first answer to each prompt."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], tuple[Cell, list[int]]] = {}
@@ -336,7 +336,7 @@ def result_of(cell: Cell, runs: Mapping[Cell, Sequence[Run]]) -> CellResult:
 
 
 def summaries_of(results: Sequence[CellResult]) -> list[Summary]:
-    """Of each mode that has ratios, but `off`."""
+    """The summary of each mode with ratios, except `off`."""
     summaries = []
     for mode in MODES[1:]:
         ratios = {
@@ -356,7 +356,7 @@ def _speed(run: Run) -> float:
 
 
 def _decode_speed(run: Run) -> float | None:
-    """None where no answer had a token behind the first."""
+    """Decoding speed; None if no answer had a second token."""
     return run.decode_tokens / run.decode_seconds if run.decode_seconds > 0.0 else None
 
 

@@ -1,16 +1,16 @@
-"""Six tasks for a model, from those whose answers repeat their prompts to one with nothing to repeat.
+"""Six tasks for a model, from answers that repeat their prompts to answers with no repetition.
 
-    editing     a function of Python's standard library, to be written again with one name changed
-    quoting     a passage of Python's documentation, whose key sentences are to be repeated
-    extraction  a report of two ships, to be written as JSON that follows a schema
-    retrieval   numbered passages and a question, to be answered with quotations
+    editing     a function of Python's standard library, to rewrite with one name changed
+    quoting     a passage of Python's documentation, to repeat its key sentences
+    extraction  a report of two ships, to write as JSON that follows a schema
+    retrieval   numbered passages and a question, to answer with quotations
     chat        questions, answered at temperature 0.7, each with a fixed seed
-    random      random tokens, continued to the full length at temperature 1: there is nothing to repeat, and
-                what is left is the cost of trying. Greedy, a small model would soon repeat itself
+    random      random tokens, continued to the full length at temperature 1: nothing repeats, so only the
+                cost of guessing remains. A greedy small model would soon repeat itself
 
-All prompts of a task differ. They are the same in every run on the same version of Python, whose library and
-documentation (PSF licence) they are made of; ships and questions are made up. All but the last two are
-greedy; all but the last end where the model ends them.
+All prompts of a task differ. They come from Python's library and documentation (PSF licence), so they are the
+same in every run on the same Python version; ships and questions are invented. All tasks except the last two
+are greedy; answers of all except the last end where the model ends them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CODE_CHARS = (1100, 1550)  # of a function: 350 to 500 tokens
 PASSAGE_CHARS = (900, 1400)  # to quote from
 SHORT_CHARS = (300, 500)  # of a passage among others
 _PASSAGES = 4
-_FUNCTIONS_EACH = 3  # of one module, so that not all are of the same hand
+_FUNCTIONS_EACH = 3  # of one module, for variety
 
 _MODULES = (
     "textwrap",
@@ -113,7 +113,7 @@ _QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one user says, or, if `token_ids` are not empty, these as they are; and how it is answered."""
+    """A user's message, or `token_ids` if they are not empty, and the sampling of its answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -269,9 +269,9 @@ def _reports() -> Iterator[str]:
     generator = random.Random("ships")
     for _ in range(NUM_PROMPTS):
         names = generator.sample(_SHIPS, _SHIPS_EACH)
-        told = "\n".join(_ship(name, generator) for name in names)
+        report = "\n".join(_ship(name, generator) for name in names)
         yield (
-            f"{told}\n\nWrite these {_SHIPS_EACH} ships as JSON, with name, kind, master, home_port, tons, "
+            f"{report}\n\nWrite these {_SHIPS_EACH} ships as JSON, with name, kind, master, home_port, tons, "
             "crew, cargo, destination and the date on which each sailed, in the words of the report."
         )
 

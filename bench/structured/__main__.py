@@ -1,4 +1,4 @@
-"""`python -m bench.structured [MODEL]`: what schemas cost, and what forced tokens save."""
+"""`python -m bench.structured [MODEL]`: the cost of schemas, and the gain of forced tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo.cli.terminal import probe_machine, show_progress, write
 
 
 def run(model: str | None, rows: int, tokens: int, rounds: int, *, as_json: bool) -> None:
-    """Measure all variants in turn and print their medians."""
+    """Measure all variants in each round, and print their medians."""
     probe_machine()
     with show_progress() as tell:
         results = list(measure_structured(model, rows, tokens, rounds, tell))
@@ -48,12 +48,12 @@ def main(
     model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
     rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,
     tokens: Annotated[
-        int, typer.Option(help="Output tokens of a row, where they are compared.", min=1, max=900)
+        int, typer.Option(help="Output tokens of a row, when rows are compared.", min=1, max=900)
     ] = 96,
-    rounds: Annotated[int, typer.Option(help="Rounds that are measured, all variants in each.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Measured rounds, each with all variants.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Show what it costs to follow schemas, and what tokens that they force save."""
+    """Measure the cost of following schemas, and the gain of the tokens that they force."""
     run(model, rows, tokens, rounds, as_json=as_json)
 
 

@@ -1,10 +1,10 @@
-"""What it costs that an output must follow a schema, and what tokens that the schema forces save: the real
-engine over a real model, all variants in turn, round after round.
+"""The cost of schemas for outputs, and the gain of forced tokens: the real engine over a real model, all
+variants in each round.
 
-    free        so many rows at once, no grammar: greedy, and every token costs a step
-    masked      the same rows, each with a schema of its own that forces next to nothing: what masks cost
-    extraction  each fills in a record of many fields: what it costs token by token
-    forwarded   the same, and forced tokens come along with the sample before them
+    free        rows without a grammar, greedy: every token costs a step
+    masked      the same rows, each with its own schema that forces almost nothing: the cost of masks
+    extraction  each fills in a record of many fields: the cost token by token
+    forwarded   the same, with forced tokens computed together with the sample before them
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class StructuredResult:
     forced_tokens: int
     steps: int
     tokens_per_second: float
-    mask_share: float  # of the time in steps
+    mask_share: float  # of the step time
 
 
 def measure_structured(
     model: str | None, rows: int, tokens: int, rounds: int, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[StructuredResult]:
-    """All variants, when all rounds are done. Raises ConfigError, ModelError."""
+    """Measure all variants. Raises ConfigError, ModelError."""
     if rows < 1 or rounds < 1:
         raise ConfigError(f"rows is {rows} and rounds {rounds}; allowed: 1 and more")
     options = StartOptions(
@@ -57,7 +57,7 @@ def measure_structured(
                 tell(f"round {number} of {rounds}: {variant} ...")
                 measured[variant].append(_measure(llm, variant, rows, tokens))
     for results in measured.values():
-        kept = results[1:]  # the first compiles, and warms up
+        kept = results[1:]  # the first is the warm-up
         speeds = statistics.median(result.tokens_per_second for result in kept)
         share = statistics.median(result.mask_share for result in kept)
         yield replace(kept[-1], tokens_per_second=speeds, mask_share=share)
@@ -92,13 +92,13 @@ def _params(variant: str, row: int, tokens: int) -> SamplerParams:
 
 
 def _words(row: int) -> Grammar:
-    """A list of words that does not end."""
+    """A schema: an unbounded list of words."""
     item = {"type": "string", "maxLength": 40 + row}
     return of_schema({"type": "array", "items": item, "minItems": 1000})
 
 
 def _record(row: int) -> Grammar:
-    """Twelve fields that the text answers."""
+    """A schema: twelve fields whose values are in the text."""
     text, number = (
         {"type": "string", "maxLength": 12 + row % 4},
         {"type": "integer", "minimum": 0, "maximum": 99},

@@ -1,4 +1,4 @@
-"""`python -m bench.watching [MODEL]`: what a reader of the live map's stream costs, as tables or JSON."""
+"""`python -m bench.watching [MODEL]`: the cost of a reader of the live map's stream, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from bench.watching.watching import Drawn, Round, Scene, draw, serve
+from bench.watching.watching import FeedCost, Round, Scene, draw, serve
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +30,7 @@ def run(words: Sequence[str], scene: Scene, tokens: int, rounds: int, *, as_json
     probe_machine()
     console, turns = Console(highlight=False), list[Round]()
     with show_progress() as tell:
-        drawn = draw(scene, FrameWriter({}), told_beside(), pause_s, tell)
+        drawn = draw(scene, FrameWriter({}), other_fields(), pause_s, tell)
         if as_json:
             write(json.dumps({"drawn": asdict(drawn)}) + "\n")
         else:
@@ -44,17 +44,17 @@ def run(words: Sequence[str], scene: Scene, tokens: int, rounds: int, *, as_json
         console.print(verdict(turns))
 
 
-def told_beside() -> Callable[[int], Mapping[str, object]]:
-    """What the operator's feed says beside a glimpse: counters, which move with every step, and latencies."""
+def other_fields() -> Callable[[int], Mapping[str, object]]:
+    """The other fields of the operator's feed: counters, which change with every step, and latencies."""
     latency = Metrics(EngineStats).latency()
     return lambda steps: {"stats": stats_row(EngineStats(steps=steps)), "latency": latency}
 
 
-def drawn_table(drawn: Drawn, scene: Scene) -> Table:
+def drawn_table(drawn: FeedCost, scene: Scene) -> Table:
     """A row for each figure."""
     table = Table(
-        title=f"One look at {drawn.blocks:,} blocks, {drawn.requests} requests, {drawn.streams} streams\n"
-        f"a real ledger and scheduler, made-up tokens, {scene.step_s * 1000:g} ms a step on a virtual clock"
+        title=f"One glimpse of {drawn.blocks:,} blocks, {drawn.requests} requests, {drawn.streams} streams\n"
+        f"a real ledger and scheduler, synthetic tokens, {scene.step_s * 1000:g} ms a step on a virtual clock"
     )
     table.add_column("")
     table.add_column("", justify="right")
@@ -68,7 +68,7 @@ def drawn_table(drawn: Drawn, scene: Scene) -> Table:
         ("a frame of changes, bytes", f"{drawn.frame_bytes:,.0f}"),
         ("frames a second", f"{drawn.frames_per_s:.1f}"),
         ("bytes a second", f"{drawn.bytes_per_s:,.0f}"),
-        ("blocks that the streams took a second", f"{drawn.blocks_per_s:.0f}"),
+        ("blocks taken by the streams a second", f"{drawn.blocks_per_s:.0f}"),
     ):
         table.add_row(name, text)
     return table
@@ -101,7 +101,7 @@ def verdict(turns: Sequence[Round]) -> str:
 
 
 def line_of(turn: Round) -> dict[str, object]:
-    """One round for a program."""
+    """One round as JSON."""
     return {
         "alone_tokens_per_s": turn.alone.output_tokens_per_s,
         "watched_tokens_per_s": turn.watched.output_tokens_per_s,
@@ -114,15 +114,15 @@ def line_of(turn: Round) -> dict[str, object]:
 def main(
     model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
     rounds: Annotated[
-        int, typer.Option(help="Rounds over HTTP, with a reader and without in each; 0: none.", min=0)
+        int, typer.Option(help="Rounds over HTTP, each with a reader and without; 0: none.", min=0)
     ] = 5,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer over HTTP.", min=1, max=900)] = 128,
     blocks: Annotated[
-        int, typer.Option(help="Blocks of the pool that is looked at without a server.", max=2_000_000)
+        int, typer.Option(help="Blocks of the pool in the scene without a server.", max=2_000_000)
     ] = 100_000,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
 ) -> None:
-    """Measure what a client that watches the live map costs: a look, its bytes, and the others' speed."""
+    """Measure the cost of a client of the live map: a glimpse, its bytes, and the other clients' speed."""
     words = [*([model] if model else []), "--speculate", "off"]
     run(words, Scene(blocks), tokens, rounds, as_json=as_json)
 

@@ -1,7 +1,7 @@
-"""A reader of the live map's stream that shows nothing: `python bench/watching/reader.py URL`.
+"""A reader of the live map's stream without a display: `python bench/watching/reader.py URL`.
 
-It says "reading" when the first frame has come, counts frames and bytes until its input ends, and prints what
-it counted as JSON.
+It prints "reading" at the first frame, counts frames and bytes until its input ends, and prints the counts as
+JSON.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import httpx2
 
 
 class FrameCounter:
-    """Counts frames by their lengths alone."""
+    """Counts frames by their length fields."""
 
     def __init__(self) -> None:
         self.frames = self.bytes = 0
-        self._left = 0  # bytes of the frame that has begun
+        self._left = 0  # bytes left of the current frame
         self._head = b""
 
     def feed(self, data: bytes) -> None:
-        """More bytes have come."""
+        """Read more bytes."""
         self.bytes += len(data)
         while data:
             if self._left:
@@ -41,7 +41,7 @@ class FrameCounter:
 
 
 def main(url: str) -> None:
-    """Read until standard input ends; a frame comes every two seconds at least, so that is noticed."""
+    """Read until standard input ends, which is checked at each frame, at least every two seconds."""
     ended, counter, begun = threading.Event(), FrameCounter(), time.perf_counter()
 
     def wait_for_end() -> None:

@@ -1,12 +1,12 @@
-"""What it costs to be watched: by the live map's stream, in two ways.
+"""The cost of the live map's stream, measured in two ways.
 
-    drawn      a real ledger, tier and scheduler of many blocks and requests, turned by hand: tokens are made
-               up, and blocks below are where they should be at once; everything else is what serves. Glimpses
-               and frames are timed one by one, at the feed's pace on a virtual clock with steps of `step_s`.
-    served     a server process under load, with a reader of its stream in a process of its own and without,
-               in turns: what the clients notice.
+    drawn      a real ledger, tier and scheduler of many blocks and requests, stepped by this module: tokens
+               are synthetic and transfers instantaneous; everything else is the production code. Glimpses and
+               frames are timed one by one, at the feed's rate on a virtual clock with steps of `step_s`.
+    served     a server process under load, alternately with a reader of its stream, in its own process, and
+               without: the effect on the clients.
 
-How frames are written it does not know: `Writer` is given.
+It does not know how frames are written: `Writer` is given.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Scene:
     requests: int = 200
     streams: int = 64
     prompt: int = 512
-    frames: int = 100  # that are measured
+    frames: int = 100  # measured
     step_s: float = 0.05
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Scene:
 
     @property
     def output(self) -> int:
-        """Tokens of an answer: none ends while it is watched, because `draw` lets no feed sleep longer than
+        """Tokens of an answer: none ends during the measurement, because `draw` bounds the feed's pauses to
         `_PAUSE_MAX_S`."""
         return (
             math.ceil((self.frames + _FRAMES_BEFORE_MEASURING + 1) * 1.1 * _PAUSE_MAX_S / self.step_s)
@@ -75,31 +75,31 @@ class Scene:
 
     @property
     def blocks_needed(self) -> int:
-        """So that nothing is preempted."""
+        """Blocks for all streams without preemption."""
         return self.streams * ((self.prompt + self.output) // BLOCK + 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What one look at the scene costs, and what its stream carries. Times are quantiles over the frames."""
+class FeedCost:
+    """The cost of a glimpse, and the stream's figures. Times are quantiles over the frames."""
 
     blocks: int
     requests: int
     streams: int
     glimpse_ms: float  # on the engine's thread
     glimpse_p95_ms: float
-    frame_ms: float  # to find out what changed and write it
+    frame_ms: float  # to compute and write the changes
     frame_p95_ms: float
     snapshot_bytes: int
-    frame_bytes: float  # in the mean
+    frame_bytes: float  # mean
     frames_per_s: float
     bytes_per_s: float
-    blocks_per_s: float  # that the streams took
+    blocks_per_s: float  # taken by the streams
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What a reader of the stream was sent."""
+class ReaderCounts:
+    """The counts of a reader of the stream."""
 
     frames: int
     bytes: int
@@ -112,28 +112,28 @@ class Round:
 
     alone: LoadReport
     watched: LoadReport
-    read: Read
+    read: ReaderCounts
 
     @property
     def ratio(self) -> float:
-        """Tokens a second with a reader, over those without."""
+        """Tokens a second with a reader over those without."""
         return self.watched.output_tokens_per_s / self.alone.output_tokens_per_s
 
 
 class Writer(Protocol):
-    """What makes frames of glimpses."""
+    """Writes glimpses as frames."""
 
     number: int
 
-    def take(self, glimpse: Glimpse, told: Mapping[str, object]) -> bool:
-        """False where nothing has changed."""
+    def take(self, glimpse: Glimpse, others: Mapping[str, object]) -> bool:
+        """Take a glimpse. Returns False if nothing has changed."""
 
     def frame_after(self, number: int) -> bytes:
-        """What a reader of that frame needs."""
+        """The frame for a reader of that one."""
 
 
 class BusyScheduler:
-    """The scene, which goes on step by step."""
+    """The scene, advanced step by step."""
 
     def __init__(self, scene: Scene) -> None:
         config = SchedulerConfig(
@@ -153,11 +153,11 @@ class BusyScheduler:
             self.scheduler.submit(Request(request_id, prompt, params, scene.output, seed=0))
 
     def step(self) -> None:
-        """One step of all streams; transfers end with it."""
+        """Run one step of all streams, and finish its transfers."""
         now = self.steps * self._step_s
         plan = self.scheduler.schedule(now)
         assert plan is not None, "the scene has ended"
-        self.scheduler.commit(plan, _made_up(plan), now)
+        self.scheduler.commit(plan, _synthetic(plan), now)
         for transfer in plan.transfers:
             if transfer.move is not Move.FORGET:
                 self.scheduler.transfers.finish(TransferDone(transfer.transfer_id, True, 0.001))
@@ -167,12 +167,12 @@ class BusyScheduler:
 def draw(
     scene: Scene,
     writer: Writer,
-    told: Callable[[int], Mapping[str, object]],
+    others: Callable[[int], Mapping[str, object]],
     pause_s: Callable[[float], float],
     tell: Callable[[str], None],
-) -> Drawn:
-    """Watch the scene; `told` is what the feed says beside a glimpse after so many steps, `pause_s` how long
-    it sleeps after a frame that took so long."""
+) -> FeedCost:
+    """Run the scene with a feed. `others(steps)`: the feed's other fields after so many steps; `pause_s(s)`:
+    the feed's pause after a frame that took `s`."""
     tell(f"a ledger of {scene.blocks:,} blocks and {scene.requests} requests is made")
     busy = BusyScheduler(scene)
     glimpses, frames, sizes = list[float](), list[float](), list[int]()
@@ -184,7 +184,7 @@ def draw(
         glimpse = inspector_of(busy.scheduler).glimpse(clock, offloaded_from)
         between = time.perf_counter()
         number, offloaded_from = writer.number, glimpse.next_offloaded_from
-        writer.write(glimpse, told(busy.steps))
+        writer.write(glimpse, others(busy.steps))
         found = time.perf_counter()
         frame = writer.frame_after(number)
         spent_s = time.perf_counter() - between
@@ -197,7 +197,7 @@ def draw(
         sizes.append(len(frame))
         tell(f"{len(sizes)} of {scene.frames} frames")
     seconds = clock - begun
-    return Drawn(
+    return FeedCost(
         scene.blocks,
         scene.requests,
         scene.streams,
@@ -216,8 +216,8 @@ def draw(
 def serve(
     words: list[str], load: Load, concurrency: int, rounds: int, tell: Callable[[str], None]
 ) -> Iterator[Round]:
-    """Load a server of its own, each round once with a reader of the stream and once without, in an order
-    that changes. `words` are options of `octavo serve`. Raises RequestFailed."""
+    """Load a server, each round once with a reader of the stream and once without, in alternating order.
+    `words` are options of `octavo serve`. Raises RequestFailed."""
     tell("starting a server")
     with serving(words) as server:
         run = 0
@@ -225,8 +225,10 @@ def serve(
         def measure(text: str) -> LoadReport:
             nonlocal run
             run += 1
-            own = replace(load, seed=load.seed + run)  # a prompt of an earlier run would be in the cache
-            return asyncio.run(_load(server.url, own, concurrency, lambda told: tell(f"{text}: {told}")))
+            own = replace(load, seed=load.seed + run)  # prompts of an earlier run would be cached
+            return asyncio.run(
+                _load(server.url, own, concurrency, lambda progress: tell(f"{text}: {progress}"))
+            )
 
         measure("warming up")
         for index in range(rounds):
@@ -239,18 +241,19 @@ def serve(
 
 
 @contextmanager
-def reading(url: str) -> Iterator[list[Read]]:
-    """A reader in a process of its own, which has got its first frame; what it read is in the list behind."""
+def reading(url: str) -> Iterator[list[ReaderCounts]]:
+    """A reader process that has received its first frame; at the end of the block its counts are in the
+    list."""
     command = [sys.executable, str(Path(__file__).with_name("reader.py")), url]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    found: list[Read] = []
+    found: list[ReaderCounts] = []
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "reading\n":
-            raise RequestFailed(f"{url} does not let itself be watched; try /v1/kv/watch by hand")
+            raise RequestFailed(f"{url} has no live map; try /v1/kv/watch by hand")
         yield found
-        told, _ = process.communicate("")
-        found.append(Read(**json.loads(told)))
+        output, _ = process.communicate("")
+        found.append(ReaderCounts(**json.loads(output)))
     finally:
         process.kill()
         process.wait()
@@ -265,7 +268,7 @@ async def _load(url: str, load: Load, concurrency: int, tell: Callable[[str], No
 
 
 def _fill(ledger: Ledger) -> None:
-    """Every block is cached under a name."""
+    """Cache every block under a name."""
     table = ledger.open(Holder(HolderKind.SEQUENCE))
     ledger.take(table, ledger.pool.num_blocks)
     names = [root_name(index.to_bytes(4, "little")) for index in range(ledger.pool.num_blocks)]
@@ -273,7 +276,7 @@ def _fill(ledger: Ledger) -> None:
     ledger.close(table)
 
 
-def _made_up(plan: StepPlan) -> StepResult:
+def _synthetic(plan: StepPlan) -> StepResult:
     """A result in which every sample is token 7."""
     samples = {chunk.seq_id: (SampledToken(7),) for chunk in plan.chunks if chunk.num_samples}
     return StepResult(plan.step_id, samples)

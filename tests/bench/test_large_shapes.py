@@ -236,7 +236,7 @@ def test_memory_that_was_given_back_counts_in_the_peak(script, capsys, tmp_path,
     given_back, end = tmp_path / "given back", tmp_path / "end"
     os.mkfifo(end)
     may_end = os.open(end, os.O_RDWR)
-    plain = script("watched")._Watch._look
+    plain = script("watched")._MemorySampler._look
 
     def look(watch):
         is_last = given_back.exists()
@@ -247,7 +247,7 @@ def test_memory_that_was_given_back_counts_in_the_peak(script, capsys, tmp_path,
     code = "import sys; held = bytearray(96 << 20); del held; print('let go', flush=True)"
     code += "; open(sys.argv[1], 'w').close(); open(sys.argv[2], 'rb', 0).read(1)"
     with monkeypatch.context() as patched:
-        patched.setattr(script("watched")._Watch, "_look", look)
+        patched.setattr(script("watched")._MemorySampler, "_look", look)
         run = script("watched").watched_run([sys.executable, "-c", code, given_back, end], "it")
     os.close(may_end)
     assert [line.text for line in run.lines] == ["let go"]

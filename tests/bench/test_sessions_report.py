@@ -8,18 +8,18 @@ from unittest import mock
 
 import pytest
 from bench.sessions.__main__ import lines_of
-from bench.sessions.sessions import Resumed, ServerProcess
+from bench.sessions.sessions import SecondTurn, ServerProcess
 
 
 def test_the_report_compares_both_ways() -> None:
-    lines = lines_of([Resumed(100, 120, 96, 0.1, 0.4), Resumed(200, 220, 200, 0.1, 0.6)])
+    lines = lines_of([SecondTurn(100, 120, 96, 0.1, 0.4), SecondTurn(200, 220, 200, 0.1, 0.6)])
     assert "2 sessions" in lines[0]
     assert lines[2] == "old tokens computed again: 4 at most"
     assert lines[-1].endswith("(5.0 times as long)")
 
 
-@pytest.mark.parametrize("turns", [[], [Resumed(100, 120, 96, 0.0, 0.0)]])
-def test_a_report_of_no_turns_or_of_answers_without_text_is_told_too(turns: list[Resumed]) -> None:
+@pytest.mark.parametrize("turns", [[], [SecondTurn(100, 120, 96, 0.0, 0.0)]])
+def test_a_report_of_no_turns_or_of_answers_without_text_is_told_too(turns: list[SecondTurn]) -> None:
     assert lines_of(turns)[-1].endswith("(no text came first)")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from bench.fairness import fairness
-from bench.fairness.fairness import FLOOD, Found, Scenario, bound_s
+from bench.fairness.fairness import FLOOD, Scenario, SituationResult, bound_s
 from tests.endurance import steady
 from tests.engine.served import Served, serve_tiny
 
@@ -72,7 +72,7 @@ def test_a_flood_keeps_to_its_maximum_and_the_quiet_tenant_gets_its_blocks(serve
 
 
 def test_the_bound_is_half_as_long_again_and_two_steps() -> None:
-    alone, flooded = Found("alone"), Found("flooded")
+    alone, flooded = SituationResult("alone"), SituationResult("flooded")
     alone.first_token_s = [0.2] * 10
     flooded.between_s = [0.1] * 10
     assert bound_s(alone, flooded) == pytest.approx(0.5)

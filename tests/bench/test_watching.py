@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from bench.watching.__main__ import line_of, told_beside, verdict
+from bench.watching.__main__ import line_of, other_fields, verdict
 from bench.watching.reader import FrameCounter
-from bench.watching.watching import BusyScheduler, Read, Round, Scene, draw, reading
+from bench.watching.watching import BusyScheduler, ReaderCounts, Round, Scene, draw, reading
 from tests.doubles.fake_model import FakeModel
 from tests.waiting import LIMIT_S
 
@@ -61,7 +61,7 @@ def test_what_is_drawn_is_what_a_reader_was_sent() -> None:
             told.append(writer.frame_after(number))
             return told[-1]
 
-    drawn = draw(SMALL, Noting(), told_beside(), lambda spent_s: 0.2, lambda text: None)  # type: ignore[arg-type]
+    drawn = draw(SMALL, Noting(), other_fields(), lambda spent_s: 0.2, lambda text: None)  # type: ignore[arg-type]
     assert [reader.feed(frame) for frame in told[:-1]] == [1] * 12
     assert (reader.num_snapshots, len(reader.cells), len(reader.requests)) == (1, 200, 5)
     assert drawn.snapshot_bytes == len(told[-1])
@@ -72,7 +72,7 @@ def test_what_is_drawn_is_what_a_reader_was_sent() -> None:
 
 
 def test_no_answer_ends_while_it_is_watched_however_long_the_feed_sleeps() -> None:
-    drawn = draw(SMALL, FrameWriter({}), told_beside(), lambda spent_s: 1.0, lambda text: None)
+    drawn = draw(SMALL, FrameWriter({}), other_fields(), lambda spent_s: 1.0, lambda text: None)
     assert drawn.blocks_per_s == pytest.approx(2 * 20 / 16, rel=0.1)
 
 
@@ -112,12 +112,14 @@ def test_a_reader_reads_until_it_is_told_to_end(url: str) -> None:
         pass
     assert read[0].frames >= 1
     assert read[0].bytes > 100
-    with pytest.raises(RequestFailed, match="does not let itself be watched"), reading(url + "/nothing"):
+    with pytest.raises(RequestFailed, match="has no live map"), reading(url + "/nothing"):
         pass
 
 
 def test_the_report_is_the_median_of_the_rounds() -> None:
-    turns = [Round(report(100.0), report(speed), Read(10, 4096, 2.0)) for speed in (99.0, 90.0, 101.0)]
+    turns = [
+        Round(report(100.0), report(speed), ReaderCounts(10, 4096, 2.0)) for speed in (99.0, 90.0, 101.0)
+    ]
     assert verdict(turns).endswith("0.990 in the median, 0.900 to 1.010")
     assert line_of(turns[0])["frames_per_s"] == 5.0
     assert line_of(turns[0])["bytes_per_s"] == 2048.0
