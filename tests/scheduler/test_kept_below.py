@@ -75,7 +75,7 @@ def test_what_was_suspended_gives_way_to_nobody_and_nobody_gives_way_in_vain(cha
     suspend(chats, "a")
     suspend(chats, "c")
     chat(chats, "d")
-    with pytest.raises(SessionRefused, match=r"keeps 10 blocks of 12 that it may .* delete other suspended"):
+    with pytest.raises(SessionRefused, match=r"keeps 10 of at most 12 blocks .* delete other suspended"):
         suspend(chats, "d")
     chats.scheduler.session_holds.delete("", "c")
     chat(chats, "e")
@@ -121,7 +121,7 @@ def test_a_tenants_own_sessions_give_way_below_before_those_of_others(chats: Cha
     assert kept(chats, "a", "b", "c") == [5, 0, 5]
     chats.scheduler.tenants.set_policies([TenantPolicy("t"), TenantPolicy("u", disk_maximum=8)])
     chat(chats, "d", tenant="u")
-    with pytest.raises(SessionRefused, match="keeps 5 blocks of 8 that it may for this tenant"):
+    with pytest.raises(SessionRefused, match="keeps 5 of at most 8 blocks for this tenant"):
         suspend(chats, "d", "u")
     assert kept(chats, "a", "c", "d") == [5, 5, 0], "what t has would not help"
 

@@ -188,7 +188,7 @@ def test_suspending_needs_a_tier_room_in_it_and_room_to_hold_what_is_missing() -
         chats.scheduler.session_holds.suspend("other", "a")
     chats = Chats(blocks=30, slots=4)
     chats.whole_turn("a", PROMPT)
-    with pytest.raises(SessionRefused, match="keeps 0 blocks of 3 that it may"):
+    with pytest.raises(SessionRefused, match="keeps 0 of at most 3 blocks"):
         chats.scheduler.session_holds.suspend("", "a")
     chats = Chats(blocks=30, slots=50, pins=4)
     chats.whole_turn("a", PROMPT)
@@ -214,7 +214,7 @@ def test_a_tenant_keeps_no_more_for_a_session_and_below_than_it_may() -> None:
     assert (chats.blocks("b").kept, chats.blocks("b").held) == (5, 0)
     assert (chats.blocks("c").kept, chats.blocks("c").held) == (0, 5)
     chats.scheduler.session_holds.suspend("", "b")  # else it would give way
-    with pytest.raises(SessionRefused, match="keeps 5 blocks of 8 that it may for this tenant"):
+    with pytest.raises(SessionRefused, match="keeps 5 of at most 8 blocks for this tenant"):
         chats.scheduler.session_holds.suspend("", "c")
 
 
