@@ -125,8 +125,8 @@ class Writer(Protocol):
 
     number: int
 
-    def take(self, glimpse: Glimpse, others: Mapping[str, object]) -> bool:
-        """Take a glimpse. Returns False if nothing has changed."""
+    def write(self, glimpse: Glimpse, others: Mapping[str, object]) -> bool:
+        """Write a glimpse as a frame. Returns False if nothing has changed."""
 
     def frame_after(self, number: int) -> bytes:
         """The frame for a reader of that one."""
