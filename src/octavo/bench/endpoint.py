@@ -105,7 +105,7 @@ class Client:
             return str(response.json()["data"][0]["id"])
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             raise RequestFailed(
-                f"{self._endpoint.url}/models lists no model: {type(error).__name__} {error}; "
+                f"{self._endpoint.url}/models does not list a model: {type(error).__name__} {error}; "
                 "check the URL (it ends in /v1) and --api-key, or give --model"
             ) from None
 
