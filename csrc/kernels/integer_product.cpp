@@ -19,8 +19,8 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // A tile: R rows times P panels. Its integer and float accumulators, 2 R P vectors, must fit the registers
-// together with a few weights (with AVX2 the integer ones: the others stay on the stack during a group). P >
-// 1 lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of weights R rows.
+// together with a few weights (with AVX2 the integer ones: the others stay on the stack during a group).
+// P > 1 lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of weights R rows.
 #if defined(__AVX512F__)
 constexpr int rows_max = code_rows_max;
 constexpr int panels_for(int rows) { return code_panels_for(rows); }
