@@ -1,15 +1,15 @@
-# make serve   from an empty machine to a running server (Debian 12: python3-venv python3-dev g++ make)
-# make test    sets up and passes the quick tests, without torch
-# make test-full   the other tests: oracles, Triton's interpreter, restarts, most cells of each matrix, GPU probes
-# make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
-# make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
-# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations, test-dynamo, test-cluster   a real server
-#   under malice and load; other projects' programs beside it; schemas by the hundred; the page in a real browser;
-#   the GPU probes, tiny; the shipped dashboard and alerts in Prometheus; workers behind NVIDIA Dynamo
-# make kill-matrix   what the quick tests kill of planted bugs and seeded mutants: hours, in parts that go on where
-#   they stopped, KILL="quick --part 1/4"
+# make serve   installs Octavo and runs a server (Debian 12 needs python3-venv python3-dev g++ make)
+# make test    installs, and runs the quick tests, without torch
+# make test-full   runs the other tests: oracles, Triton's interpreter, restarts, most cells of each matrix, GPU probes
+# make wheel, test-wheel   builds the published files in dist/, with every instruction set; tests them without a compiler
+# make dev     installs this checkout, editable: CONTRIBUTING.md
+# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations, test-dynamo, test-cluster
+#   a real server under attack and load; other projects' clients; hundreds of schemas; the page in a real browser; the
+#   GPU probes, tiny; the shipped dashboard and alerts in Prometheus; workers behind NVIDIA Dynamo; replicas on Ray
+# make kill-matrix   counts the planted bugs and seeded mutants that the quick tests catch: hours, in parts that can be
+#   resumed, KILL="quick --part 1/4"
 # make demo    records the README's animation
-# make docs    these pages as a site in build/site; dead links, dead anchors and old tables end it
+# make docs    builds the documentation as a site in build/site; fails for dead links, dead anchors and old tables
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -19,22 +19,22 @@ PORT   ?= 8000
 .PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations test-dynamo test-cluster
 .PHONY: demo docs lint sanitize planted-bugs kill-matrix wheel clean
 .DELETE_ON_ERROR:
-# There is one environment, and two pips may not write to it.
+# Two pips must not write to the same environment.
 .NOTPARALLEL:
 
-# Reinstalled when anything that is compiled or installed changes.
+# A change of one of these files reinstalls Octavo.
 SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -name '*.toml' -o -path '*/ui/*')
 INSTALL := $(BIN)/python scripts/install.py
 
-# Instruction sets: served is what this machine runs best; tested, and put into a wheel, is every one.
+# Instruction sets: a server uses the machine's best; tests and wheels have all of them.
 ISAS := $(or $(OCTAVO_ISAS),native)
 
-# Chats can be suspended to a disk, and survive a restart: DISK= for none.
+# The disk cache, with which chats survive a restart; DISK= for none.
 DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed-$(ISAS)
 	$(BIN)/octavo serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
-# Hypothesis draws the same examples in every run: `make test-full SEED=$$RANDOM` looks for others.
+# Hypothesis uses the same examples in every run; `make test-full SEED=$$RANDOM` uses others.
 SEED ?= 1
 IN_PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal --hypothesis-seed=$(SEED)
 test: $(VENV)/.installed-for-tests
@@ -43,8 +43,8 @@ test: $(VENV)/.installed-for-tests
 test-full: $(VENV)/.installed-oracles
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m full
 
-# This checkout, editable: changed Python counts at once, changed C++ after another `make dev`. (`make test` puts a
-# wheel in its place.)
+# This checkout, editable: changed Python takes effect at once, changed C++ after another `make dev`. (`make test`
+# replaces it by a wheel.)
 dev: $(BIN)/python
 	@echo "Installing this checkout into $(VENV), editable, with the tests' oracles (some minutes the first time) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' 'cmake>=3.19' ninja
@@ -54,11 +54,11 @@ dev: $(BIN)/python
 	@rm -f $(VENV)/.installed-*
 	@touch $(if $(filter-out all runnable,$(OCTAVO_ISAS)),$(VENV)/.installed-$(ISAS),$(addprefix $(VENV)/.installed-,native all for-tests oracles)) $(VENV)/.packages-docs
 
-# A real server under malice and load.
+# A real server under attack and load.
 test-attack: $(VENV)/.installed-for-tests $(VENV)/.packages-attack
 	$(BIN)/python -m pytest tests/attack -m attack -s
 
-# Programs of others, which have many dependencies, in folders of their own: lm-eval and LiteLLM, agent frameworks.
+# Other projects' clients, in their own environments for their many dependencies: lm-eval, LiteLLM, agent frameworks.
 PIP_IN = -m pip install --quiet --disable-pip-version-check
 test-clients: $(VENV)/.installed-for-tests
 	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python $(PIP_IN) 'lm-eval[api]' litellm; }
@@ -69,7 +69,7 @@ test-clients: $(VENV)/.installed-for-tests
 	done
 	$(BIN)/python -m pytest tests/clients -m clients -s
 
-# Clients in JavaScript, by node.
+# JavaScript clients, run by node.
 test-clients-node: $(VENV)/.installed-for-tests
 	@command -v npm >/dev/null || { echo "the JavaScript clients need node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
 	mkdir -p $(VENV)/clients-node && cp tests/clients/package.json $(VENV)/clients-node && npm install --silent --prefix $(VENV)/clients-node
@@ -79,27 +79,27 @@ test-clients-node: $(VENV)/.installed-for-tests
 test-probes: $(VENV)/.installed-oracles
 	$(BIN)/python -m pytest tests/bench/test_cuda_scripts.py -m full
 
-# 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
+# 560 schemas with the default model: counts served, refused and truncated ones, and validates the answers.
 test-schemas: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/schemas -m schemas -s
 
-# The shipped dashboard and alerts, asked of Debian's Prometheus beside a real server under load.
+# The shipped dashboard and alerts, in Debian's Prometheus with a real server under load.
 test-operations: $(VENV)/.installed-for-tests
 	@command -v promtool >/dev/null || echo "these tests need Prometheus and will be skipped; on Debian: apt-get install prometheus"
 	$(BIN)/python -m pytest tests/operations -m operations -s -rs
 
-# Workers behind NVIDIA Dynamo, which has an environment of its own that sees ours. Its event plane listens on all
-# addresses, so they run in a network namespace; where that is not allowed they are skipped, and say so.
-ALONE = $(shell unshare -rn ip link set lo up 2>/dev/null && echo "unshare -rn sh -c 'ip link set lo up && exec \"\$$0\" \"\$$@\"'")
+# Workers behind NVIDIA Dynamo, in its own environment, which can import ours. Its event plane listens on all
+# addresses, so the tests run in a network namespace; where that is not allowed, they are skipped with a message.
+ISOLATED = $(shell unshare -rn ip link set lo up 2>/dev/null && echo "unshare -rn sh -c 'ip link set lo up && exec \"\$$0\" \"\$$@\"'")
 test-dynamo: $(VENV)/.installed-for-tests
 	test $(VENV)/dynamo/.installed -nt tests/dynamo/requirements.txt || { $(PYTHON) -m venv $(VENV)/dynamo && \
 	  $(VENV)/dynamo/bin/python $(PIP_IN) -r tests/dynamo/requirements.txt && \
 	  $(VENV)/dynamo/bin/python $(PIP_IN) --no-deps ai-dynamo==1.6.1 && \
 	  $(VENV)/dynamo/bin/python tests/dynamo/add_site.py $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  touch $(VENV)/dynamo/.installed; }
-	$(ALONE) $(BIN)/python -m pytest tests/dynamo -m dynamo -s -rs
+	$(ISOLATED) $(BIN)/python -m pytest tests/dynamo -m dynamo -s -rs
 
-# Replicas on Ray, and what is lost when parts of them are killed.
+# Replicas on Ray, and the losses when processes are killed.
 test-cluster: $(VENV)/.installed-for-tests $(VENV)/.packages-ray
 	$(BIN)/python -m pytest tests/cluster -m cluster -s -rs
 
@@ -108,13 +108,13 @@ test-ui: $(VENV)/.installed-for-tests $(VENV)/.packages-ui
 	@command -v chromium >/dev/null || echo "the page's tests need a browser and will be skipped; on Debian: apt-get install chromium"
 	$(BIN)/python -m pytest tests/ui -m ui -s -rs
 
-# The README's animation: the demo, played before a real browser.
+# The README's animation: the demo, recorded in a real browser.
 demo: $(VENV)/.installed-for-tests $(VENV)/.packages-ui
 	@command -v chromium >/dev/null || { echo "recording the demo needs a browser; on Debian: apt-get install chromium"; exit 1; }
 	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
 
-# The pages as a site. Nothing is fetched when it is read: python3 -m http.server -d build/site
-# (Not --quiet: mkdocs then counts no warnings, and a dead link ends nothing.)
+# The documentation as a site, which loads nothing from elsewhere: python3 -m http.server -d build/site
+# (Not with --quiet: mkdocs would then count no warnings, and dead links would not fail the build.)
 docs: $(VENV)/.packages-docs
 	@echo "Building the site (some seconds) ..."
 	PYTHONPATH=src $(BIN)/python docs/reference.py --check
@@ -127,7 +127,7 @@ lint: $(VENV)/.installed-oracles
 	$(BIN)/mypy
 	$(BIN)/mypy docs/reference.py docs/settings_page.py scripts/install.py
 
-# Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
+# Kernels, thread team and recorded step as a standalone program, under each sanitizer and instruction set of the
 # machine, or those in SANITIZED_ISAS.
 sanitize: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
@@ -142,7 +142,7 @@ sanitize: $(BIN)/python
 planted-bugs: $(VENV)/.installed-all
 	$(BIN)/python -m tests.simulator.planted
 
-# Its parts, in order: python -m tests.mutants --help
+# Its parts: python -m tests.mutants --help
 kill-matrix: $(VENV)/.installed-oracles
 	$(BIN)/python -m tests.mutants $(KILL)
 
@@ -151,15 +151,15 @@ $(BIN)/python:
 	@echo "making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# A stamp is as old as the beginning of what it stands for: what is changed meanwhile is installed again. There is
-# one installation, so one stamp; all sets hold the one that serves, too.
+# A stamp has the time of the installation's start, so that files changed meanwhile are installed again. There is
+# one installation, so one stamp; an installation with all sets also serves.
 $(sort $(VENV)/.installed-all $(VENV)/.installed-$(ISAS)): $(VENV)/.installed-%: $(BIN)/python $(SOURCES)
 	@rm -f $(VENV)/.installed-* && touch $(VENV)/.begun
 	@$(INSTALL) --isas $* $(if $(filter serve,$(or $(MAKECMDGOALS),serve)),--model "$(MODEL)")
 	@$(if $(filter all,$*),touch -r $(VENV)/.begun $(VENV)/.installed-native)
 	@mv $(VENV)/.begun $@
 
-# The packages that Octavo needs and those of an extra, without Octavo itself.
+# The required packages and those of an extra, without Octavo itself.
 $(VENV)/.packages-%: $(BIN)/python pyproject.toml
 	@touch $@.begun
 	@$(INSTALL) --extra $*
@@ -169,7 +169,7 @@ $(VENV)/.installed-for-tests: $(VENV)/.installed-all
 	@$(INSTALL) --extra test
 	@touch $@
 
-# torch comes first and alone, so that the CPU build is taken.
+# torch is installed first and separately, to get the CPU build.
 $(VENV)/.installed-oracles: $(VENV)/.installed-for-tests
 	@echo "Installing the tests' oracles into $(VENV) (some minutes: torch and transformers) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -177,8 +177,8 @@ $(VENV)/.installed-oracles: $(VENV)/.installed-for-tests
 	@$(INSTALL) --extra lint
 	@touch $@
 
-# What is published: the source, and wheels from it with every instruction set. One of CPython 3.12 serves all later
-# ones; name the interpreters in PYTHONS.
+# The published files: the source, and wheels with every instruction set. A wheel of CPython 3.12 works with all later
+# versions; name the interpreters in PYTHONS.
 PYTHONS   ?= $(PYTHON)
 MANYLINUX ?= manylinux_2_34_x86_64
 wheel: $(BIN)/python
@@ -190,7 +190,7 @@ wheel: $(BIN)/python
 	done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/unrepaired/*.whl
 
-# What `make wheel` has left in dist/: its contents, and a server from it where there is no compiler.
+# The files of `make wheel` in dist/: their contents, and a server from them without a compiler.
 test-wheel: $(VENV)/.installed-for-tests
 	OCTAVO_TEST_PYTHONS="$(PYTHONS)" $(BIN)/python -m pytest tests/packaging -m wheel -s -rs
 
