@@ -99,7 +99,7 @@ WRONG = [
     (entry('maximum = "many"'), "tenant alice: maximum is 'many'; allowed: blocks, such as 4096, or bytes"),
     (entry("maximum = 1.5"), "tenant alice: maximum is 1.5; allowed: blocks"),
     (entry(f"maximum = 0x{'f' * 5000}"), "tenant alice: maximum is a number too long to be printed"),
-    (entry("disk = 1000"), "tenant alice: disk is 1000; allowed: bytes in words"),
+    (entry("disk = 1000"), "tenant alice: disk is 1000; allowed: bytes with a unit"),
     (entry("max_running = 0"), "tenant alice: max_running is 0; allowed: a whole number from 1 to 4,096"),
     (
         entry("guaranteed = 9\nmaximum = 8"),

@@ -54,7 +54,7 @@ class StartOptions:
     context_length: int | None = setting(
         None,
         "Tokens of prompt and output together.",
-        more="; more than the model's own only where its configuration scales positions",
+        more="; more than the model's own only if its configuration scales positions",
         bounds=(16, 10_000_000),
         unset="the model's",
     )

@@ -10,7 +10,7 @@
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
     ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
     ├── SessionBusy           a turn of the session runs, or it moves           HTTP 409
-    ├── SessionRefused        there is no room for it, or no disk               HTTP 409
+    ├── SessionRefused        there is no room for it, or no disk cache         HTTP 409
     ├── ResizeRefused         the pool cannot become that small or that large   HTTP 409
     ├── TenantsRefused        guarantees do not fit the pool                    exit status 2
     ├── TimedOut              a deadline passed before the first token          HTTP 408

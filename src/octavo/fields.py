@@ -132,5 +132,5 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _refuse_constant(name: str) -> float:
     """JSON has no such constants, but Python's reader and writer do; real configurations contain infinity."""
     if name == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not a number")
     return math.copysign(math.inf, -1.0 if name.startswith("-") else 1.0)

@@ -113,8 +113,8 @@ class OpenPaths:
 def vanished_message(path: Path) -> str:
     """The error text for a vanished file."""
     return (
-        f"{path} has vanished: it was removed, moved or replaced under the running server, and what is "
-        "written to it would not be found after a restart; put it back, or start the server again"
+        f"{path} has vanished: it was removed, moved or replaced while the server runs, so that data written "
+        "to it would be lost at a restart; put it back, or start the server again"
     )
 
 

@@ -128,7 +128,7 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
     try:
         text = json.dumps(found.schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
+        raise InvalidRequest(f"{param} is not JSON: {error}", param=param) from None
     return Grammar(GrammarKind.JSON_SCHEMA, text, param, not_enforced=limit_keys(found.not_enforced))
 
 

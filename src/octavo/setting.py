@@ -158,7 +158,7 @@ class Setting:
         return self.unit == "bytes"
 
     def in_words(self, value: object) -> str:
-        """A value for people: "16", "20 GiB", "off"; for None "a quarter of what is available"."""
+        """A value for people: "16", "20 GiB", "off"; for None "a quarter of the available memory"."""
         if self.secret and value:
             return "not shown"
         if value is None or value == ():

@@ -341,7 +341,7 @@ class _TenantEntry:
     def disk(self) -> Amount | None:
         found = self.amount("disk")
         if found is not None and not found.in_bytes:
-            raise self.bad("disk", 'bytes in words, such as "10GiB"')
+            raise self.bad("disk", 'bytes with a unit, such as "10GiB"')
         return found
 
     def timeouts(self) -> Timeouts:

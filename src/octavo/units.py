@@ -1,4 +1,4 @@
-"""Sizes in words, and the division of positions by the block size."""
+"""Parsing and formatting of sizes and times, and the division of positions into blocks."""
 
 from __future__ import annotations
 

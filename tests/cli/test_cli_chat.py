@@ -83,7 +83,7 @@ def test_commands_answer_without_the_model(model: FakeModel, answerer: Answerer)
     shown, _ = converse(answerer, "/help", "/stats", "/nonsense", "/exit", "never read")
     assert "/clear" in shown
     assert "3 blocks held, 2 cached, 5 free of 10 (of 16 tokens)" in shown
-    assert "/nonsense is no command" in shown
+    assert "/nonsense is not a command" in shown
     assert not model.submitted
 
 

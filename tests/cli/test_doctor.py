@@ -6,7 +6,7 @@ import pytest
 from tests.tiny import over_weights_of, tiny_model
 
 from octavo.cli.doctor import packed_lines, run
-from octavo.cli.doctor_headers import weights_in_words
+from octavo.cli.doctor_headers import describe_weights
 from octavo.config import StartOptions
 from octavo.kernels.native_ops import NativeOps
 
@@ -16,7 +16,7 @@ def test_the_weights_are_told_kind_by_kind():
     sizes = weights.bytes_by_kind
     assert list(sizes) == ["Q4_K", "Q8_0"]  # the most first
     assert sum(sizes.values()) == weights.num_bytes
-    assert weights_in_words(weights, "auto") == "309 KiB with --weights auto: Q4_K 275 KiB, Q8_0 34.0 KiB"
+    assert describe_weights(weights, "auto") == "309 KiB with --weights auto: Q4_K 275 KiB, Q8_0 34.0 KiB"
 
 
 @pytest.mark.real_model

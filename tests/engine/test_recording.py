@@ -18,7 +18,7 @@ from tests.tiny import CONTEXT, VOCAB, tiny_engine
 from tests.waiting import until, wait_until
 from tests.wanted import request_for
 
-from octavo.cli.replay import in_words
+from octavo.cli.replay import describe_result
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.recording import MAGIC, Recorder
@@ -148,7 +148,7 @@ def test_a_mixed_load_replays_with_equal_plans(tmp_path: Path, depth: int) -> No
     assert found.num_plans > 150
     assert found.num_commands > 100
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert in_words(found).endswith("entries replayed: all plans are the same")
+    assert describe_result(found).endswith("entries replayed: all plans are the same")
 
 
 def test_a_planted_bug_of_the_scheduler_is_found(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_what_broke_in_production_is_replayed_up_to_its_recovery_and_behind_it(t
         llm.close()
     found = replayed(path)
     assert found.fault == ""
-    assert "; recovered then: the engine found its own state broken" in in_words(found)
-    assert in_words(found).endswith("RuntimeError: the executor broke: all plans are the same")
+    assert "; recovered then: the engine found its own state broken" in describe_result(found)
+    assert describe_result(found).endswith("RuntimeError: the executor broke: all plans are the same")
 
 
 def test_a_recording_is_bounded_and_ends_with_a_whole_entry(
@@ -235,7 +235,7 @@ def test_a_file_that_was_cut_by_a_kill_is_replayed_as_far_as_it_goes(tmp_path: P
     path.write_bytes(whole[: len(whole) // 2])
     found = replayed(path, check_every=0)
     assert (found.fault, found.is_cut) == ("", True)
-    assert "the file ends inside an entry" in in_words(found)
+    assert "the file ends inside an entry" in describe_result(found)
 
 
 def _of(data: bytes) -> Callable[[bytes], bytes]:

@@ -1,4 +1,4 @@
-"""What the commands for servers, models and caches share: requests to a server, and tables.
+"""Requests to a server, and tables, for the commands about servers, models and caches.
 
     @server_command(pins_app, "renew", has_tenant=True)         `call` has --url, --api-key, --json, and
     def renew_pin(call: Call, name: PinName, ...) -> None:      --tenant; the others are the command's own

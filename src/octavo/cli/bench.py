@@ -88,7 +88,7 @@ def run_offline(
         llm = LLM(model, options, progress)
         try:
             resolved = resolved_settings(llm.started, options)
-            print_json(resolved, under="engine") if as_json else write(_in_words(resolved))
+            print_json(resolved, under="engine") if as_json else write(_describe_settings(resolved))
             llm.started.runner.wait_ready()
             reports = _measure_all(llm, workloads, progress, as_json=as_json)
         finally:
@@ -116,7 +116,7 @@ def resolved_settings(started: StartedEngine, options: StartOptions) -> dict[str
     }
 
 
-def _in_words(resolved: Mapping[str, str | int]) -> str:
+def _describe_settings(resolved: Mapping[str, str | int]) -> str:
     """The settings for people, with units of bytes."""
     parts = [
         f"{name.removesuffix('_bytes').replace('_', ' ')}"
@@ -132,7 +132,7 @@ def _measure_all(
     warm_up(llm)
     reports = []
     for index, workload in enumerate(workloads):
-        progress(f"{in_words(workload)} ({index + 1} of {len(workloads)}) ...")
+        progress(f"{describe_workload(workload)} ({index + 1} of {len(workloads)}) ...")
         report = measure(llm, workload)
         reports.append(report)
         if as_json:
@@ -140,14 +140,14 @@ def _measure_all(
     return reports
 
 
-def in_words(workload: Workload) -> str:
+def describe_workload(workload: Workload) -> str:
     """ "independent prompts, 8 at once"."""
     return f"{WORDS[workload.name]} prompts, {workload.concurrency} at once"
 
 
 def offline_table(reports: Sequence[Report]) -> Table:
     """A table with a column for each report, which fits a narrow terminal."""
-    heads = [in_words(report.workload).replace(" prompts, ", "\n") for report in reports]
+    heads = [describe_workload(report.workload).replace(" prompts, ", "\n") for report in reports]
     rows = [(name, *map(value, reports)) for name, value in _OFFLINE_ROWS]
     return table("octavo bench offline; times p50 / p95", ("", *heads), rows)
 

@@ -25,7 +25,7 @@ def run(only: str, seconds: float, threads: int | None, *, as_json: bool) -> Non
     with show_progress() as progress:
         progress("measuring the machine's limits ...")
         limits = measure_limits()
-        print_json(limits, under="limits") if as_json else write(_in_words(limits))
+        print_json(limits, under="limits") if as_json else write(_describe_limits(limits))
         for index, case in enumerate(cases):
             progress(f"{case.kernel}, {case.size} ({index + 1} of {len(cases)}) ...")
             measured = kernels.run_case(case, limits, seconds)
@@ -87,7 +87,7 @@ def _prepare(threads: int | None) -> None:
     _native.set_num_threads(threads or available_cores())
 
 
-def _in_words(limits: Limits) -> str:
+def _describe_limits(limits: Limits) -> str:
     """The limits for people, and the meaning of the shares."""
     return (
         f"{_native.num_threads()} threads: reading {limits.read_bytes_per_s / 1e9:.1f} GB/s, "

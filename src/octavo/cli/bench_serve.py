@@ -80,11 +80,11 @@ def run_trace(
 
 
 def predict(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> LoadReport:
-    """The report of one simulated run. Raises ConfigError if the file is no calibration."""
+    """The report of one simulated run. Raises ConfigError if the file is not a calibration."""
     calibration = read_calibration(path)
     if calibration is None:
         raise ConfigError(
-            f"--plan {path} is no calibration of this version; allowed: a file of `octavo bench calibrate`"
+            f"--plan {path} is not a calibration of this version; allowed: a file of `octavo bench calibrate`"
         )
     planner = Planner(calibration, targets, calibration.setup)
     return dataclasses.replace(planner.run_draw(Traffic(trace)).report, arrival="predicted")

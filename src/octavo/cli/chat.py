@@ -56,7 +56,7 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
             elif command == "/stats":
                 _show_statistics(runner, conversation, console)
             elif command.startswith("/"):
-                console.print(f"{command} is no command; /help lists the commands", markup=False)
+                console.print(f"{command} is not a command; /help lists the commands", markup=False)
             elif command:
                 _answer(runner, conversation, command, console)
 

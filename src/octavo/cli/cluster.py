@@ -116,10 +116,10 @@ def serve(
     """Serve until a signal, then stop everything that was started. A second signal stops without waiting for
     requests."""
     folder = ClusterFolder(name)
-    where = folder.find_address()
-    if where is not None and _is_serving(where):
+    running = folder.find_address()
+    if running is not None and _is_serving(running):
         raise ConfigError(
-            f"cluster {name} is already served here by process {where.pid}; allowed: another --name, or "
+            f"cluster {name} is already served here by process {running.pid}; allowed: another --name, or "
             "octavo cluster stop first"
         )
     token = None if open_cluster or address is not None else folder.make_token()
@@ -210,9 +210,9 @@ def update(
 def stop(name: str, address: str | None, *, open_cluster: bool) -> None:
     """Stop the cluster; returns when all its processes have ended."""
     folder = ClusterFolder(name)
-    if address is None and _is_serving(where := folder.read_address()):
-        os.kill(where.pid, signal.SIGTERM)
-        _wait_end(where.pid)
+    if address is None and _is_serving(running := folder.read_address()):
+        os.kill(running.pid, signal.SIGTERM)
+        _wait_end(running.pid)
     else:
         try:
             with _join(name, address, open_cluster=open_cluster) as ray_cluster:
@@ -245,9 +245,9 @@ def _join(name: str, address: str | None, *, open_cluster: bool) -> Iterator[Mod
     """The module `ray_cluster`, joined to a running cluster. Raises ConfigError or ClusterFailed."""
     token = None
     if address is None:
-        where = ClusterFolder(name).read_address()
-        address, open_cluster = where.address, open_cluster or where.is_open
-        token = None if where.token is None else Path(where.token)
+        running = ClusterFolder(name).read_address()
+        address, open_cluster = running.address, open_cluster or running.is_open
+        token = None if running.token is None else Path(running.token)
     set_environment(token, is_open=open_cluster)
     from octavo.cluster import ray_cluster
 
@@ -258,10 +258,10 @@ def _join(name: str, address: str | None, *, open_cluster: bool) -> Iterator[Mod
         ray_cluster.leave()
 
 
-def _is_serving(where: ClusterAddress) -> bool:
+def _is_serving(cluster: ClusterAddress) -> bool:
     """Whether the process is alive and is still a cluster's."""
     with contextlib.suppress(OSError):
-        return b"cluster" in Path(f"/proc/{where.pid}/cmdline").read_bytes()
+        return b"cluster" in Path(f"/proc/{cluster.pid}/cmdline").read_bytes()
     return False
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from octavo.cli.disk_app import namespace_line
 from octavo.cli.doctor_headers import (
+    describe_weights,
     diagnose,
     machine_advice,
     machine_lines,
     print_lines,
     settings_json,
     settings_lines,
-    weights_in_words,
 )
 from octavo.cli.doctor_ranks import diagnose_ranks
 from octavo.cli.flags import SettingOrigin
@@ -94,7 +94,7 @@ def model_lines(started: StartedEngine, options: StartOptions) -> list[tuple[str
         ),
         *backend.notes,
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
-        ("weights", weights_in_words(started.loaded.model.weights, options.weights)),
+        ("weights", describe_weights(started.loaded.model.weights, options.weights)),
         (
             "KV",
             f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}, "

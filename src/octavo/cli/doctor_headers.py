@@ -115,7 +115,7 @@ def diagnose_files(
     speed = bandwidth()
     lines = [
         ("runs", "yes"),
-        ("fits", verdict(fit)),
+        ("fits", describe_fit(fit)),
         *model_lines(checked, checked.opened, fit),
         *memory_lines(fit, speed),
     ]
@@ -194,13 +194,13 @@ def machine_advice(options: StartOptions, machine: Machine) -> list[str]:
     return lines
 
 
-def weights_in_words(weights: ModelWeights, mode: str) -> str:
+def describe_weights(weights: ModelWeights, mode: str) -> str:
     """ "92.5 MiB with --weights auto: Q4_1 63.3 MiB, Q8_0 29.2 MiB"."""
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in weights.bytes_by_kind.items())
     return f"{format_bytes(weights.num_bytes)} with --weights {mode}: {kinds}"
 
 
-def verdict(fit: Fit) -> str:
+def describe_fit(fit: Fit) -> str:
     """Whether the model fits, with sizes."""
     sizes = f"{format_bytes(fit.needed)} needed, {format_bytes(fit.available)} available now"
     what = "weights and the pool" if fit.options.kv_memory_bytes else "weights and one user"
@@ -221,7 +221,7 @@ def model_lines(checked: ModelCheck, opened: OpenedFiles, fit: Fit) -> Lines:
             f"context {spec.context_length:,} tokens",
         ),
         ("files", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in checked.stored.items())),
-        ("weights", weights_in_words(model.weights, fit.options.weights)),
+        ("weights", describe_weights(model.weights, fit.options.weights)),
         (
             "loading",
             f"reads {format_bytes(model.file_bytes)}, and needs memory for one tensor of the file at a time "
@@ -254,10 +254,10 @@ def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
         lines += [
             ("blocks", fit.budget.in_words()),
             ("why", fit.budget.reason),
-            ("users", users_in_words(fit)),
+            ("users", describe_users(fit)),
         ]
     if fit.budget is not None:
-        lines.append(("longest", longest_in_words(fit)))
+        lines.append(("longest", describe_longest(fit)))
     waste = window_waste(spec, fit.bytes_per_token)
     if waste is not None:
         lines.append(("windows", waste_in_words(spec, waste)))
@@ -267,13 +267,13 @@ def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
             "speed",
             f"at most {fit.tokens_per_s(bytes_per_s):,.1f} tokens/s for one user: a token reads "
             f"{format_bytes(model.bytes_read_for_a_token)} of weights{experts}, at "
-            f"{format_bytes(bytes_per_s)}/s (measured now); {speed_in_context(fit, bytes_per_s)}",
+            f"{format_bytes(bytes_per_s)}/s (measured now); {describe_speed_in_context(fit, bytes_per_s)}",
         )
     )
     return lines
 
 
-def longest_in_words(fit: Fit) -> str:
+def describe_longest(fit: Fit) -> str:
     """ "2,736 tokens in the pool; 8,192 with --disk-cache FOLDER, 5,456 of them cold: each token reads their
     234 MiB there, ..."."""
     assert fit.budget is not None
@@ -292,7 +292,7 @@ def longest_in_words(fit: Fit) -> str:
     )
 
 
-def speed_in_context(fit: Fit, bytes_per_s: float) -> str:
+def describe_speed_in_context(fit: Fit, bytes_per_s: float) -> str:
     """ "at most 31.2 with 3,000 tokens in context, of which it also reads 422 MiB of K and V"."""
     tokens = min(USER_TOKENS, fit.model.spec.context_length)
     return (
@@ -306,7 +306,7 @@ def _tokens_per_s_in_context(fit: Fit, bytes_per_s: float) -> float:
     return fit.tokens_per_s(bytes_per_s, min(USER_TOKENS, fit.model.spec.context_length))
 
 
-def users_in_words(fit: Fit) -> str:
+def describe_users(fit: Fit) -> str:
     """ "21 of 3,000 tokens at once, 5 of the whole context of 8,192"."""
     context = fit.model.spec.context_length
     whole = f"{fit.users(context):,} of the whole context of {context:,}"
@@ -323,7 +323,7 @@ def advice_of_fit(fit: Fit, alternatives: Alternatives, bytes_per_s: float) -> l
         in_context = _tokens_per_s_in_context(other, bytes_per_s)
         lines.append(
             f"{flags}:{verb} weights {format_bytes(other.model.weights.num_bytes)}, "
-            f"{format_bytes(other.bytes_per_token)} of KV per token, {users_in_words(other)}, at most "
+            f"{format_bytes(other.bytes_per_token)} of KV per token, {describe_users(other)}, at most "
             f"{other.tokens_per_s(bytes_per_s):,.1f} tokens/s, {in_context:,.1f} in context"
             f"{f'; {INT8_COST}' if flags == _INT8 else ''}"
         )

@@ -241,7 +241,7 @@ def _group_of(parameter: inspect.Parameter) -> tuple[DataclassInstance, tuple[Se
         return None
     settings = {each.field: each for each in settings_of(hint)}
     only = next((each.fields for each in rest if isinstance(each, Only)), tuple(settings))
-    assert settings.keys() >= set(only), f"{parameter.name} names a field that is no setting: {only}"
+    assert settings.keys() >= set(only), f"{parameter.name} names a field that is not a setting: {only}"
     default = hint() if parameter.default is parameter.empty else parameter.default
     return default, tuple(each for field, each in settings.items() if field in only)
 

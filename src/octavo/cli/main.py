@@ -92,7 +92,7 @@ def run_command(command: Callable[[], object]) -> None:
         except (MemoryError, OSError, RuntimeError) as error:
             if not _is_shortage(error):
                 raise
-            typer.echo(f"octavo: {_shortage_in_words(error)}", err=True)
+            typer.echo(f"octavo: {_describe_shortage(error)}", err=True)
             sys.exit(1)
 
 
@@ -103,7 +103,7 @@ def _is_shortage(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
-def _shortage_in_words(error: Exception) -> str:
+def _describe_shortage(error: Exception) -> str:
     """The message for refused memory. It imports nothing, since an import needs memory."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     is_bounded = most != resource.RLIM_INFINITY
@@ -293,7 +293,7 @@ def doctor(
     model: opt.Model = None,
     file: opt.File = None,
     load: Annotated[bool, typer.Option("--load", help="Load the whole model, not only its headers.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
     *,
     engine: StartOptions = TERMINAL_ENGINE,
     resolved: ResolvedFlags,

@@ -254,13 +254,13 @@ def _table(forecasts: Sequence[Column], options: PlanOptions, targets: WorkloadT
         return (name, *(value(forecast) for _, forecast, _ in forecasts))
 
     rows = [
-        row("first token, p50", lambda f: _in_words(f.ttft_ms["p50"])),
-        row("first token, p95", lambda f: _in_words(f.ttft_ms["p95"])),
-        row("between tokens, mean", lambda f: _in_words(f.itl_ms["mean"], 1)),
-        row("between tokens, p95", lambda f: _in_words(f.itl_ms["p95"], 1)),
-        row("end to end, p50", lambda f: _in_words(f.e2e_ms["p50"])),
-        row("output tokens/s", lambda f: _in_words(f.output_tokens_per_s, 1)),
-        row("good answers", lambda f: _part_in_words(f.good)),
+        row("first token, p50", lambda f: _format_range(f.ttft_ms["p50"])),
+        row("first token, p95", lambda f: _format_range(f.ttft_ms["p95"])),
+        row("between tokens, mean", lambda f: _format_range(f.itl_ms["mean"], 1)),
+        row("between tokens, p95", lambda f: _format_range(f.itl_ms["p95"], 1)),
+        row("end to end, p50", lambda f: _format_range(f.e2e_ms["p50"])),
+        row("output tokens/s", lambda f: _format_range(f.output_tokens_per_s, 1)),
+        row("good answers", lambda f: _format_share(f.good)),
         row("prefix cache hits, tokens", lambda f: f"{f.hit_rate:.0%}"),
         row("blocks per server, peak", lambda f: f"{f.blocks_peak:,} of {f.blocks:,}"),
         row("sequences per server, peak", lambda f: f"{f.running_peak:,}"),
@@ -270,8 +270,8 @@ def _table(forecasts: Sequence[Column], options: PlanOptions, targets: WorkloadT
     ]
     for name in dict.fromkeys(name for _, forecast, _ in forecasts for name in forecast.of_tenants):
         own = [forecast.of_tenants.get(name) for _, forecast, _ in forecasts]
-        first = ["" if one is None else _in_words(one["ttft_ms_p95"]) for one in own]
-        good = ["" if one is None else _part_in_words(one["good"]) for one in own]
+        first = ["" if one is None else _format_range(one["ttft_ms_p95"]) for one in own]
+        good = ["" if one is None else _format_share(one["good"]) for one in own]
         rows += [(f"{name}: first token, p95", *first), (f"{name}: good answers", *good)]
     several = f"{options.replicas} replicas, router {options.router}; " if options.replicas > 1 else ""
     title = (
@@ -281,11 +281,11 @@ def _table(forecasts: Sequence[Column], options: PlanOptions, targets: WorkloadT
     return table(title, ("", *(name for name, _, _ in forecasts)), rows)
 
 
-def _in_words(found: Range, digits: int = 0) -> str:
+def _format_range(found: Range, digits: int = 0) -> str:
     return f"{found.low:,.{digits}f} to {found.high:,.{digits}f}"
 
 
-def _part_in_words(found: Range) -> str:
+def _format_share(found: Range) -> str:
     return f"{100 * found.low:.0f} to {100 * found.high:.0f} %"
 
 

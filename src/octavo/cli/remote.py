@@ -97,7 +97,7 @@ def no_answer(url: str, error: Exception) -> RequestFailed:
 
 
 def cannot_be_sent() -> InvalidRequest:
-    """The error for an argument that is not text, or a key that is no header."""
+    """The error for an argument that is not text, or a key that is not a valid header."""
     return InvalidRequest(
         "an argument, the URL or the key cannot be sent; allowed: UTF-8 text, and an ASCII key"
     )

@@ -10,16 +10,16 @@ from octavo.errors import RequestFailed
 
 
 def run(recording: Path, check_every: int) -> None:
-    """Replay and print the result. Raises ConfigError if the file is no recording, RequestFailed if a plan
+    """Replay and print the result. Raises ConfigError if the file is not a recording, RequestFailed if a plan
     differs or an invariant breaks."""
     with show_progress() as report:
         replayed = replay(recording, lambda num: report(f"{num:,} entries replayed"), check_every=check_every)
-    write(f"{in_words(replayed)}\n")
+    write(f"{describe_result(replayed)}\n")
     if replayed.fault:
         raise RequestFailed(replayed.fault)
 
 
-def in_words(replayed: ReplayResult) -> str:
+def describe_result(replayed: ReplayResult) -> str:
     """ "812 plans and 96 commands of 2,040 entries replayed: all plans are the same"."""
     text = (
         f"{replayed.num_plans:,} plans and {replayed.num_commands:,} commands of {replayed.num_entries:,} "

@@ -35,7 +35,7 @@ _ENOUGH_COLOURS = ("256", "truecolor")
 
 
 def run(url: str, api_key: str, interval_s: float, *, once: bool, as_json: bool) -> None:
-    """Show until interrupted; only once with `once` or `as_json`, or if the output is no terminal. Raises
+    """Show until interrupted; only once with `once` or `as_json`, or if the output is not a terminal. Raises
     RequestFailed if the server does not answer, or refuses the key."""
     if as_json:
         print_json(asyncio.run(_state(Watch(url, api_key))))
