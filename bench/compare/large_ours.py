@@ -46,7 +46,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.bandwidth:
         _native.set_num_threads(given.threads)
-        tell("bandwidth", read_bytes_per_s=measure_limits().read_bytes_per_s)
+        emit("bandwidth", read_bytes_per_s=measure_limits().read_bytes_per_s)
         return
     counts = [int(count) for count in given.at_once.split(",") if count]
     longest = max(given.prompt + given.out if counts else 0, given.prefill + 1, 4 * _BLOCK)
@@ -67,7 +67,7 @@ def main() -> None:
     with LLM(given.file, options) as llm:
         llm.started.runner.wait_ready()
         run_through(llm, _WARM_UP_TOKENS)
-        tell(
+        emit(
             "ready",
             seconds=time.perf_counter() - begun,
             weight_bytes=llm.started.loaded.model.weights.num_bytes,
@@ -76,10 +76,10 @@ def main() -> None:
         )
         for count in counts:
             report = measure(llm, w1(count, given.prompt, given.out, count))
-            tell("decode", at_once=count, tokens_per_s=report.decode_tokens_per_s, seconds=report.seconds)
+            emit("decode", at_once=count, tokens_per_s=report.decode_tokens_per_s, seconds=report.seconds)
         if given.prefill:
             report = measure(llm, w1(1, given.prefill, 1, 1))
-            tell("prefill", tokens_per_s=report.prefill_tokens_per_s, seconds=report.seconds)
+            emit("prefill", tokens_per_s=report.prefill_tokens_per_s, seconds=report.seconds)
 
 
 def run_through(llm: LLM, count: int) -> None:
@@ -89,7 +89,7 @@ def run_through(llm: LLM, count: int) -> None:
     llm.generate([prompt], params, use_tqdm=False)
 
 
-def tell(what: str, **fields: float | str) -> None:
+def emit(what: str, **fields: float | str) -> None:
     """Print one line."""
     print(json.dumps({"what": what, **fields}), flush=True)
 

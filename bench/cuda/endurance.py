@@ -114,14 +114,14 @@ def run(probe: Probe, llm: LLM, load: Load, seconds: float, every_s: float, in_f
                     probe.emit("failed request", error=delta.error[:300])
         if time.perf_counter() - started - samples[-1].at >= every_s:
             samples.append(sample(probe, started, num_output))
-            tell(probe, llm, samples[-2], samples[-1], finishes)
+            emit(probe, llm, samples[-2], samples[-1], finishes)
     if samples[-1].at < seconds - every_s / 2 or len(samples) < 2:
         samples.append(sample(probe, started, num_output))
-        tell(probe, llm, samples[-2], samples[-1], finishes)
+        emit(probe, llm, samples[-2], samples[-1], finishes)
     return samples
 
 
-def tell(probe: Probe, llm: LLM, before: Sample, now: Sample, finishes: Counter[str]) -> None:
+def emit(probe: Probe, llm: LLM, before: Sample, now: Sample, finishes: Counter[str]) -> None:
     """Print one line."""
     stats = llm.engine.stats
     probe.note(f"{now.output_tokens:,} tokens")

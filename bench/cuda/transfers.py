@@ -60,7 +60,7 @@ def copies(probe: Probe, shape: Shape, kind: str) -> None:
         place[:] = places[0]
         return True
 
-    def tell(way: str, seconds: float) -> None:
+    def emit(way: str, seconds: float) -> None:
         probe.emit(
             "copies",
             shape=shape.name,
@@ -73,7 +73,7 @@ def copies(probe: Probe, shape: Shape, kind: str) -> None:
 
     def one_by_one(ways: dict[str, Callable[[int], object]]) -> None:
         for way, move in ways.items():
-            tell(way, host_seconds(probe, partial(for_each, move, count)))
+            emit(way, host_seconds(probe, partial(for_each, move, count)))
 
     one_by_one(
         {
@@ -91,10 +91,10 @@ def copies(probe: Probe, shape: Shape, kind: str) -> None:
         }
     )
     every = list(enumerate(places))
-    tell("read_into, 64 at once", host_seconds(probe, partial(in_batches, blocks.read_into, every)))
-    tell("write_from, 64 at once", host_seconds(probe, partial(in_batches, blocks.write_from, every)))
-    tell("one copy to the host", seconds_of(probe, lambda: big.copy_(flat, non_blocking=True), 5))
-    tell("one copy from the host", seconds_of(probe, lambda: flat.copy_(big, non_blocking=True), 5))
+    emit("read_into, 64 at once", host_seconds(probe, partial(in_batches, blocks.read_into, every)))
+    emit("write_from, 64 at once", host_seconds(probe, partial(in_batches, blocks.write_from, every)))
+    emit("one copy to the host", seconds_of(probe, lambda: big.copy_(flat, non_blocking=True), 5))
+    emit("one copy from the host", seconds_of(probe, lambda: flat.copy_(big, non_blocking=True), 5))
     if probe.is_cuda:
         torch.cuda.cudart().cudaHostUnregister(arena.ctypes.data)
 

@@ -22,10 +22,10 @@ from octavo.units import parse_bytes
 def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json: bool) -> None:
     """Measure the three situations on one engine and print them."""
     probe_machine()
-    with show_progress() as tell:
-        llm = start_engine(model, options, tell)
+    with show_progress() as show:
+        llm = start_engine(model, options, show)
         try:
-            tell("a quiet tenant alone, during a flood, and during a flood without tenants")
+            show("a quiet tenant alone, during a flood, and during a flood without tenants")
             found = asyncio.run(measure(llm, scenario))
         finally:
             llm.close()

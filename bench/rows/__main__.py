@@ -34,8 +34,8 @@ def main(
     table = Table(title=f"1 to 17 rows, {_native.simd_probe()['chosen']}: medians")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
-    with show_progress() as tell:
-        for cost in measure_rows(model, weights, kv, range(1, 18), context, _ROUNDS, tell):
+    with show_progress() as show:
+        for cost in measure_rows(model, weights, kv, range(1, 18), context, _ROUNDS, show):
             if as_json:
                 write(json.dumps(dataclasses.asdict(cost)) + "\n")
             times = (cost.chunk_s, cost.sequences_s, cost.vocabulary_s)

@@ -47,11 +47,11 @@ def measure_rows(
     counts: Sequence[int],
     context: int,
     rounds: int,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> Iterator[RowCost]:
     """Measure all counts, ascending; `context` positions precede the rows. Raises ConfigError, ModelError."""
     ops = NativeOps(weights)
-    given = load_model(resolve(model, tell), ops, progress=tell).model
+    given = load_model(resolve(model, show), ops, progress=show).model
     spec = given.spec
     blocks_each = blocks_for(context + max(counts), BLOCK_SIZE)
     num_blocks = blocks_each * max(counts)
@@ -71,7 +71,7 @@ def measure_rows(
         calls += [partial(step, chunk), partial(step, several), partial(vocabulary.argmax, rows)]
     seconds: list[list[float]] = [[] for _ in calls]
     for number in range(rounds):
-        tell(f"round {number + 1} of {rounds} ...")
+        show(f"round {number + 1} of {rounds} ...")
         for call, found in zip(calls, seconds, strict=True):
             found.append(min(duration(call) for _ in range(_CALLS)))
     medians = np.array([statistics.median(found) for found in seconds]).reshape(-1, 3)  # (counts, kinds)

@@ -45,8 +45,8 @@ _TO_THE_LEFT = ("task", "mode")
 def run(model: str | None, scenario: Scenario, *, as_json: bool) -> None:
     """Measure all cells round after round; print them, and a line for each mode."""
     probe_machine()
-    with show_progress() as tell:
-        results = measure_speculation(model, scenario, tell)
+    with show_progress() as show:
+        results = measure_speculation(model, scenario, show)
     summaries = summaries_of(results)
     if as_json:
         for result in results:

@@ -161,7 +161,7 @@ class _Request:
 
 
 def measure_speculation(
-    model: str | None, scenario: Scenario, tell: Callable[[str], None] = lambda text: None
+    model: str | None, scenario: Scenario, show: Callable[[str], None] = lambda text: None
 ) -> list[CellResult]:
     """Measure all cells. Raises ConfigError, ModelError, RequestFailed, and AssertionError if an answer
     depends on its cell."""
@@ -169,14 +169,14 @@ def measure_speculation(
     answers = Answers()
     with ExitStack() as stack:
         llms = {
-            mode: stack.enter_context(LLM(model, scenario.options(mode), tell)) for mode in scenario.modes
+            mode: stack.enter_context(LLM(model, scenario.options(mode), show)) for mode in scenario.modes
         }
         requests = {
             task: requests_of(next(iter(llms.values())), task, scenario.tokens) for task in scenario.tasks
         }
         for number in range(scenario.rounds + 1):
             for cell in cells_of(scenario, number):
-                tell(f"round {number} of {scenario.rounds}: {cell.name} ...")
+                show(f"round {number} of {scenario.rounds}: {cell.name} ...")
                 taken = taken_in_round(requests[cell.task], cell.concurrency, number)
                 run, found = _measure(llms[cell.mode], cell, taken)
                 answers.check(cell, found)

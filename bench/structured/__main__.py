@@ -18,8 +18,8 @@ from octavo.cli.terminal import probe_machine, show_progress, write
 def run(model: str | None, rows: int, tokens: int, rounds: int, *, as_json: bool) -> None:
     """Measure all variants in each round, and print their medians."""
     probe_machine()
-    with show_progress() as tell:
-        results = list(measure_structured(model, rows, tokens, rounds, tell))
+    with show_progress() as show:
+        results = list(measure_structured(model, rows, tokens, rounds, show))
     if as_json:
         for each in results:
             write(json.dumps(asdict(each)) + "\n")

@@ -42,7 +42,7 @@ class StructuredResult:
 
 
 def measure_structured(
-    model: str | None, rows: int, tokens: int, rounds: int, tell: Callable[[str], None] = lambda text: None
+    model: str | None, rows: int, tokens: int, rounds: int, show: Callable[[str], None] = lambda text: None
 ) -> Iterator[StructuredResult]:
     """Measure all variants. Raises ConfigError, ModelError."""
     if rows < 1 or rounds < 1:
@@ -54,7 +54,7 @@ def measure_structured(
     with LLM(model, options) as llm:
         for number in range(rounds + 1):
             for variant in VARIANTS:
-                tell(f"round {number} of {rounds}: {variant} ...")
+                show(f"round {number} of {rounds}: {variant} ...")
                 measured[variant].append(_measure(llm, variant, rows, tokens))
     for results in measured.values():
         kept = results[1:]  # the first is the warm-up

@@ -29,13 +29,13 @@ def run(words: Sequence[str], scene: Scene, tokens: int, rounds: int, *, as_json
     """Measure and print; `words` are options of the server. Raises RequestFailed."""
     probe_machine()
     console, turns = Console(highlight=False), list[Round]()
-    with show_progress() as tell:
-        drawn = draw(scene, FrameWriter({}), other_fields(), pause_s, tell)
+    with show_progress() as show:
+        drawn = draw(scene, FrameWriter({}), other_fields(), pause_s, show)
         if as_json:
             write(json.dumps({"drawn": asdict(drawn)}) + "\n")
         else:
             console.print(drawn_table(drawn, scene))
-        for turn in serve([*words], Load(output=tokens), CONCURRENCY, rounds, tell) if rounds else ():
+        for turn in serve([*words], Load(output=tokens), CONCURRENCY, rounds, show) if rounds else ():
             turns.append(turn)
             if as_json:
                 write(json.dumps({"served": line_of(turn)}) + "\n")

@@ -169,11 +169,11 @@ def draw(
     writer: Writer,
     others: Callable[[int], Mapping[str, object]],
     pause_s: Callable[[float], float],
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> FeedCost:
     """Run the scene with a feed. `others(steps)`: the feed's other fields after so many steps; `pause_s(s)`:
     the feed's pause after a frame that took `s`."""
-    tell(f"a ledger of {scene.blocks:,} blocks and {scene.requests} requests is made")
+    show(f"a ledger of {scene.blocks:,} blocks and {scene.requests} requests is made")
     busy = BusyScheduler(scene)
     glimpses, frames, sizes = list[float](), list[float](), list[int]()
     offloaded_from, clock, begun, taken = 0, 0.0, 0.0, 0
@@ -195,7 +195,7 @@ def draw(
         glimpses.append((between - before) * 1000)
         frames.append(spent_s * 1000)
         sizes.append(len(frame))
-        tell(f"{len(sizes)} of {scene.frames} frames")
+        show(f"{len(sizes)} of {scene.frames} frames")
     seconds = clock - begun
     return FeedCost(
         scene.blocks,
@@ -214,11 +214,11 @@ def draw(
 
 
 def serve(
-    words: list[str], load: Load, concurrency: int, rounds: int, tell: Callable[[str], None]
+    words: list[str], load: Load, concurrency: int, rounds: int, show: Callable[[str], None]
 ) -> Iterator[Round]:
     """Load a server, each round once with a reader of the stream and once without, in alternating order.
     `words` are options of `octavo serve`. Raises RequestFailed."""
-    tell("starting a server")
+    show("starting a server")
     with serving(words) as server:
         run = 0
 
@@ -227,7 +227,7 @@ def serve(
             run += 1
             own = replace(load, seed=load.seed + run)  # prompts of an earlier run would be cached
             return asyncio.run(
-                _load(server.url, own, concurrency, lambda progress: tell(f"{text}: {progress}"))
+                _load(server.url, own, concurrency, lambda progress: show(f"{text}: {progress}"))
             )
 
         measure("warming up")
@@ -259,9 +259,9 @@ def reading(url: str) -> Iterator[list[ReaderCounts]]:
         process.wait()
 
 
-async def _load(url: str, load: Load, concurrency: int, tell: Callable[[str], None]) -> LoadReport:
+async def _load(url: str, load: Load, concurrency: int, show: Callable[[str], None]) -> LoadReport:
     async with Client(Endpoint(f"{url}/v1")) as client:
-        report = await apply(client, load, 2 * concurrency, Arrival(concurrency), _TARGETS, tell)
+        report = await apply(client, load, 2 * concurrency, Arrival(concurrency), _TARGETS, show)
     if report.completed < report.requests:
         raise RequestFailed(f"answers failed: {report.error_details}")
     return report

@@ -45,7 +45,7 @@ def measure_beams(
     model: str | None,
     traces: Sequence[Trace],
     settings: Memory,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Sharing]:
     """A row for each trace and width, as soon as it is measured. Raises ConfigError, ModelError,
     RequestTooLarge."""
@@ -56,11 +56,11 @@ def measure_beams(
         prefix_caching=False,  # only beams share blocks
         pace=False,
     )
-    started = build_engine(model, options, tell)
+    started = build_engine(model, options, show)
     tokens = started.loaded.tokenizer.encode(sample_text(None).text)
     for trace in traces:
         for width in BEAM_WIDTHS:
-            tell(f"{trace.name}: {len(trace.jobs):,} searches with {width} beams ...")
+            show(f"{trace.name}: {len(trace.jobs):,} searches with {width} beams ...")
             requests = searches(trace, width, tokens, settings.seed)
             yield beam_sharing(trace.name, width, requests, started.engine)
 

@@ -37,7 +37,7 @@ _END_S = 30.0
 
 
 def calibrate(
-    serve: Serve, options: StartOptions, seconds: float, tell: Callable[[str], None]
+    serve: Serve, options: StartOptions, seconds: float, show: Callable[[str], None]
 ) -> Calibration:
     """Start the server, load it for so long, end it, and fit its recording. Raises RequestFailed if it does
     not start or answer."""
@@ -49,14 +49,14 @@ def calibrate(
         process = multiprocessing.get_context("fork").Process(target=serve, args=(own, port), daemon=True)
         process.start()
         try:
-            first = asyncio.run(_load(process, f"http://127.0.0.1:{port}/v1", options, seconds, tell))
+            first = asyncio.run(_load(process, f"http://127.0.0.1:{port}/v1", options, seconds, show))
         finally:
             process.terminate()
             process.join(_END_S)
             if process.is_alive():
                 process.kill()
                 process.join()
-        tell("fitting the recording")
+        show("fitting the recording")
         return fit(recording, first)
 
 
@@ -71,10 +71,10 @@ async def _load(
     url: str,
     options: StartOptions,
     seconds: float,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> list[float]:
     """Seconds to the first token of each request."""
-    client = await _connected(process, Endpoint(url, ""), tell)
+    client = await _connected(process, Endpoint(url, ""), show)
     first = list[float]()
     async with client:
         at_once = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count <= options.max_seqs]
@@ -82,7 +82,7 @@ async def _load(
         ends = time.perf_counter()
         for index, count in enumerate(at_once * rounds):
             ends += seconds / (len(at_once) * rounds)
-            tell(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once) * rounds}")
+            show(f"calibrating: {count} requests at once, phase {index + 1} of {len(at_once) * rounds}")
             phase = _Phase(client, ends, max(SHORT, (options.context_length or LONGEST) // 2), first)
             is_last = count == at_once[-1]
             short = [is_last or number % 2 == 1 for number in range(count)]
@@ -90,7 +90,7 @@ async def _load(
                 *(phase.run_client(index, number, is_short=short[number]) for number in range(count))
             )
         if options.host_cache_bytes or options.disk_cache is not None:
-            tell("calibrating: transfers of blocks to a tier and back")
+            show("calibrating: transfers of blocks to a tier and back")
             await _move_blocks(client, url, options, first)
     return first
 
@@ -121,7 +121,7 @@ async def _complete(client: Client, prompt: list[int], first_s: list[float]) -> 
 
 
 async def _connected(
-    process: multiprocessing.process.BaseProcess, endpoint: Endpoint, tell: Callable[[str], None]
+    process: multiprocessing.process.BaseProcess, endpoint: Endpoint, show: Callable[[str], None]
 ) -> Client:
     until = time.perf_counter() + _READY_S
     while time.perf_counter() < until:
@@ -132,7 +132,7 @@ async def _connected(
             return await client.__aenter__()
         except RequestFailed:
             await client.__aexit__(None, None, None)
-            tell("starting the server")
+            show("starting the server")
             await asyncio.sleep(0.2)
     raise RequestFailed(f"the server was not ready after {_READY_S:.0f} s")
 

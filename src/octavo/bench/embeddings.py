@@ -61,12 +61,12 @@ def measure_embeddings(
     texts: Sequence[str],
     poolings: Sequence[Pooling],
     rounds: int,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> list[EmbeddingsResult]:
     """Measure the poolings alternately in each round, after one round to warm up. Raises ConfigError."""
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; allowed: 1 and more")
-    return asyncio.run(_measure(llm, texts, poolings, rounds, tell))
+    return asyncio.run(_measure(llm, texts, poolings, rounds, show))
 
 
 async def _measure(
@@ -74,12 +74,12 @@ async def _measure(
     texts: Sequence[str],
     poolings: Sequence[Pooling],
     rounds: int,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> list[EmbeddingsResult]:
     seconds: dict[Pooling, list[float]] = {pooling: [] for pooling in poolings}
     for number in range(rounds + 1):
         for pooling in poolings:
-            tell(f"round {number} of {rounds}: {pooling} ...")
+            show(f"round {number} of {rounds}: {pooling} ...")
             begun = time.perf_counter()
             prompts = [await llm.encode(text) for text in texts]
             await embed_all(llm, prompts, EmbeddingOptions(pooling))

@@ -96,13 +96,13 @@ class Progress:
     """Counts answers as they arrive, and reports the progress."""
 
     total: int
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     answers: list[Answer] = field(default_factory=list)
 
     def add(self, answer: Answer) -> None:
         self.answers.append(answer)
         failed = sum(bool(each.error) for each in self.answers)
-        self.tell(f"{len(self.answers)} of {self.total} answers, {failed} failed")
+        self.show(f"{len(self.answers)} of {self.total} answers, {failed} failed")
 
 
 def scripts_of(load: Load, num_requests: int) -> list[tuple[LoadTurn, ...]]:
@@ -128,11 +128,11 @@ async def apply(
     num_requests: int,
     arrival: Arrival,
     targets: WorkloadTargets,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
     """Send all requests and wait for the answers. Errors of the endpoint are counted, not raised."""
     scripts = scripts_of(load, num_requests)
-    progress = Progress(sum(map(len, scripts)), tell)
+    progress = Progress(sum(map(len, scripts)), show)
     begun = time.perf_counter()
     await send(client, scripts, arrival, str(load.seed), progress.add)
     return report_of(load.kind, arrival.in_words(), progress, targets, time.perf_counter() - begun)
@@ -143,11 +143,11 @@ async def play(
     trace: RequestTrace,
     load: Load,
     targets: WorkloadTargets,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
     """Like `apply`, with the requests of a trace at its times; only seed and vocabulary of `load` are used.
     Prompts are made on the way, so each of many simultaneous requests may be a millisecond late."""
-    progress = Progress(len(trace.requests), tell)
+    progress = Progress(len(trace.requests), show)
     prompts = prompts_of(trace, load.seed, load.vocab_size)
     begun = time.perf_counter()
     async with asyncio.TaskGroup() as group:

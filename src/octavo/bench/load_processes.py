@@ -55,11 +55,11 @@ async def apply_from_processes(
     arrival: Arrival,
     targets: WorkloadTargets,
     count: int,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
     """Like `load.apply`, from up to `count` processes. Raises RequestFailed if one of them ends early."""
     parts = parts_of(arrival, count)
-    progress = Progress(sum(map(len, scripts_of(load, num_requests))), tell)
+    progress = Progress(sum(map(len, scripts_of(load, num_requests))), show)
     jobs = [Job(endpoint, load, num_requests, part, index, len(parts)) for index, part in enumerate(parts)]
     async with contextlib.AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(_worker(job)) for job in jobs]

@@ -96,14 +96,14 @@ class _SteppedEngine:
 
 
 def measure(
-    model: str | None, options: StartOptions, sequence: LongSequence, tell: Callable[[str], None]
+    model: str | None, options: StartOptions, sequence: LongSequence, show: Callable[[str], None]
 ) -> Iterator[LongRun]:
     """Runs hot, cold, dropped, and with chats. `options` have `kv_memory_bytes`. Raises ConfigError."""
     tokens, given = sequence.tokens + sequence.answer, options.kv_memory_bytes or 0
     with TemporaryDirectory(prefix="octavo-long-") as folder:
-        tell("loading the model")
+        show("loading the model")
         small = replace(options, disk_cache=folder)
-        started = build_engine(model, small, tell)
+        started = build_engine(model, small, show)
         per_block = started.budget.bytes_per_block
         needed = blocks_for(tokens, options.block_size) + 1
         if needed * per_block <= given:
@@ -115,15 +115,15 @@ def measure(
         big = replace(options, kv_memory_bytes=room, disk_cache=None)
         hot = engine_over(started.loaded, started.backend, big)
         try:
-            yield _run("hot", hot, sequence, tell)
-            yield from _run_cold(started, sequence, Path(folder), tell)
+            yield _run("hot", hot, sequence, show)
+            yield from _run_cold(started, sequence, Path(folder), show)
         finally:
             hot.engine.close()
             started.engine.close()
 
 
-def _run(name: str, started: StartedEngine, sequence: LongSequence, tell: Callable[[str], None]) -> LongRun:
-    stepped, speed = _computed(name, started, sequence, tell)
+def _run(name: str, started: StartedEngine, sequence: LongSequence, show: Callable[[str], None]) -> LongRun:
+    stepped, speed = _computed(name, started, sequence, show)
     tokens_per_s = _decoded(stepped, sequence, lambda: None)
     cold = _cold_blocks(stepped)
     stepped.cancel_all()
@@ -131,9 +131,9 @@ def _run(name: str, started: StartedEngine, sequence: LongSequence, tell: Callab
 
 
 def _run_cold(
-    started: StartedEngine, sequence: LongSequence, folder: Path, tell: Callable[[str], None]
+    started: StartedEngine, sequence: LongSequence, folder: Path, show: Callable[[str], None]
 ) -> Iterator[LongRun]:
-    stepped, speed = _computed("cold", started, sequence, tell)
+    stepped, speed = _computed("cold", started, sequence, show)
     cold = _cold_blocks(stepped)
     offloaded = cold * started.budget.bytes_per_block
     with _opened(next(folder.glob("*/blocks"))) as file:
@@ -142,9 +142,9 @@ def _run_cold(
         blocks = (started.budget.num_blocks, cold, speed)
         yield LongRun("cold", *blocks, tokens_per_s, offloaded, warm)
         stepped.cancel_all()
-        tell("the same with the page cache dropped")
+        show("the same with the page cache dropped")
         rates: list[float] = []
-        stepped, speed = _computed("dropped", started, sequence, tell)
+        stepped, speed = _computed("dropped", started, sequence, show)
 
         def drop() -> None:
             rates.append(_medium(file, offloaded, is_kept=False))
@@ -153,17 +153,17 @@ def _run_cold(
         tokens_per_s = _decoded(stepped, sequence, drop)
         yield LongRun("dropped", *blocks[:2], speed, tokens_per_s, offloaded, statistics.median(rates))
     if sequence.chats:
-        tell(f"with {sequence.chats} chats")
+        show(f"with {sequence.chats} chats")
         alone, together, tokens_per_s = _with_chats(stepped, sequence)
         yield LongRun("cold, with chats", *blocks[:2], speed, tokens_per_s, offloaded, None, alone, together)
     stepped.cancel_all()
 
 
 def _computed(
-    name: str, started: StartedEngine, sequence: LongSequence, tell: Callable[[str], None]
+    name: str, started: StartedEngine, sequence: LongSequence, show: Callable[[str], None]
 ) -> tuple[_SteppedEngine, float]:
     """Compute the prompt. Returns the engine and prompt tokens a second."""
-    tell(f"{name}: a prompt of {sequence.tokens:,} tokens")
+    show(f"{name}: a prompt of {sequence.tokens:,} tokens")
     stepped, prompt = _SteppedEngine(started.engine), _prompt(started, sequence.tokens, name)
     begun = time.perf_counter()
     stepped.submit(LONG, prompt, _room(started, sequence))

@@ -122,33 +122,33 @@ def measure(
     traces: Sequence[Trace],
     shared_traces: Sequence[Trace],
     settings: Memory,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
     crowded_traces: Sequence[Trace] = (),
 ) -> Iterator[Row]:
     """All rows, each as soon as it is computed: waste on `traces`, sharing on `shared_traces`,
     oversubscription on `crowded_traces`.
 
-    `tell` receives progress messages. Raises ConfigError.
+    `show` receives progress messages. Raises ConfigError.
     """
     pool = pool_of(settings)
     yield from (worked(*case) for case in WORKED)
     yield scattered()
     for block_size in BOOKKEEPING_BLOCK_SIZES:
-        tell(f"bookkeeping, blocks of {block_size} ...")
+        show(f"bookkeeping, blocks of {block_size} ...")
         yield bookkeeping(block_size)
     for trace in traces:
-        tell(f"{trace.name}: {len(trace.jobs):,} requests under reservation policies ...")
+        show(f"{trace.name}: {len(trace.jobs):,} requests under reservation policies ...")
         for policy in reservation_policies(settings.max_length):
             result = replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
             yield Waste(trace.name, len(trace.jobs), pool.num_slots, result)
-        tell(f"{trace.name}: the same in blocks ...")
+        show(f"{trace.name}: the same in blocks ...")
         yield paged_waste(trace, settings)
     for trace in shared_traces:
         for n in PARALLEL_WIDTHS:
-            tell(f"{trace.name}: {len(trace.jobs):,} requests, {n} answers each ...")
+            show(f"{trace.name}: {len(trace.jobs):,} requests, {n} answers each ...")
             yield parallel_sampling(trace, n, settings)
     for trace in crowded_traces:
-        tell(f"{trace.name}: {len(trace.jobs):,} requests, {DEMAND:g} times more than fit ...")
+        show(f"{trace.name}: {len(trace.jobs):,} requests, {DEMAND:g} times more than fit ...")
         yield from oversubscribed(trace, pool, settings.seed)
 
 

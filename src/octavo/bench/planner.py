@@ -382,7 +382,7 @@ class Planner:
     targets: WorkloadTargets
     setup: SchedulerSetup
     draws: int = 5
-    tell: Callable[[str], None] = field(default=lambda text: None)
+    show: Callable[[str], None] = field(default=lambda text: None)
     replicas: int = 1
     balancer: Callable[[Sequence[Server]], Balancer] = lambda servers: SingleServer()
 
@@ -399,7 +399,7 @@ class Planner:
         """The forecast of all draws."""
         served = []
         for draw in range(self.draws):
-            self.tell(f"draw {draw + 1} of {self.draws}")
+            self.show(f"draw {draw + 1} of {self.draws}")
             served.append(self.run_draw(traffic, draw))
         reports = [one.report for one in served]
 
@@ -436,7 +436,7 @@ class Planner:
 
         def keeps(number: float) -> bool:
             nonlocal beyond
-            self.tell(f"trying {number:.3g}")
+            self.show(f"trying {number:.3g}")
             try:
                 traffic = scaled(number)
                 bad_max = (1 - GOOD) * len(traffic.trace.requests)

@@ -126,7 +126,7 @@ def measure(
     text: str,
     num_chunks: int,
     threads: int | None,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> list[Quality]:
     """Every choice's figures over the first `num_chunks` chunks of the text; 0: all.
 
@@ -140,7 +140,7 @@ def measure(
     def subject(name: str | None, choice: StorageChoice) -> Subject:
         if (name, choice.weights) not in loaded:
             ops = NativeOps(choice.weights)
-            loaded[name, choice.weights] = ops, load_model(resolve(name, tell), ops, progress=tell)
+            loaded[name, choice.weights] = ops, load_model(resolve(name, show), ops, progress=show)
         return subject_of(choice, *loaded[name, choice.weights])
 
     base_name = model if base_model is None else base_model
@@ -150,7 +150,7 @@ def measure(
     others = [each for each in subjects if each is not base]
     chunks = list(chunks_of(loaded[base_name, BASE.weights][1], text, num_chunks))
     for index, tokens in enumerate(chunks):
-        tell(f"chunk {index + 1} of {len(chunks)} ...")
+        show(f"chunk {index + 1} of {len(chunks)} ...")
         score(base, others, tokens)
     return [each.quality() for each in subjects]
 

@@ -166,7 +166,7 @@ def run_plan(
     with show_progress() as report:
         traffic = traffic_of(options, calibration.setup)
         for name, own in columns:
-            planner = Planner(own, targets, own.setup, draws=options.draws, tell=_with_name(report, name))
+            planner = Planner(own, targets, own.setup, draws=options.draws, show=_with_name(report, name))
             if options.replicas > 1:
                 planner.replicas, planner.balancer = options.replicas, _balancer_of(options, own.setup)
             forecast = planner.forecast(traffic)
