@@ -22,7 +22,7 @@ from pathlib import Path
 
 from octavo.bench.calibration import VERSION, Calibration
 from octavo.bench.planner import Planner, Traffic
-from octavo.bench.replicas import Routing, balancer_of
+from octavo.bench.replicas import RoutingPolicy, balancer_of
 from octavo.bench.traces import RequestTrace, read_trace, scaled
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup
@@ -158,7 +158,7 @@ def play_trace(path: Path, replicas: list[int], speed: float, seconds: float, de
     for count in replicas:
         rate = speed * count
         part = scaled(trace, rate=rate, seconds=seconds * rate, longest=setup.config.context_length - 1)
-        for routing in Routing:
+        for routing in RoutingPolicy:
             planner = Planner(
                 calibration,
                 WorkloadTargets(),

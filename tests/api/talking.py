@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.engine.served import LetterTokenizer
 
 from octavo.errors import InvalidRequest
-from octavo.text.control import Rendered
+from octavo.text.control import RenderedText
 from octavo.tools.thinking import THINK, ThinkingFormat
 from octavo.types import ChatMessage, ChatOptions
 
@@ -24,11 +24,11 @@ class Template:
     def __init__(self) -> None:
         self.seen: list[ChatOptions] = []
 
-    def render(self, messages: list[ChatMessage], options: ChatOptions) -> Rendered:
+    def render(self, messages: list[ChatMessage], options: ChatOptions) -> RenderedText:
         self.seen.append(options)
         if not messages:
             raise InvalidRequest("an empty chat", param="messages")
-        return Rendered("".join(message.content for message in messages))
+        return RenderedText("".join(message.content for message in messages))
 
 
 class TalkingTokenizer(LetterTokenizer):

@@ -9,7 +9,7 @@ from tests.bench.test_planner import TARGETS, calibration_of, setup_of, trace_of
 
 from bench import routing
 from octavo.bench.planner import Balancer, DrawResult, Planner, Traffic
-from octavo.bench.replicas import PrefixBalancer, Routing, balancer_of
+from octavo.bench.replicas import PrefixBalancer, RoutingPolicy, balancer_of
 from octavo.bench.traces import RequestTrace, TraceRequest
 
 
@@ -28,7 +28,9 @@ def chats(num_chats: int, num_turns: int, every_s: float) -> RequestTrace:
     return trace_of(*requests)
 
 
-def served(routing: Routing, trace: RequestTrace, replicas: int = 3, delay_s: float = 0.1) -> DrawResult:
+def served(
+    routing: RoutingPolicy, trace: RequestTrace, replicas: int = 3, delay_s: float = 0.1
+) -> DrawResult:
     setup = setup_of()
     planner = Planner(calibration_of(setup), TARGETS, setup, replicas=replicas)
     planner.balancer = lambda servers: balancer_of(routing, servers, setup, delay_s, 0)
@@ -37,27 +39,29 @@ def served(routing: Routing, trace: RequestTrace, replicas: int = 3, delay_s: fl
 
 def test_chats_find_their_blocks_behind_the_router_and_seldom_without() -> None:
     trace = chats(7, 5, 1.0)
-    found = {routing: served(routing, trace).cached_tokens for routing in Routing}
-    assert found[Routing.PREFIX] == 7 * 512 * (1 + 2 + 3 + 4)
-    assert found[Routing.PREFIX] > 1.3 * max(found[Routing.ROUND_ROBIN], found[Routing.TWO_CHOICES])
+    found = {routing: served(routing, trace).cached_tokens for routing in RoutingPolicy}
+    assert found[RoutingPolicy.PREFIX] == 7 * 512 * (1 + 2 + 3 + 4)
+    assert found[RoutingPolicy.PREFIX] > 1.3 * max(
+        found[RoutingPolicy.ROUND_ROBIN], found[RoutingPolicy.TWO_CHOICES]
+    )
 
 
-@pytest.mark.parametrize("routing", list(Routing))
-def test_all_answers_come_once_whatever_chooses(routing: Routing) -> None:
+@pytest.mark.parametrize("routing", list(RoutingPolicy))
+def test_all_answers_come_once_whatever_chooses(routing: RoutingPolicy) -> None:
     report = served(routing, chats(7, 3, 0.1)).report
     assert (report.completed, report.requests, report.errors) == (21, 21, {})
 
 
 def test_replicas_share_what_one_would_queue() -> None:
     trace = trace_of(*[TraceRequest(0.2 * i, 800, 8) for i in range(30)])
-    one, three = (served(Routing.PREFIX, trace, replicas=count).report.ttft_ms.p95 for count in (1, 3))
+    one, three = (served(RoutingPolicy.PREFIX, trace, replicas=count).report.ttft_ms.p95 for count in (1, 3))
     assert three < one / 3
 
 
 def test_a_chats_next_turn_is_followed_however_late_reports_are() -> None:
     trace = chats(5, 4, 0.5)
-    late = served(Routing.PREFIX, trace, delay_s=1.5)
-    assert late.cached_tokens > 0.8 * served(Routing.PREFIX, trace, delay_s=0.0).cached_tokens
+    late = served(RoutingPolicy.PREFIX, trace, delay_s=1.5)
+    assert late.cached_tokens > 0.8 * served(RoutingPolicy.PREFIX, trace, delay_s=0.0).cached_tokens
 
 
 def test_what_the_router_predicts_is_what_requests_get() -> None:
@@ -80,7 +84,7 @@ def test_what_the_router_predicts_is_what_requests_get() -> None:
 def test_users_wait_for_their_answers_on_all_replicas() -> None:
     setup = setup_of()
     planner = Planner(calibration_of(setup), TARGETS, setup, replicas=2)
-    planner.balancer = partial(balancer_of, Routing.TWO_CHOICES, setup=setup, delay_s=0.1, seed=0)
+    planner.balancer = partial(balancer_of, RoutingPolicy.TWO_CHOICES, setup=setup, delay_s=0.1, seed=0)
     result = planner.run_draw(Traffic(trace_of(*[TraceRequest(0.0, 16, 10)] * 12), users=4, think_s=3.0))
     assert result.report.completed == 12
     assert 6.0 < result.seconds < 7.0

@@ -11,7 +11,7 @@ from tests.waiting import LIMIT_S, until
 
 from octavo.engine.fair_threads import FairThreads
 from octavo.errors import EngineStopped, QueueFull
-from octavo.text.control import Rendered
+from octavo.text.control import RenderedText
 from octavo.text.template_helpers import HELPERS_MAX
 from octavo.types import ChatMessage
 
@@ -117,10 +117,10 @@ def test_a_slow_template_holds_up_chats_alone() -> None:
         chat, begun, done = open_chat(), list[object](), threading.Event()
 
         class Slow:
-            def render(self, messages: object, options: object) -> Rendered:
+            def render(self, messages: object, options: object) -> RenderedText:
                 begun.append(messages)
                 assert done.wait(LIMIT_S)
-                return Rendered("ab")
+                return RenderedText("ab")
 
         chat.llm.tokenizer.chat_template = Slow()  # type: ignore[assignment]
         try:

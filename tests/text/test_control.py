@@ -22,7 +22,7 @@ from octavo.engine.requests import render_chat
 from octavo.errors import InvalidRequest
 from octavo.text.chat import ChatTemplate
 from octavo.text.continuation import compose, encode_rendered
-from octavo.text.control import ControlTokens, Rendered, new_mark
+from octavo.text.control import ControlTokens, RenderedText, new_mark
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 
@@ -410,7 +410,7 @@ def test_going_on_with_the_last_message_equals_transformers(template, last):
         eos_token="</s>",
     )
     ours = ChatTemplate(template, "<s>", "</s>").render(messages, ChatOptions(False, True))
-    assert ours == Rendered(theirs[0])
+    assert ours == RenderedText(theirs[0])
 
 
 def test_going_on_with_a_message_that_is_not_written_is_refused():

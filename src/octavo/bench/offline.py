@@ -73,7 +73,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class _Timing:
+class _RequestTimes:
     """The times of one request's submission and tokens, on the clock of `time.perf_counter`."""
 
     submitted: float
@@ -158,14 +158,16 @@ def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
     return [shared + tokens(workload.own) for _ in range(workload.num_requests)]
 
 
-def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplerParams, in_flight: int) -> list[_Timing]:
+def _run(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplerParams, in_flight: int
+) -> list[_RequestTimes]:
     """Answer every prompt, `in_flight` at once."""
-    timings: dict[int, _Timing] = {}
+    timings: dict[int, _RequestTimes] = {}
     unsent = deque(prompts)
     while unsent or llm.num_unfinished:
         while unsent and llm.num_unfinished < in_flight:
             submitted = time.perf_counter()
-            timings[llm.add_request(unsent.popleft(), params)] = _Timing(submitted)
+            timings[llm.add_request(unsent.popleft(), params)] = _RequestTimes(submitted)
         deltas = llm.step()
         now = time.perf_counter()
         for request_id, delta in deltas:
@@ -178,7 +180,7 @@ def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplerParams, in_fligh
 
 
 def _report(
-    workload: Workload, timings: list[_Timing], seconds: float, before: EngineStats, after: EngineStats
+    workload: Workload, timings: list[_RequestTimes], seconds: float, before: EngineStats, after: EngineStats
 ) -> Report:
     output = sum(timing.usage.num_output for timing in timings)
     prompt = sum(timing.usage.num_prompt for timing in timings)

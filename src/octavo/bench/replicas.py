@@ -39,7 +39,7 @@ from octavo.types import Request, Update
 LOAD_EVERY_S, IDLE_EVERY_S = 0.1, 1.0
 
 
-class Routing(enum.StrEnum):
+class RoutingPolicy(enum.StrEnum):
     """The policy of a balancer."""
 
     PREFIX = "prefix"
@@ -48,12 +48,12 @@ class Routing(enum.StrEnum):
 
 
 def balancer_of(
-    routing: Routing, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float, seed: int
+    routing: RoutingPolicy, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float, seed: int
 ) -> Balancer:
     """A new balancer. `delay_s`: delay of the replicas' reports."""
-    if routing is Routing.PREFIX:
+    if routing is RoutingPolicy.PREFIX:
         return PrefixBalancer(servers, setup, delay_s)
-    return RoundRobin(servers) if routing is Routing.ROUND_ROBIN else TwoChoices(servers, seed)
+    return RoundRobin(servers) if routing is RoutingPolicy.ROUND_ROBIN else TwoChoices(servers, seed)
 
 
 class RoundRobin:

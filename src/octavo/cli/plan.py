@@ -16,7 +16,7 @@ from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
 from octavo.bench.forecast import Forecast, HighestLoad, Range
 from octavo.bench.planner import Balancer, Planner, Server, Traffic
-from octavo.bench.replicas import Routing, balancer_of
+from octavo.bench.replicas import RoutingPolicy, balancer_of
 from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli.remote import require_operator, send
@@ -188,7 +188,7 @@ def _with_name(report: Callable[[str], None], name: str) -> Callable[[str], None
 
 
 def _balancer_of(options: PlanOptions, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Balancer]:
-    routing, delay_s, seed = Routing(options.router), options.report_delay_s, options.seed
+    routing, delay_s, seed = RoutingPolicy(options.router), options.report_delay_s, options.seed
     return lambda servers: balancer_of(routing, servers, setup, delay_s, seed)
 
 

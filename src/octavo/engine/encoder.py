@@ -12,7 +12,7 @@ from octavo.engine.fair_threads import FairThreads
 from octavo.engine.requests import check_context, render_chat
 from octavo.errors import RequestTooLarge
 from octavo.text.continuation import TurnPrompt, compose, encode_rendered
-from octavo.text.control import Rendered
+from octavo.text.control import RenderedText
 from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
@@ -72,7 +72,9 @@ class Encoder:
         rendered = await self._rendered(messages, options, tenant)
         return await self._on_tokenizer_thread(tenant, lambda: compose(self.tokenizer, said, rendered))
 
-    async def _rendered(self, messages: Sequence[ChatMessage], options: ChatOptions, tenant: str) -> Rendered:
+    async def _rendered(
+        self, messages: Sequence[ChatMessage], options: ChatOptions, tenant: str
+    ) -> RenderedText:
         """The chat rendered by the model's template, within the length of a valid prompt."""
         for message in messages:
             self._check_length(message.content)

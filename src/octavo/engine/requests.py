@@ -17,7 +17,7 @@ from octavo.kv_events.identity import EventSource, Identity
 from octavo.params import CACHE_SALT_CHARS_MAX, SamplerParams
 from octavo.sampling.grammars import CompiledGrammar
 from octavo.sampling.guides import needs_guide
-from octavo.text.control import Rendered
+from octavo.text.control import RenderedText
 from octavo.text.named_templates import GIVE_ONE
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
@@ -40,7 +40,7 @@ class ModelFacts:
 
 def render_chat(
     tokenizer: Tokenizer, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
-) -> Rendered:
+) -> RenderedText:
     """The chat rendered by the model's own template. Raises InvalidRequest as that does, or without one."""
     if tokenizer.chat_template is None:
         raise InvalidRequest(

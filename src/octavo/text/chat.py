@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.params import TEMPLATE_KWARGS_CHARS_MAX
-from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
+from octavo.text.control import ControlTokens, Neutraliser, RenderedText, new_mark
 from octavo.text.template_helpers import TemplateHelpers
 from octavo.text.turn_format import (
     ToolsPlace,
@@ -79,7 +79,7 @@ class ChatTemplate:
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
         self._neutraliser: Neutraliser | None = None  # created with the first chat
 
-    def render(self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT) -> Rendered:
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT) -> RenderedText:
         """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest if the
         template refuses (with its words), and if control tokens of clients and template cannot be
         distinguished."""
@@ -97,7 +97,7 @@ class ChatTemplate:
             values, tools = with_tools_in_system(values, tools, self.turn_format.tools), []
         text = self._written(values, options.template_kwargs, options, tag, tools)
         if options.allow_control_tokens or not self._controls:
-            return Rendered(text)
+            return RenderedText(text)
         if self._neutraliser is None:
             self._neutraliser = Neutraliser(self._controls, *self._helpers.words())
         neutral = self._neutraliser

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.text.control import Rendered
+from octavo.text.control import RenderedText
 from octavo.text.tokenizer import Tokenizer
 
 
-def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
+def encode_rendered(tokenizer: Tokenizer, rendered: RenderedText) -> list[int]:
     """Its token ids; the template writes its own begin token."""
     if rendered.parts is not None:
         return tokenizer.encode_parts(rendered.parts)
@@ -34,7 +34,7 @@ class TurnPrompt:
     fallback: str = ""
 
 
-def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: Rendered) -> TurnPrompt:
+def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: RenderedText) -> TurnPrompt:
     """The prompt of the next turn, whose chat is `rendered`. Raises InvalidRequest as encoding does.
     O(tokens)."""
     if not said or not _is_unicode(rendered.text):  # encoding refuses other text
@@ -60,7 +60,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, rendered: Rendered) -> str:
+def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, rendered: RenderedText) -> str:
     """Why the messages do not continue the conversation, whose bytes are `beginning`; "" if they do."""
     data = rendered.text.encode()
     if not data.startswith(beginning):

@@ -29,19 +29,19 @@ _NEUTRAL = "qzjxkvwybghpfu0123456789~^`@%\u02bc"
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedText:
     """A chat as its template wrote it. `parts` is text, control token, text, ..., text; None if all control
     tokens in `text` count: they are the template's own, or of a client who may write them."""
 
     text: str
     parts: tuple[str, ...] | None = None
 
-    def after(self, num_bytes: int) -> Rendered | None:
+    def after(self, num_bytes: int) -> RenderedText | None:
         """The text after its first bytes; None if that cuts a character, or a control token of the
         template."""
         if self.parts is None:
             rest = _text_after(self.text, num_bytes)
-            return None if rest is None else Rendered(rest)
+            return None if rest is None else RenderedText(rest)
         for index, part in enumerate(self.parts):
             size = len(part.encode())
             if num_bytes < size or index == len(self.parts) - 1:
@@ -50,7 +50,7 @@ class Rendered:
                     return None
                 left = (rest, *self.parts[index + 1 :])
                 left = ("", *left) if index % 2 else left
-                return Rendered("".join(left), left)
+                return RenderedText("".join(left), left)
             num_bytes -= size
         raise AssertionError("parts end with a text")
 
@@ -110,12 +110,12 @@ class ControlTokens:
         """Whether it is a part of a control token, in upper or lower case, or contains a whole one."""
         return text.lower() in self._lower or self.has_any(text)
 
-    def split_control(self, text: str, neutral: str) -> Rendered:
+    def split_control(self, text: str, neutral: str) -> RenderedText:
         """Split the rendered text at the template's control tokens, which are those of the neutral text.
         Raises InvalidRequest if they cannot be distinguished."""
         genuine = list(self._places(neutral))
         if not self._always and [token for _, token in self._places(text)] == [token for _, token in genuine]:
-            return Rendered(text)
+            return RenderedText(text)
         if len(text) != len(neutral) or self.neutral(text) != self.neutral(neutral):
             raise _cannot_split_control()
         parts, end = list[str](), 0
@@ -124,7 +124,7 @@ class ControlTokens:
                 raise _cannot_split_control()
             parts += [text[end:place], token]
             end = place + len(token)
-        return Rendered(text, (*parts, text[end:]))
+        return RenderedText(text, (*parts, text[end:]))
 
     def _places(self, text: str) -> Iterator[tuple[int, str]]:
         """The control tokens and their places."""

@@ -216,8 +216,8 @@ class Tokenizer:
         return [*self._special.begin_ids, *ids] if add_bos else ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Token ids of text, control token, text, ... (`Rendered.parts`): nothing in a text becomes a control
-        token. Raises InvalidRequest as `AliasEncoder.encode`, and as `encode`."""
+        """Token ids of text, control token, text, ... (`RenderedText.parts`): nothing in a text becomes a
+        control token. Raises InvalidRequest as `AliasEncoder.encode`, and as `encode`."""
         self._growth.check("".join(parts))
         return self._aliases.encode(parts)
 
