@@ -106,7 +106,7 @@ EXAMPLES: tuple[Command[object], ...] = (
     port.FindSlots("", "s1"),
     port.LoseBlocks([b"n" * 32]),
     port.ConfirmSuspended("", "s1", 2),
-    port.AbandonSuspending("s1"),
+    port.AbandonSuspension("s1"),
     port.ForgetSession("", "s2"),
     port.FinishTransfer(TransferDone(3, True, 0.1)),
     port.ViewStats(),

@@ -26,7 +26,7 @@ from octavo.engine.control import Control
 from octavo.engine.encoder import Encoder
 from octavo.engine.outputs import SessionView
 from octavo.engine.port import (
-    AbandonSuspending,
+    AbandonSuspension,
     CheckTenant,
     ConfirmSuspended,
     FindSlots,
@@ -184,7 +184,7 @@ class Sessions:
             # Another call may have suspended it meanwhile.
             if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
                 self._store.record_suspended(record, 0)
-                self._submitter.post(AbandonSuspending(session_id))
+                self._submitter.post(AbandonSuspension(session_id))
             raise
 
     async def _offload(self, record: Record) -> None:

@@ -45,7 +45,7 @@ AnyCommand = (
     | port.FindSlots
     | port.LoseBlocks
     | port.ConfirmSuspended
-    | port.AbandonSuspending
+    | port.AbandonSuspension
     | port.ViewStats
     | port.ViewLoad
     | port.ViewKv

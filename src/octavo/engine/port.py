@@ -211,7 +211,7 @@ class ConfirmSuspended(Command[SessionBlocks], frozen=True, tag=True):
     num_blocks: int
 
 
-class AbandonSuspending(Command[None], frozen=True, tag=True):
+class AbandonSuspension(Command[None], frozen=True, tag=True):
     """It could not be suspended: it keeps its blocks as before."""
 
     session_id: str
@@ -335,7 +335,7 @@ class Port:
                 s.transfers.lose(names)
             case ConfirmSuspended(tenant, session_id, num_blocks):
                 return self._confirm_suspended(tenant, session_id, num_blocks, now)
-            case AbandonSuspending(session_id):
+            case AbandonSuspension(session_id):
                 s.session_holds.give_up_suspending(session_id)
             case ViewStats():
                 return look.stats(self._counters)

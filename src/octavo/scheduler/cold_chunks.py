@@ -26,7 +26,7 @@ _SMOOTHING = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Begun:
+class _StartedChunk:
     """A chunk of which a part is planned and another is not."""
 
     sequence: Sequence
@@ -48,7 +48,7 @@ class ColdChunks:
         self._context = context
         self._planner = planner
         self._long_contexts = long_contexts
-        self._begun: _Begun | None = None
+        self._begun: _StartedChunk | None = None
         self._last = -1  # id of the sequence whose turn it was
         self._positions = context.config.step_tokens  # of a prompt's chunk, in steps with others
         self._step_s: float | None = None  # others' tokens, without a prompt
@@ -94,7 +94,9 @@ class ColdChunks:
                 return False
             assert sequence.table is not None
             self._last, self._num_cold = sequence.seq_id, len(sequence.table.cold)
-            begun = _Begun(sequence, sequence.preemptions, length, 0, self._num_parts(length, is_alone))
+            begun = _StartedChunk(
+                sequence, sequence.preemptions, length, 0, self._num_parts(length, is_alone)
+            )
         part, begun.next_part = begun.next_part, begun.next_part + 1
         self._begun = begun if begun.next_part < begun.num_parts else None
         self._long_contexts.in_parts = None if self._begun is None else sequence

@@ -218,7 +218,7 @@ def _common_prefix(old: list[int], new: list[int]) -> int:
 
 
 @dataclass(slots=True)
-class Holding:
+class HolderBlocks:
     """A holder and its blocks, as the reader knows them."""
 
     row: JsonObject
@@ -231,7 +231,7 @@ class FrameReader:
     def __init__(self) -> None:
         self.number = 0
         self.cells = np.zeros(0, np.uint32)
-        self.holdings: dict[int, Holding] = {}
+        self.holdings: dict[int, HolderBlocks] = {}
         self.requests: dict[int, JsonObject] = {}
         self.parts: JsonObject = {}  # everything else of the JSON, the newest of each
         self.num_snapshots = 0
@@ -266,7 +266,7 @@ class FrameReader:
     def _apply_json(self, parts: JsonObject) -> None:
         holders, requests = parts.pop("holders", ()), parts.pop("requests", ())
         for row in cast("list[JsonObject]", holders):
-            self.holdings.setdefault(cast(int, row["number"]), Holding({})).row = row
+            self.holdings.setdefault(cast(int, row["number"]), HolderBlocks({})).row = row
         for row in cast("list[JsonObject]", requests):
             self.requests[cast(int, row["id"])] = row
         for number in cast("list[int]", parts.pop("requests_gone", ())):
