@@ -64,7 +64,7 @@ def _restore_by_own_names(self: SessionHolds, stored: StoredSession, now: float)
 
 def _suspend_what_was_resumed(self: SessionHolds, tenant: str, session_id: str) -> Session:
     session = self._table.find(tenant, session_id)
-    session.check_still()
+    session.check_not_busy()
     session.is_suspended = True
     return session
 
@@ -88,7 +88,7 @@ SESSION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("names kept for a pin that is gone", WarmPins, "end", _end_and_keep_on),
     PlantedBug("damage of a kept block not told", WarmPins, "lost", lambda self, name: None),
     PlantedBug("promised stores never begin", Transfers, "_store_promised", lambda self, tier: None),
-    PlantedBug("two turns of a session", Session, "check_still", lambda self: None),
+    PlantedBug("two turns of a session", Session, "check_not_busy", lambda self: None),
     PlantedBug("session beyond the pins' budget", SessionHolds, "_shortage", lambda self, session, count: ""),
     PlantedBug("session that never expires", SessionHolds, "expire", lambda self, session_id, now: None),
     PlantedBug("deleted session keeps its blocks", SessionHolds, "delete", _delete_leaving_its_pins),

@@ -2,9 +2,9 @@
 
     recording --fit--> Calibration --planner--> times of hypothetical requests
 
-The source is a recording (`octavo serve --record`) of `octavo bench calibrate` or of a server in production;
-its results have the seconds of their steps. The recording is replayed through the real scheduler, which gives
-the time of each request in the engine; `http_s` is the rest of the time that its client measured.
+The source is a recording (`octavo serve --record`) of `octavo bench calibrate` or of a server in production,
+which has the duration of each step. It is replayed through the real scheduler, which gives the time of each
+request in the engine; `http_s` is the rest of the time that its client measured.
 
     seconds of a step    terms of `StepShape`, fitted, times a correction by size, times noise, times drift
     between two steps    between_s + between_row_s * sequences that decode
@@ -46,7 +46,7 @@ from octavo.types import Transfer
 
 STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps of a calibration
 WINDOW_S = 10.0
-HELD_OUT = 5  # the error is that of every fifth window
+HELD_OUT = 5  # every fifth window is held out, to measure the error
 _GAP_MAX_S = 0.1  # between two steps; a longer one was a sleep
 _SAMPLES_MIN = 8  # of a size, for a correction
 _CORRECTION_MAX = 1.5
@@ -201,8 +201,9 @@ class _ReplayedRecording:
 
 
 def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
-    """The calibration of a recording. `first_token_s`: times to first tokens that clients measured. Raises
-    ConfigError if the file is no recording or has too few measured steps."""
+    """Fit a calibration to a recording. `first_token_s`: times to first tokens that clients measured. Raises
+    ConfigError if the file is not a recording, or has too few measured steps."""
+    # 1. Replay the recording.
     run = _ReplayedRecording()
     try:
         with recording.open("rb") as file:
@@ -215,43 +216,45 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
             f"{recording} has {len(run.steps):,} measured steps; allowed: {STEPS_MIN:,} or more, with "
             "answers of several requests at once"
         )
+    # 2. Measure the error on held-out windows, with a model that is fitted to the others.
     steps = run.steps[-STEPS_MAX:]
     windows = [int((step.at - steps[0].at) / WINDOW_S) for step in steps]
-    kept = [step for step, window in zip(steps, windows, strict=True) if window % HELD_OUT]
-    model = _Model.of(kept if len(kept) >= STEPS_MIN else steps)
+    fitted = [step for step, window in zip(steps, windows, strict=True) if window % HELD_OUT]
     held_out = [step for step, window in zip(steps, windows, strict=True) if window % HELD_OUT == 0]
+    model = _Model.of(fitted if len(fitted) >= STEPS_MIN else steps)
     errors = sorted(abs(model.residual(step)) for step in held_out)
+    # 3. Fit the result to all windows.
     model = _Model.of(steps)
     residuals = [model.residual(step) for step in steps]
-    drift_of = _means_of(windows, residuals, [step.seconds for step in steps])
-    between_s, between_row_s = _line(run.gaps)
+    drifts = _drift_by_window(windows, residuals, [step.seconds for step in steps])
+    between_s, between_row_s = _fit_line(run.gaps)
     http_s = 0.0
     if first_token_s and run.first_s:
         http_s = max(0.0, statistics.median(first_token_s) - statistics.median(run.first_s))
     return Calibration(
-        VERSION,
-        run.began.setup,
-        run.began.tier,
-        run.depth,
-        model.terms,
-        model.corrections,
-        _noise_of(model, steps, [drift_of[window] for window in windows]),
-        list(drift_of.values()),
-        between_s,
-        between_row_s,
-        http_s,
-        {kind: statistics.median(seconds) for kind, seconds in run.moves.items()},
-        max(step.decoding for step in steps),
-        max(step.shape.positions for step in steps),
-        len(steps),
-        errors[len(errors) // 2],
-        errors[int(0.95 * (len(errors) - 1))],
+        version=VERSION,
+        setup=run.began.setup,
+        tier=run.began.tier,
+        depth=run.depth,
+        terms=model.terms,
+        corrections=model.corrections,
+        noise=_noise_of(model, steps, [drifts[window] for window in windows]),
+        drifts=list(drifts.values()),
+        between_s=between_s,
+        between_row_s=between_row_s,
+        http_s=http_s,
+        moves={kind: statistics.median(seconds) for kind, seconds in run.moves.items()},
+        rows_max=max(step.decoding for step in steps),
+        positions_max=max(step.shape.positions for step in steps),
+        num_steps=len(steps),
+        error_p50=errors[len(errors) // 2],
+        error_p95=errors[int(0.95 * (len(errors) - 1))],
     )
 
 
 @dataclass(slots=True)
 class _Model:
-    """Terms and corrections, unfinished."""
+    """The part of a calibration that predicts a step's time."""
 
     terms: list[float]
     corrections: dict[str, float] = field(default_factory=dict)
@@ -283,7 +286,7 @@ class _Model:
         return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
 
 
-def _means_of(
+def _drift_by_window(
     windows: Sequence[int], residuals: Sequence[float], weights: Sequence[float]
 ) -> dict[int, float]:
     """The mean residual of each window, weighted by the duration of its steps."""
@@ -314,8 +317,8 @@ def _noise_of(
     return found
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(constant, slope) through (x, y), neither below 0."""
+def _fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The constant and the slope of the line that fits these (x, y) best, neither below 0."""
     if not points:
         return 0.0, 0.0
     mean_x = statistics.fmean(x for x, _ in points)

@@ -105,9 +105,9 @@ class _OpenRequest:
 
 
 class EngineHost:
-    """The host of an engine in this process. `max_open`: requests at once, over all clients. `on_give_up` is
-    called once, when the engine has ended by itself after repeated failures. `traffic` receives each request
-    at its end, and is closed with the host."""
+    """The host of an engine in this process. `max_open` bounds the open requests of all clients together.
+    `on_give_up` is called once, when the engine has ended by itself after repeated failures. Ended
+    requests are written to `traffic`, which is closed with the host."""
 
     def __init__(
         self,
@@ -118,18 +118,20 @@ class EngineHost:
         traffic: TrafficWriter | None = None,
     ) -> None:
         self.engine = engine
-        self._traffic, self._begun = traffic, engine.clock()
+        self._traffic = traffic
+        self._started_at = engine.clock()  # arrivals in the traffic file are relative to it
         self._grammars = grammars
         self.stop_ids, self.block_size = engine.config.stop_ids, engine.block_size
         self._last_stats = engine.stats
         self._max_open = max_open
         self._on_give_up = on_give_up
-        self._ids, self._lock = itertools.count(1), threading.Lock()
-        self._open: dict[int, _OpenRequest] = {}  # guarded by _lock
-        self._receivers: list[Receiver] = []  # guarded by _lock: all registered ones
-        self.last_id = 0  # the largest request id so far
-        self._closed: str | None = None  # why requests are refused
-        self.gave_up: str | None = None  # why the engine ended by itself
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._open: dict[int, _OpenRequest] = {}  # by request id; guarded by _lock
+        self._receivers: list[Receiver] = []  # those that have joined; guarded by _lock
+        self.last_id = 0  # the largest id of a submitted request
+        self._closed: str | None = None  # why requests are refused; None: they are accepted
+        self.gave_up: str | None = None  # why the engine ended by itself; None: it has not
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
 
@@ -270,7 +272,7 @@ class EngineHost:
         """After the delivery to their clients."""
         for one in ended:
             if (request := one.traced) is not None:
-                traffic.write(request, request.arrival - self._begun, one.num_output)
+                traffic.write(request, request.arrival - self._started_at, one.num_output)
 
     def _recovered(self, updates: list[Update], error: BaseException) -> None:
         """After a broken step: end every request that the engine had accepted.

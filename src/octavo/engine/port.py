@@ -440,7 +440,7 @@ class Port:
 
     def _find_slots(self, tenant: str, session_id: str) -> list[tuple[int, bytes]]:
         session = self._scheduler.session_table.find(tenant, session_id)
-        session.check_still()
+        session.check_not_busy()
         if session.state is not SessionState.SUSPENDED:
             raise _used_meanwhile(session_id, session.state)
         return self._scheduler.session_holds.slots(session_id)

@@ -4,14 +4,14 @@
     blocks   slot | name | digest | used (microseconds since 1970)
     contents slot | name | parent (empty: none) | tokens | salt | tenants (JSON)
 
-The last table exists once `keep_contents` was called; a row of it counts if the block in its slot has its
-name.
+The table `contents` exists once `keep_contents` was called. A row of it is valid only if `blocks` has the
+same name in that slot.
 
 An index is opened for one binding. A file that is damaged, or bound to something else, is removed and created
 again, and `reset_reason` says why. An error of the disk rather than the file (no space, no permission, in
 use) removes nothing and is raised.
 
-`octavo.database` opens and changes the file. The index does not know blocks' bytes.
+`octavo.database` opens and changes the file. The index does not know the bytes of blocks.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class DiskIndex:
             "SELECT c.slot, c.name, parent, tokens, salt, tenants FROM contents c "
             "JOIN blocks b ON b.slot = c.slot AND b.name = c.name"
         )
-        return [row for row in (_content_of(*fields) for fields in found) if row is not None]
+        return [row for row in (_parse_content(*fields) for fields in found) if row is not None]
 
     def close(self) -> None:
         """Close the database."""
@@ -235,18 +235,20 @@ def _load(index: DiskIndex, database: sqlite3.Connection) -> None:
             index.unsound.append(slot)
 
 
-def _content_of(
+def _parse_content(
     slot: int, name: bytes, parent: object, tokens: object, salt: object, tenants: object
 ) -> ContentRow | None:
-    """None: the row makes no sense, so the content of the block is unknown."""
-    if not isinstance(parent, bytes) or len(parent) not in (0, NAME_BYTES) or not isinstance(salt, str):
+    """Check the columns of a row of `contents`. Returns None for an invalid row, as if there were none."""
+    if not isinstance(parent, bytes) or len(parent) not in (0, NAME_BYTES):
         return None
-    if not isinstance(tokens, bytes) or not tokens or len(tokens) % 4 or not isinstance(tenants, str):
+    if not isinstance(tokens, bytes) or not tokens or len(tokens) % 4:
+        return None
+    if not isinstance(salt, str) or not isinstance(tenants, str):
         return None
     try:
-        found = json.loads(tenants)
+        tenant_names = json.loads(tenants)
     except ValueError:
         return None
-    if not isinstance(found, list) or not all(isinstance(tenant, str) for tenant in found):
+    if not isinstance(tenant_names, list) or not all(isinstance(tenant, str) for tenant in tenant_names):
         return None
-    return ContentRow(slot, name, parent, tokens, salt, tuple(found))
+    return ContentRow(slot, name, parent, tokens, salt, tuple(tenant_names))

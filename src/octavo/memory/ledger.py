@@ -206,27 +206,27 @@ class Ledger:
         that writes. O(blocks of the range). Source: Kwon et al. 2023, section 4.4.
         """
         size, pool, num_cold = self.block_size, self.pool, len(table.cold)
-        first, end = start // size - num_cold, -(-stop // size) - num_cold  # in `blocks`
+        first, end = start // size - num_cold, -(-stop // size) - num_cold  # indices of `table.blocks`
         assert start < stop
         assert 0 <= first <= len(table.blocks), "a table has no holes, and cold blocks are not written"
         if end == len(table.blocks) == first + 1 and pool.is_writable(table.blocks[first]):
             table.num_published = min(table.num_published, num_cold + first)
             return UNCHANGED  # the common case: one more token in a private tail
-        stale = [
+        read_only = [
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
         ]
-        needed = len(stale) + max(0, end - len(table.blocks))
+        needed = len(read_only) + max(0, end - len(table.blocks))
         if needed > pool.num_available or (self.quotas.has_maxima and needed > self.quotas.room(table.owner)):
             return None
         copies, request_id = [], self.holders[table].request_id
-        for index in stale:
+        for index in read_only:
             old, new = table.blocks[index], pool.take(table.owner, request_id)
             if (num_cold + index) * size < start:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
             table.blocks[index] = new
-        table.num_published = min(table.num_published, num_cold + first)  # the rest will be rewritten
-        changed_from = stale[0] if stale else len(table.blocks)
+        table.num_published = min(table.num_published, num_cold + first)  # the rest will be published again
+        changed_from = read_only[0] if read_only else len(table.blocks)
         while len(table.blocks) < end:
             table.blocks.append(pool.take(table.owner, request_id))
         blocks = tuple(table.blocks[changed_from:end])

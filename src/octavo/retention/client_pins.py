@@ -96,7 +96,7 @@ class ClientPins:
         if not self._context.config.prefix_caching:
             raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
         if wanted.is_resumed_session:
-            self._sessions.find(wanted.tenant, wanted.name).check_still()
+            self._sessions.find(wanted.tenant, wanted.name).check_not_busy()
         if self.find_requested(wanted) is not None:
             raise InvalidRequest(
                 f"there is a pin named {wanted.name!r} already; renew it, or delete it first",

@@ -64,7 +64,7 @@ class SessionHolds:
                 param="use_beam_search",
             )
         if request.session in self._table:
-            self._table.find(request.tenant, request.session).check_still()
+            self._table.find(request.tenant, request.session).check_not_busy()
 
     def begin_turn(self, request: Request, names: Many[bytes], now: float) -> None:
         """The turn's request was accepted. An unknown session (just made, or lost by a restart of the engine)
@@ -168,25 +168,25 @@ class SessionHolds:
         return not session.note
 
     def suspend(self, tenant: str, session_id: str) -> Session:
-        """Offload all its blocks; `state_of` reports the end. O(blocks).
+        """Offload all blocks of the session. Its state is SUSPENDING until all are stored. O(blocks).
 
         Raises UnknownSession, SessionBusy, SessionRefused (no tier, too much kept already, or lost blocks),
-        PinRefused (no room to hold the blocks that are not stored yet).
+        or PinRefused (no room in the pool to hold the blocks until they are stored).
         """
         session = self._table.find(tenant, session_id)
         tier, pool = self._tier, self._context.ledger.pool
         if tier is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
-        self._warm_pins.try_again()  # the disk may work again
-        names, hold = self._all_of(session), session.hold
+        self._warm_pins.try_again()  # stores that failed: the disk may work again
+        names, hold = self._names_to_keep(session), session.hold
         if session.state is not SessionState.SUSPENDING:
-            session.check_still()
+            session.check_not_busy()
         if self._exceeds_disk_bound_of_shared(session):
             raise SessionRefused(
                 f"session {session_id} begins with a prefix that the operator shares, and what is shared may "
                 f"not take that many blocks on disk (`disk` of tenant {SHARED!r} in the tenants file)"
             )
-        if hold is not None and hold.is_kept and hold.names == names:
+        if hold is not None and hold.is_kept and hold.names == names:  # its pin already offloads them
             if session.resumed is not None:
                 self._warm_pins.remove(session.resumed)
             session.is_suspended = session.is_promised = True
@@ -198,25 +198,25 @@ class SessionHolds:
                 f"{num_lost:,} of the {len(names):,} blocks of session {session_id} are neither in memory "
                 "nor on disk; resume it, which computes them, then suspend it"
             )
-        reason = self._shortage(session, len(missing))
-        if not reason and not self._room.may_hold(tenant, missing):
-            reason = BEYOND_MAXIMUM
-        if reason:
-            raise PinRefused(reason)
-        why_not = self._beyond_maximum(session, len(names))
-        why_not = why_not or self._warm_pins.pin_requested(tenant, names, session_id)
-        if why_not:
+        pool_refusal = self._shortage(session, len(missing))
+        if not pool_refusal and not self._room.may_hold(tenant, missing):
+            pool_refusal = BEYOND_MAXIMUM
+        if pool_refusal:
+            raise PinRefused(pool_refusal)
+        tier_refusal = self._beyond_maximum(session, len(names))
+        tier_refusal = tier_refusal or self._warm_pins.pin_requested(tenant, names, session_id)
+        if tier_refusal:
             raise SessionRefused(
-                f"session {session_id} has {len(names):,} blocks, and {why_not} (setting disk_size); delete "
-                "other suspended sessions"
+                f"session {session_id} has {len(names):,} blocks, and {tier_refusal} (setting disk_size); "
+                "delete other suspended sessions"
             )
         self._replace(session, names, missing, is_kept=True)
         session.is_suspended = session.is_promised = True
         session.note = ""
         return session
 
-    def _all_of(self, session: Session) -> list[bytes]:
-        """The names of all blocks that it ever had."""
+    def _names_to_keep(self, session: Session) -> list[bytes]:
+        """The names of its blocks. A restored session may lack the last one, which is then left out."""
         names, pool = session.names, self._context.ledger.pool
         if not names or not session.may_lack_last or self._is_offloaded(names[-1]):
             return names

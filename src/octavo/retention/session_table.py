@@ -85,7 +85,7 @@ class Session:
             return 0
         return self.names.index(self.hold.names[-1]) + 1
 
-    def check_still(self) -> None:
+    def check_not_busy(self) -> None:
         """Raise SessionBusy while a turn runs or its blocks are in transfer."""
         if self.state in (SessionState.ACTIVE, SessionState.SUSPENDING, SessionState.RESUMING):
             raise SessionBusy(

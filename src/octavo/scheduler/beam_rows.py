@@ -81,11 +81,14 @@ class BeamRows:
             self._drop(group, beam)
         for beam in group.beams:
             beam.candidates = None
-        self._promise(group)
+        self._promise_rows(group)
         return group.leader
 
     def _advance(self, group: BeamGroup[Sequence]) -> list[Update]:
-        """All have delivered: end beams without a child, fork others, continue first children."""
+        """Advance the group by one token; every beam has delivered its candidates.
+
+        A beam without a child ends. A beam's first child takes over its sequence; other children fork it.
+        """
         children = group.advance()
         if not children:
             return self._close(group, group.ended, FinishReason.LENGTH, "")
@@ -94,21 +97,21 @@ class BeamRows:
         for beam in group.beams:
             if id(beam) not in parents:
                 self._drop(group, beam)
-        going_on: dict[int, Child[Sequence]] = {}  # first children, by parent
+        first_children: dict[int, Child[Sequence]] = {}  # by `id` of their parent
         beams: list[Beam[Sequence]] = []
         for child in children:
             parent = child.parent.sequence
             assert parent is not None
             beam = Beam(child.score, child.path)
-            if going_on.setdefault(id(child.parent), child) is child:
+            if first_children.setdefault(id(child.parent), child) is child:
                 beam.sequence = parent
             else:
                 beam.sequence = self._fork(parent, len(parent.tokens), [child.path])
             beams.append(beam)
-        for child in going_on.values():
+        for child in first_children.values():  # after the forks, which copy the parent's tokens
             self._continue(child)
         group.beams = beams
-        self._promise(group)
+        self._promise_rows(group)
         return []
 
     def _continue(self, child: Child[Sequence]) -> None:
@@ -126,7 +129,7 @@ class BeamRows:
             shared = shared_length(group.beams[0].path, beam.path)
             tail = steps_of(beam.path)[shared:]
             beam.sequence = self._fork(leader, leader.num_prompt + shared, tail)
-        self._promise(group)
+        self._promise_rows(group)
 
     def _fork(self, parent: Sequence, num_shared: int, tail: list[PathStep]) -> Sequence:
         """A beam in its own row: the parent's first `num_shared` positions, which are computed, then its own
@@ -164,7 +167,7 @@ class BeamRows:
         group.block_seconds += sequence.block_use.block_seconds
         beam.sequence = None
 
-    def _promise(self, group: BeamGroup[Sequence]) -> None:
+    def _promise_rows(self, group: BeamGroup[Sequence]) -> None:
         """Promise the group's unused rows to the leader, so it never waits for one."""
         sequences = group.sequences()
         for sequence in sequences:

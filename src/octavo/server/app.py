@@ -156,7 +156,7 @@ def _add_middlewares(app: Starlette, edge: Edge, settings: ServerSettings) -> No
         Preflights,
         settings=settings,
         methods=sorted({route.method for route in ROUTES}),
-        exposed=[
+        exposed_headers=[
             REQUEST_ID_HEADER,
             SESSION_HEADER,
             "X-Octavo-Request",

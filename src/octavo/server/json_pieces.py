@@ -58,7 +58,7 @@ def from_pieces(data: memoryview) -> dict[str, object]:
 
 
 def _pieces(value: dict[str, object] | list[object], size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The items of an open list or object of about `size` characters."""
+    """The pieces of the items of a list or an object whose text has about `size` characters."""
     items: list[Any] = list(value.items()) if isinstance(value, dict) else value
     step = max(1, len(items) * PIECE_CHARS_MAX // max(1, size))
     for start in range(0, len(items), step):
@@ -66,24 +66,27 @@ def _pieces(value: dict[str, object] | list[object], size: int) -> Iterator[tupl
 
 
 def _split(
-    items: Sequence[Any], kind: type[dict[str, object] | list[object]]
+    items: Sequence[Any], container: type[dict[str, object] | list[object]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Some of the items, or pairs."""
-    text = _dumped(kind(items))
+    """The pieces of some items of a list, or some (key, value) pairs of an object.
+
+    One MORE if its text is short enough; else the pieces of each half; and a single long value is opened.
+    """
+    text = _to_json(container(items))
     if len(text) <= PIECE_CHARS_MAX:
         yield _MORE, text
         return
     if len(items) > 1:
         middle = len(items) // 2
-        yield from _split(items[:middle], kind)
-        yield from _split(items[middle:], kind)
+        yield from _split(items[:middle], container)
+        yield from _split(items[middle:], container)
         return
-    key, item = items[0] if kind is dict else (None, items[0])
-    if not isinstance(item, dict | list | str):  # the key is long
+    key, item = items[0] if container is dict else (None, items[0])
+    if not isinstance(item, dict | list | str):  # a number, true, false or null: only its key can be long
         yield _MORE, text
         return
-    if kind is dict:
-        yield _KEY, _dumped(key)
+    if container is dict:
+        yield _KEY, _to_json(key)
     if isinstance(item, str):
         yield _TEXT, item.encode()
         return
@@ -92,5 +95,5 @@ def _split(
     yield _END, b""
 
 
-def _dumped(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
 """CORS: answers to browsers' preflights, and the headers that let a page read an answer.
 
-Uses Starlette's middleware twice: for the pages that the operator named, and for these and local pages. A
-refused preflight is logged with the flag that would allow it.
+Uses two instances of Starlette's middleware: one allows the pages that the operator named, the other allows
+local pages, too. A refused preflight is logged with the flag that would allow it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ _log = logging.getLogger("octavo.server")
 
 
 class Preflights:
-    """ASGI middleware around the guard."""
+    """ASGI middleware. `app` is the guard (security.py): a preflight has no key, so it is answered here."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, methods: list[str], exposed: list[str]
+        self, app: ASGIApp, settings: ServerSettings, methods: list[str], exposed_headers: list[str]
     ) -> None:
         self._app = app
         self._pages = Pages(settings)
-        self._named, self._local = (
-            CORSMiddleware(
+
+        def cors(origin_regex: str | None) -> CORSMiddleware:
+            return CORSMiddleware(
                 app,
                 allow_origins=settings.allowed_origins,
-                allow_origin_regex=regex,
+                allow_origin_regex=origin_regex,
                 allow_methods=methods,
                 allow_headers=["*"],
                 allow_private_network=True,
-                expose_headers=exposed,
+                expose_headers=exposed_headers,
             )
-            for regex in (None, LOCAL_PAGES)
-        )
+
+        self._named_pages_cors = cors(None)
+        self._local_pages_cors = cors(LOCAL_PAGES)  # allows the named ones, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +58,8 @@ class Preflights:
         if is_preflight and not self._pages.allows(origin, scope, method):
             await self._refuse(origin, method, scope, receive, send)
             return
-        cors = self._local if self._pages.allows_local(method, scope["path"]) else self._named
+        allows_local = self._pages.allows_local(method, scope["path"])
+        cors = self._local_pages_cors if allows_local else self._named_pages_cors
         await cors(scope, receive, send)
 
     async def _refuse(self, origin: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -170,7 +170,7 @@ class Supervisor:
         self._num_stops = 0  # sent to front ends
         self._failed: str | None = None  # why the server ends, unless by a signal
         self._restart_at: dict[int, float] = {}  # by front end's index: when to start its replacement
-        self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._exit_times: deque[float] = deque(maxlen=RESTARTS_MAX)  # of front ends, the latest ones
         self._front_ends: dict[_Child, int] = {}  # with their indices
         self._ready: set[_Child] = set()
         job = EngineJob(model, options, settings, self._count)
@@ -266,7 +266,11 @@ class Supervisor:
             self._failed = self._failed or f"the engine's process ended with status {status}"
 
     def _on_front_end_exit(self, child: _Child, status: int, *, is_ready: bool) -> None:
-        """Schedule a replacement, unless the server ends or was not ready."""
+        """Schedule a replacement, unless the server is stopping. Raises ChildExit if the server never became
+        ready.
+
+        After frequent exits the replacement waits; if no other front end is ready, the server stops instead.
+        """
         index = self._front_ends.pop(child)
         self._ready.discard(child)
         if self._num_stops or self._failed is not None or not self._engine.is_alive:
@@ -275,22 +279,22 @@ class Supervisor:
             raise ChildExit(status)
         how = f"signal {-status}" if status < 0 else f"status {status}"
         now = time.monotonic()
-        self._restarts.append(now)
-        is_often = len(self._restarts) == RESTARTS_MAX and now - self._restarts[0] < RESTARTS_WINDOW_S
-        if is_often and not self._ready:
+        self._exit_times.append(now)
+        exits_often = len(self._exit_times) == RESTARTS_MAX and now - self._exit_times[0] < RESTARTS_WINDOW_S
+        if exits_often and not self._ready:
             self._failed = (
                 f"front ends ended {RESTARTS_MAX} times within {RESTARTS_WINDOW_S:.0f} s, the last by {how}"
             )
             log.error("%s; the server ends", self._failed)
             self._stop()
             return
-        self._restart_at[index] = now + (RESTART_PAUSE_S if is_often else 0.0)
+        self._restart_at[index] = now + (RESTART_PAUSE_S if exits_often else 0.0)
         log.error(
             "front end %d has ended (%s): its connections are lost, and its requests cancelled; a "
             "replacement starts%s",
             index,
             how,
-            f" in {RESTART_PAUSE_S:.0f} s" if is_often else "",
+            f" in {RESTART_PAUSE_S:.0f} s" if exits_often else "",
         )
 
     def _next_event(self) -> _Event | None:

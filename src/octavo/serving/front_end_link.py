@@ -172,14 +172,16 @@ class FrontEndLink:
         sessions = shared.sessions
         self._store = StoreCalls(sessions.store, sessions.sync, lambda: self._host.num_recoveries)
         self._lock = threading.Lock()  # guards the next three
-        self._withdraws: dict[int, Callable[[], object]] = {}  # by number of a call without a reply
+        self._withdrawals: dict[
+            int, Callable[[], object]
+        ] = {}  # by number of a call without a reply: withdraws it
         self._compiling: dict[int, bool] = {}  # by request that waits for its grammar: whether it is wanted
-        self._stops: dict[int, Future[bool]] = {}  # `StopAnswer` without a reply, by number
+        self._pending_stops: dict[int, Future[bool]] = {}  # `StopAnswer` without a reply, by number
         self._readers: dict[int, FeedReader] = {}  # of the feed, by number; used by the channel's thread
-        self._has_gone = False
+        self._is_disconnected = False
         self._numbers = itertools.count()
         self._outbox: queue.Queue[Message | None] = queue.Queue(OUTBOX_MAX)
-        self._channel = Channel[FromFrontEnd](end, FromFrontEnd, self._take, self._leave)
+        self._channel = Channel[FromFrontEnd](end, FromFrontEnd, self._take, self._on_disconnect)
         self._host.join(self)
         with shared.lock:
             shared.links.append(self)
@@ -212,9 +214,9 @@ class FrontEndLink:
         reply: Future[bool] = Future()
         with self._lock:
             number = next(self._numbers)
-            self._stops[number] = reply
+            self._pending_stops[number] = reply
         self._put(StopAnswer(number, tenant, answer_id))
-        if self._has_gone:
+        if self._is_disconnected:
             self._answer_stopped(number, False)
         return reply
 
@@ -228,7 +230,7 @@ class FrontEndLink:
                 self._host.post(_command_of(data))
             case Withdraw(number):
                 with self._lock:
-                    withdraw = self._withdraws.get(number, lambda: None)
+                    withdraw = self._withdrawals.get(number, lambda: None)
                 withdraw()
             case WithdrawRequest(request_id):
                 with self._lock:
@@ -300,7 +302,7 @@ class FrontEndLink:
         grammars, stop = self._shared.grammars, Event()
         assert grammars is not None
         with self._lock:
-            self._withdraws[number] = stop.set
+            self._withdrawals[number] = stop.set
         return self._shared.compilers.start(grammar.tenant, lambda: grammars.compile(grammar, stop), stop)
 
     def _compile(self, number: int, data: msgspec.Raw, only_check: bool) -> object:
@@ -312,7 +314,7 @@ class FrontEndLink:
                 return None
             return _then(self._compiled_soon(number, grammar), lambda compiled: _done(None))
         with self._lock:
-            self._withdraws[number] = stop.set
+            self._withdrawals[number] = stop.set
         checked = self._shared.compilers.start(grammar.tenant, lambda: grammars.check(grammar, stop), stop)
         return _then(checked, lambda verdict: _done(None))
 
@@ -334,26 +336,29 @@ class FrontEndLink:
 
     def _answer_stopped(self, number: int, was_running: bool) -> None:
         with self._lock:
-            reply = self._stops.pop(number, None)
+            reply = self._pending_stops.pop(number, None)
         if reply is not None and reply.set_running_or_notify_cancel():
             reply.set_result(was_running)
 
-    def _leave(self) -> None:
-        """The front end has disconnected, or was disconnected."""
-        self._has_gone = True
+    def _on_disconnect(self) -> None:
+        """The channel has ended: cancel the front end's requests and calls.
+
+        Calls of `stop_answer` that wait for it get False.
+        """
+        self._is_disconnected = True
         with self._shared.lock:
             self._shared.links.remove(self)
         with self._lock:
-            withdraws, stops = list(self._withdraws.values()), list(self._stops)
-        self._host.leave(self)  # first: it refuses requests whose grammar is being compiled
-        for withdraw in withdraws:
+            withdrawals, pending_stops = list(self._withdrawals.values()), list(self._pending_stops)
+        self._host.leave(self)  # first, so that it refuses requests whose grammar is being compiled
+        for withdraw in withdrawals:
             withdraw()
-        for number in stops:
+        for number in pending_stops:
             self._answer_stopped(number, False)
         self._store.leave()
         for reader in self._readers.values():
             reader.close()
-        self._put(None)
+        self._put(None)  # ends the writing thread
 
     # -- replies
 
@@ -363,7 +368,7 @@ class FrontEndLink:
             found = work()
         except Exception as error:
             with self._lock:
-                self._withdraws.pop(number, None)
+                self._withdrawals.pop(number, None)
             if not isinstance(error, OctavoError):
                 log.exception("a call of a front end failed")
             self._send_reply(
@@ -374,12 +379,12 @@ class FrontEndLink:
             self._send_reply(number, found)
             return
         with self._lock:
-            self._withdraws.setdefault(number, found.cancel)
+            self._withdrawals.setdefault(number, found.cancel)
         found.add_done_callback(partial(self._reply_done, number))
 
     def _reply_done(self, number: int, done: Future[object]) -> None:
         with self._lock:
-            self._withdraws.pop(number, None)
+            self._withdrawals.pop(number, None)
         if done.cancelled():
             return  # the caller has left
         error = done.exception()
@@ -403,7 +408,7 @@ class FrontEndLink:
         try:
             self._outbox.put_nowait(message)
         except queue.Full:
-            if not self._has_gone:
+            if not self._is_disconnected:
                 log.error("a front end left %d messages unread, and is disconnected", OUTBOX_MAX)
             self._channel.close()
 

@@ -271,18 +271,19 @@ class CallParser(TextCursor):
         self._emit_arguments("{}" if opening == "{" else "}")
 
     def _tag_key(self, tags: Tags) -> Generator[None, None, tuple[str, bool]]:
-        """An argument's name, and whether its value is JSON regardless of the schema."""
-        ends = [one for one in (tags.to_value, tags.to_json) if one]
-        stop = ends[0].strip()[0]
-        while (place := self._text.find(stop, self._at, self._at + _KEY_CHARS_MAX)) < 0:
+        """Read an argument's name and the text between it and the value. Returns the name, and whether the
+        value is JSON whatever the schema says."""
+        separators = [text for text in (tags.to_value, tags.to_json) if text]
+        first_char = separators[0].strip()[0]  # of either separator
+        while (key_end := self._text.find(first_char, self._at, self._at + _KEY_CHARS_MAX)) < 0:
             if len(self._text) - self._at >= _KEY_CHARS_MAX:
                 raise NoCall
             yield from self._more()
-        key, self._at = self._text[self._at : place].strip(), place
-        taken = yield from self._take_one([one.rstrip("\n") for one in ends])
+        key, self._at = self._text[self._at : key_end].strip(), key_end
+        separator = yield from self._take_one([text.rstrip("\n") for text in separators])
         if tags.to_value.endswith("\n") and (yield from self._peek_raw()) == "\n":
-            self._at += 1
-        return key, taken == tags.to_json
+            self._at += 1  # the model may omit this newline
+        return key, separator == tags.to_json
 
     def _tag_value(self, tags: Tags, name: str, key: str, is_json: bool) -> Reading:
         """An argument's value, up to its closing text: strings are streamed, other values emitted whole."""

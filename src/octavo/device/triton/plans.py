@@ -1,4 +1,4 @@
-"""A plan's writes to the device's arrays before a step, and the writes of its tokens after it."""
+"""Kernels that write a plan's changes to the device's arrays before a step, and its tokens after it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def write_plan(
 def append_tokens(
     tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, appended: torch.Tensor
 ) -> None:
-    """tokens (R, context) int32 [rows, positions] = appended, all (S,) int64; not beyond the context, and no
-    negative token."""
+    """tokens[rows[i], positions[i]] = appended[i]; skips positions beyond the context, and negative tokens.
+
+    tokens: (rows, context) int32; the others: (S,) int64. All are contiguous.
+    """
     assert tokens.is_contiguous()
     assert tokens.dtype == torch.int32
     for vector in (rows, positions, appended):
