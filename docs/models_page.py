@@ -48,33 +48,33 @@ _WORDS: Mapping[str, str] = {
     "norm": "LayerNorm with biases",
     "gated": "feed-forward without a gate",
     "learned_positions": "learned positions",
-    "windows": "windows (if the file has them) {}",
+    "windows": "sliding windows {}",
     "soft_caps": "soft caps",
     "scaled_embedding": "scaled embedding",
     "multipliers": "multipliers",
-    "norm_offset": "norms stored less {:g}",
-    "transposed": "transposed matrices",
+    "norm_offset": "norm weights stored minus {:g}",
+    "transposed": "transposed weight matrices",
     "fused_qkv": "q, k, v {}",
-    "fused_gate_up": "gate and up in one",
-    "parallel": "parallel branches",
+    "fused_gate_up": "gate and up stacked",
+    "parallel": "attention and feed-forward in parallel",
     "partial_rope": "partial rope",
-    "rope_dims": "rope on {:g} of a head",
-    "local_theta": "a second rope in windows",
-    "ropeless_every": "each {}th layer without rope",
+    "rope_dims": "rope on {:g} of each head",
+    "local_theta": "another rope base in layers with windows",
+    "ropeless_every": "every {}th layer without rope",
     "temperature": "queries scaled by position",
-    "fractional_yarn": "YaRN's ramp between whole dimensions",
-    "attends_in_chunks": "layers with rope attend in chunks: the context ends with the first, "
-    "of 8,192 tokens unless the file has another size",
+    "fractional_yarn": "YaRN's ramp is not rounded to whole dimensions",
+    "attends_in_chunks": "chunked attention in layers with rope (the context is limited to one chunk: "
+    "8,192 tokens, unless the file has another size)",
     "context_is_scaled": "",
     "sinks": "attention sinks",
-    "tied": "output is the embedding",
+    "tied": "tied embeddings",
     "activation": "{}",
 }
 _WINDOWS: Mapping[str, str] = {
     "all": "in all layers",
-    "even": "in every even layer",
+    "even": "in every second layer",
     "periodic": "in all but every n-th layer",
-    "switched": "in all layers, if `use_sliding_window` is true",
+    "switched": "in all layers if `use_sliding_window` is true",
     "late": "from `max_window_layers` on",
     "ropeless": "in layers without rope",
     "listed": "in the layers that the file lists",
@@ -97,11 +97,11 @@ _SILENT = frozenset(
     )
 )
 _ROPES: Mapping[str, str] = {
-    "default": "none",
+    "default": "no scaling",
     "linear": "all frequencies divided by a factor",
     "dynamic": "a larger base, chosen by the configured context, not by the text",
     "llama3": "low frequencies divided, high ones kept; in GGUF the tensor `rope_freqs`",
-    "yarn": "interpolated by frequency",
+    "yarn": "low frequencies interpolated, high ones kept, with a ramp between them",
     "longrope": "a factor for each frequency: short or long ones, by the configured context",
 }
 
@@ -110,7 +110,7 @@ def family_rows() -> Iterator[tuple[str, ...]]:
     """Every family."""
     yield "known as", "config.json `model_type`", "GGUF architecture", "variations"
     for row in FAMILIES.values():
-        words = ", ".join(variations(row)) or "none"
+        words = "; ".join(variations(row)) or "none"
         yield KNOWN_AS[row.name], f"`{row.name}`", f"`{row.arch or row.name}`", words
 
 

@@ -228,5 +228,5 @@ def test_a_template_file_that_is_too_large_is_no_sound_model(folder):
 
 def test_the_documentation_names_every_template():
     text = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
-    table = text[text.index("| name | of |") : text.index("They know no tools")]
+    table = text[text.index("| name | families |") : text.index("They do not support tools")]
     assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(NAMES)
