@@ -185,7 +185,7 @@ def main() -> None:
     missing = check_imports()
     if "octavo._native" in missing and not given.no_build:
         ok &= install(given.wheels, given.target, 420)
-        code = "import octavo._native, octavo.serving.start, octavo.device.opening"
+        code = "import octavo._native, octavo.serving.start, octavo.device.open_backend"
         made = run([sys.executable, "-c", code], 60)
         emit("engine", ok=made.returncode == 0, error=made.stderr[-600:] if made.returncode else "")
         ok &= made.returncode == 0

@@ -24,7 +24,7 @@ from octavo.config import StartOptions
 from octavo.device import compiled_step
 from octavo.device.backend import TorchBackend
 from octavo.device.forward import DeviceForward
-from octavo.device.opening import compiled_backend
+from octavo.device.open_backend import compiled_backend
 from octavo.device.triton import linear
 from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights

@@ -12,7 +12,7 @@ from tests.endurance import steady
 from tests.engine.served import Served, serve_tiny
 
 from octavo.memory.name_history import GONE_MAX
-from octavo.scheduler.ended import ENDED_MAX
+from octavo.scheduler.ended_requests import ENDED_MAX
 from octavo.step.events import EVENTS_MAX
 
 pytestmark = pytest.mark.full

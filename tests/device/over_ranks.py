@@ -18,7 +18,7 @@ from octavo.device.backend import TorchBackend
 from octavo.device.layout import allocate_pool
 from octavo.device.ranks.backend import SHARED_BYTES
 from octavo.device.ranks.collectives import RankGroup
-from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
+from octavo.device.ranks.leader import LeadArithmetic, LeadRows, RankedForward
 from octavo.device.ranks.member import RankMember, share_of
 from octavo.device.ranks.messages import (
     Allocate,

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from octavo.device.backend import TorchBackend
-from octavo.device.opening import compiled_backend, reference_backend
+from octavo.device.open_backend import compiled_backend, reference_backend
 from octavo.device.weights import DeviceWeights
 from octavo.executor.backend import PoolSize
 from octavo.executor.executor import DeviceExecutor

@@ -7,7 +7,7 @@ import pytest
 from tests.device.over_torch import TinyCompiled, TinyTorch
 from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
 
-from octavo.device import opening, sized_steps
+from octavo.device import open_backend, sized_steps
 from octavo.types import Request
 
 pytestmark = pytest.mark.full
@@ -34,7 +34,7 @@ def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_the_referenc
     for one in asked():
         alone |= run(tiny_engine(ops, model=model), [one])  # type: ignore[arg-type]
     # As on a device of many multiprocessors: decoding's attention is cut into partitions, and merged.
-    monkeypatch.setattr(opening, "_PROCESSORS_OF_A_CPU", 64)
+    monkeypatch.setattr(open_backend, "_PROCESSORS_OF_A_CPU", 64)
     splits = TinyCompiled(kv)
     engine = tiny_engine(splits, model=model, depth=1, step_tokens=14)  # type: ignore[arg-type]
     crowd = run(engine, asked())

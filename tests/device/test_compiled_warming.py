@@ -10,7 +10,7 @@ import torch
 from tests.device.over_torch import CPU, TinyCompiled
 from tests.tiny import request, run, tiny_engine, tiny_model
 
-from octavo.device import compiled, opening, sized_steps
+from octavo.device import compiled, open_backend, sized_steps
 from octavo.device.compiled_step import StepSize
 from octavo.device.rows import Writes
 from octavo.errors import ConfigError
@@ -105,7 +105,7 @@ def test_a_size_of_prompts_is_launched_before_it_is_captured(engine: Any) -> Non
 @pytest.mark.usefixtures("chained_dots")
 def test_more_tiles_of_a_prompt_than_rows_beside_one_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists have one length, but partials of single tokens have room for the rows alone."""
-    monkeypatch.setattr(opening, "_PROCESSORS_OF_A_CPU", 64)
+    monkeypatch.setattr(open_backend, "_PROCESSORS_OF_A_CPU", 64)
     monkeypatch.setattr(sized_steps, "_LAUNCHED_FIRST", 0)
     ops = TinyCompiled()
     asked = [request(1, (5, 6, 7), 4), request(2, tuple(3 + i % 50 for i in range(230)), 2)]

@@ -13,7 +13,7 @@ from octavo.config import StartOptions
 from octavo.device import backend as backend_module
 from octavo.device.forward import describe_trouble
 from octavo.device.layout import DevicePool
-from octavo.device.opening import reference_backend
+from octavo.device.open_backend import reference_backend
 from octavo.device.rows import Writes
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError, DeviceLost

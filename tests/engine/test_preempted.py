@@ -16,7 +16,7 @@ from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.memory.holders import Holder, HolderKind
-from octavo.retention.staging import OffloadStager
+from octavo.retention.offload_stager import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.types import Request
 

@@ -15,7 +15,7 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.model import reader
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
-from octavo.model.measuring import measure_model
+from octavo.model.weight_sizes import measure_model
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from octavo.params import SamplerParams
 from octavo.sampling.filters import keep_ids, nucleus
 from octavo.sampling.penalties import adjust
-from octavo.sampling.ranking import descending, top_ids
+from octavo.sampling.top_ids import descending, top_ids
 
 # Few distinct values: ties everywhere.
 TIED = st.lists(st.sampled_from([0.0, -0.0, 0.5, -0.5, -1.0, -3.0, -9.0, -np.inf]), min_size=1, max_size=40)

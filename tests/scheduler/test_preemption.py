@@ -6,8 +6,8 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.offload_stager import Loss
 from octavo.retention.reclaim import Candidate, cheapest, choose
-from octavo.retention.staging import Loss
 from octavo.scheduler.sequence import Sequence
 from octavo.step.events import EventKind
 from octavo.step.headroom import LEAST, MOST, Headroom

@@ -9,7 +9,7 @@ from tests.scheduler.test_transfers import PROMPT, finish, go_below, turn
 
 from octavo.engine.port import inspector_of
 from octavo.inspect.views import RequestView
-from octavo.scheduler.ended import EndedRequests
+from octavo.scheduler.ended_requests import EndedRequests
 from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
 from octavo.step.step_times import StepShape
 from octavo.types import FinishReason, Move, Update, Usage

@@ -9,7 +9,7 @@ from tests.simulator.planting import PlantedBug
 
 from octavo.memory.holders import Holder
 from octavo.retention.arena import StagingArena
-from octavo.retention.staging import Loss, OffloadStager
+from octavo.retention.offload_stager import Loss, OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.victims import Victims

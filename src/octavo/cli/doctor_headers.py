@@ -26,13 +26,13 @@ from octavo.engine.backends import Choice
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine, measure_read
-from octavo.model.checking import ModelCheck, check_model
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, resolve
 from octavo.model.loader import OpenedFiles
-from octavo.model.measuring import INT8_COST, measure_model
+from octavo.model.model_check import ModelCheck, check_model
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import ModelWeights
+from octavo.model.weight_sizes import INT8_COST, measure_model
 from octavo.serving.fit import Fit, fit_of
 from octavo.serving.start import USER_TOKENS
 from octavo.text.chat import FITS_NO_FORMAT

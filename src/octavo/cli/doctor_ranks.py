@@ -20,12 +20,12 @@ from octavo.config import StartOptions
 from octavo.engine.backends import find_missing_devices
 from octavo.executor.runner import kv_shape_of
 from octavo.kernels.contract import KvShape
-from octavo.model.checking import check_model
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import resolve
-from octavo.model.measuring import MeasuredModel, measure_model
+from octavo.model.model_check import check_model
 from octavo.model.spec import ModelSpec
 from octavo.model.split import Split, check_ranks
+from octavo.model.weight_sizes import MeasuredModel, measure_model
 from octavo.units import format_bytes
 
 POSITIONS = (1, 32, 512)  # of a step: one user, many users, a prompt's chunk

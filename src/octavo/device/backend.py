@@ -1,4 +1,4 @@
-"""The torch backend: tensors on a device, under the same plans as the processor's. `opening.py` makes one."""
+"""The torch backend: tensors on a device, under the plans of the CPU backends. `open_backend` makes one."""
 
 from __future__ import annotations
 

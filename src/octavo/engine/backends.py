@@ -79,7 +79,7 @@ def time_device_kernels(name: str) -> Iterator[DeviceTime]:
     """The time of each kernel on a GPU ("cuda", "cuda:1"). Raises ConfigError if it is not usable."""
     if missing := _missing():
         raise ConfigError(f"--device {name} needs {missing}, which is not installed; {EXTRA}")
-    from octavo.device.opening import time_kernels
+    from octavo.device.open_backend import time_kernels
 
     return time_kernels(name)
 
@@ -109,7 +109,7 @@ def _device(options: StartOptions) -> Choice:
     name = options.device if options.device != "auto" else "cuda" if obstacle is None else "cpu"
     if missing := _missing(("torch",) if name == "cpu" else _PACKAGES):
         raise ConfigError(f"--backend torch needs {missing}, which is not installed; {EXTRA}")
-    from octavo.device.opening import open_backend, open_ranks
+    from octavo.device.open_backend import open_backend, open_ranks
 
     how = (options.threads, available_memory)
     backend: Backend

@@ -36,9 +36,9 @@ from octavo.inspect.sight import Sight
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import Glimpse, PinView, PoolView, RequestView, SessionBlocks, Totals
 from octavo.memory.holders import HolderKind
+from octavo.retention.offload_stager import OffloadStager
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
-from octavo.retention.staging import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.cold_chunks import ColdChunks

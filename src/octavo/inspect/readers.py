@@ -27,7 +27,7 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.pins import Pin, Pins
 from octavo.retention.session_table import Session
 from octavo.retention.transfers import Transfers
-from octavo.scheduler.ended import EndedChoice, EndedRequest
+from octavo.scheduler.ended_requests import EndedChoice, EndedRequest
 from octavo.scheduler.first_tokens import FirstTokens
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.kernels.contract import Floats
 from octavo.params import SamplerParams
-from octavo.sampling.ranking import Ids, descending, top_ids
+from octavo.sampling.top_ids import Ids, descending, top_ids
 
 # A nucleus rarely holds more tokens than this; the exact fallback sorts the whole row.
 _NUCLEUS_GUESS = 512

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.kernels.contract import Floats
-from octavo.sampling.ranking import descending, top_ids
+from octavo.sampling.top_ids import descending, top_ids
 from octavo.types import SampledToken
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.kernels.contract import Floats, Ints
 from octavo.params import SamplerParams
-from octavo.sampling.ranking import Ids
+from octavo.sampling.top_ids import Ids
 
 _Ending = tuple[tuple[int, ...], int]  # an end of the output, and the token that may not follow it
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.budget import Place
-from octavo.scheduler.ended import EndedRequests
+from octavo.scheduler.ended_requests import EndedRequests
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.prompt_split import split_prompt
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue

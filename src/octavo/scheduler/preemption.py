@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from octavo.memory.holders import Holder
-from octavo.retention.staging import OffloadStager
+from octavo.retention.offload_stager import OffloadStager
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State

@@ -33,12 +33,12 @@ from octavo.memory.tiers import OffloadTier
 from octavo.retention.arena import StagingArena
 from octavo.retention.check import check_kept, check_pins, check_sessions, check_staging, check_tier
 from octavo.retention.client_pins import ClientPins
+from octavo.retention.offload_stager import OffloadStager
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room
 from octavo.retention.session_holds import SessionHolds
 from octavo.retention.session_table import SessionTable
 from octavo.retention.soft_holds import SoftHolds
-from octavo.retention.staging import OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.admission_limits import AdmissionLimits

@@ -3,8 +3,8 @@
     needed = weights + rotary tables + max(KV blocks, the file's largest tensor)
     speed at 1 <= bandwidth / (weights that a token reads + K and V that it reads)
 
-Its inputs are a model's measurements (`model/measuring.py`), the available memory and the measured bandwidth;
-it reads no file and loads nothing. The function that sizes the pool at start counts the blocks.
+Its inputs are a model's weight sizes (`model/weight_sizes.py`), the available memory and the measured
+bandwidth; it reads no file and loads nothing. The function that sizes the pool at start counts the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.config import StartOptions
 from octavo.errors import ConfigError
 from octavo.executor.backend import Backend
 from octavo.executor.runner import kv_shape_of
-from octavo.model.measuring import MeasuredModel
+from octavo.model.weight_sizes import MeasuredModel
 from octavo.serving.start import USER_TOKENS, Budget, size_pool_for
 from octavo.units import blocks_for
 

@@ -42,9 +42,9 @@ from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, cache_folder, resolve
 from octavo.model.loader import LoadedModel, open_files, read_tokenizer, spec_within
-from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
+from octavo.model.weight_sizes import int8_in_words
 from octavo.params import Pooling
 from octavo.routing.slots import ReplicaStart
 from octavo.sampling.grammars import Grammars

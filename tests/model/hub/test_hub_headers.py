@@ -12,10 +12,10 @@ from tests.model.fake_hub import serving_hub, use_hub
 from tests.model.gguf_bench import write_model
 
 from octavo.errors import ModelNotFound
-from octavo.model.checking import check_model
 from octavo.model.hub import headers
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, resolve
+from octavo.model.model_check import check_model
 from octavo.types import Notice
 
 LLAMA3 = np.linspace(1.0, 8.0, 8)  # factors of rope, which are read as well

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from octavo.device.backend import TorchBackend
 from octavo.device.ranks.collectives import RankGroup
-from octavo.device.ranks.leading import LeadArithmetic, LeadRows, RankedForward
+from octavo.device.ranks.leader import LeadArithmetic, LeadRows, RankedForward
 from octavo.device.ranks.member import share_of
 from octavo.device.ranks.messages import Allocate, Load, Measure, Release
 from octavo.device.ranks.processes import RankProcesses
@@ -24,10 +24,10 @@ from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import LoadedModel, WholeModel, load_model, open_files
-from octavo.model.measuring import measure_model
 from octavo.model.packed_cache import PackedFolder
 from octavo.model.spec import Model
 from octavo.model.split import Split, check_ranks
+from octavo.model.weight_sizes import measure_model
 from octavo.sampling.grammars import Grammars
 from octavo.types import RankState
 

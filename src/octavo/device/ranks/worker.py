@@ -69,7 +69,7 @@ def serve(
     import torch
 
     from octavo.device.devices import current
-    from octavo.device.opening import open_backend
+    from octavo.device.open_backend import open_backend
     from octavo.device.ranks.collectives import ExchangeFailed, RankGroup
     from octavo.device.ranks.member import RankMember
     from octavo.device.ranks.messages import Answer, Close

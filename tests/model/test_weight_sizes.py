@@ -18,11 +18,11 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
-from octavo.model.measuring import HeaderSource, MeasuredMatrix, MeasuredModel, measure_model
 from octavo.model.packed_cache import meta_tensor
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import take_rows, transpose
 from octavo.model.spec import LayerWeights, Mixture, ModelSpec, ModelWeights, Norm
+from octavo.model.weight_sizes import HeaderSource, MeasuredMatrix, MeasuredModel, measure_model
 
 pytestmark = pytest.mark.full
 

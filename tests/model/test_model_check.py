@@ -13,10 +13,10 @@ from tests.model.gguf_bench import finish, write_model
 
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.reference import ReferenceOps
-from octavo.model.checking import check_model
 from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
+from octavo.model.model_check import check_model
 
 
 def parts_of(checked):

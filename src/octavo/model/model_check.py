@@ -23,8 +23,8 @@ from octavo.model.files.gguf import GgufFile, read_gguf
 from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import OpenedFiles, describe_gguf_file, require_rows
-from octavo.model.measuring import MeasuredModel, measure_model
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
+from octavo.model.weight_sizes import MeasuredModel, measure_model
 from octavo.text.chat import ChatTemplate
 from octavo.text.gguf_vocabulary import check_vocabulary
 from octavo.text.model_templates import templates_of_gguf
