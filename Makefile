@@ -126,6 +126,7 @@ lint: $(VENV)/.installed-oracles
 	$(BIN)/ruff format --check src tests bench scripts docs/*.py
 	$(BIN)/mypy
 	$(BIN)/mypy docs/reference.py docs/settings_page.py scripts/install.py
+	$(BIN)/python -m tests.gates.test_budget
 
 # Kernels, thread team and recorded step as a standalone program, under each sanitizer and instruction set of the
 # machine, or those in SANITIZED_ISAS.

@@ -124,9 +124,9 @@ def test_what_is_kept_of_many_grammars_is_bounded(tmp_path: Path) -> None:
         before = house.rss_mib()
         assert set(threads.map(ask, range(150))) == {200}
         assert house.rss_mib() - before < 500
-        told = house.ask("GET", "/metrics").text
-        [kept] = [line for line in told.splitlines() if line.startswith("octavo_grammar_bytes{")]
-        assert 0 < float(kept.split()[-1]) <= 256 << 20
+        metrics = house.ask("GET", "/metrics").text.splitlines()
+        kept = [float(line.split()[-1]) for line in metrics if line.startswith("octavo_grammar_bytes{")]
+        assert 0 < max(kept) <= 256 << 20  # a row for each replica, where a relay answers
 
 
 @pytest.mark.timeout(0)  # it takes as long as it is meant to
