@@ -77,4 +77,4 @@ def test_the_table_shows_what_differs(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(table(lines_by_room()))  # noqa: T201
+    print(table(lines_by_room()))
