@@ -86,7 +86,7 @@ def test_an_update_notices_that_a_templates_file_has_changed(tmp_path: Path) -> 
     changed = ClusterSpec(engine={"chat_template": str(template), "max_seqs": 8})
     running.check_update(changed.with_template_digest())
     template.write_text("{{ messages }} ")
-    with pytest.raises(ConfigError, match=r"t.jinja' has changed since relays read it; allowed: .*stop"):
+    with pytest.raises(ConfigError, match=r"has changed since relays read it; allowed: .*stop"):
         running.check_update(changed.with_template_digest())
     assert ClusterSpec(engine={"chat_template": "chatml"}).with_template_digest().template_digest is None
 

@@ -163,7 +163,7 @@ def _serve_until_signal(spec: ClusterSpec, *, is_own: bool, is_open: bool) -> No
         pass  # during the start
     finally:
         Console(stderr=True).print(
-            "octavo stops when the running requests have ended (a second signal: now)", style="dim"
+            "octavo stops; running requests have --drain-timeout to end (a second signal: now)", style="dim"
         )
         with contextlib.suppress(KeyboardInterrupt):
             ray_cluster.end()

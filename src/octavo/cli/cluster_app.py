@@ -126,7 +126,7 @@ def update(
 
 @cluster_app.command("stop")
 def stop(name: Name = DEFAULT_NAME, address: Address = None, open_cluster: OpenCluster = False) -> None:
-    """Stop a whole cluster, after its running requests have ended."""
+    """Stop a whole cluster. Running requests have --drain-timeout to end."""
     from octavo.cli import cluster as commands
 
     commands.stop(name, address, open_cluster=open_cluster)

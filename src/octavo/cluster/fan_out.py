@@ -159,11 +159,15 @@ async def _undo_pin(upstream: Upstream, result: AllAnswers, out: OutgoingRequest
     delete = replace(out, method="DELETE", path=path, body=())
     with contextlib.suppress(EngineStopped):
         await send_to_all(upstream, [one.replica for one in result.good], delete)
-    with contextlib.suppress(EngineStopped):
-        lists = await send_to_all(upstream, result.missing, replace(out, method="GET", path=_PINS, body=()))
-        age_max = time.monotonic() - began
-        made = [one.replica for one in lists.good if _has_pin(one, pin, age_max)]
-        await send_to_all(upstream, made, delete)
+    listing = replace(out, method="GET", path=_PINS, body=())
+
+    async def undo_on(replica: Replica) -> None:
+        with contextlib.suppress(EngineStopped):
+            pins = (await send_to_all(upstream, [replica], listing)).good
+            if pins and _has_pin(pins[0], pin, time.monotonic() - began):
+                await send_to_all(upstream, [replica], delete)
+
+    await asyncio.gather(*map(undo_on, result.missing))
 
 
 def _has_pin(listed: ReplicaAnswer, pin: JsonObject, age_max: float) -> bool:

@@ -27,7 +27,7 @@ from octavo.routing.router import Router
 
 FEED_PATH = "/replica/feed"
 _POLL_S = 0.1  # between two reads of the fleet
-_RETRY_S = 0.2  # before a broken feed is read again
+_RETRY_S, _LOAD_RETRY_S = 0.2, 0.5  # before a broken feed is read again, by a relay and by an actor
 _SILENT_S = 10.0  # a replica reports each second
 _READ_BYTES = 1 << 16
 
@@ -133,7 +133,7 @@ class LastLoad:
                 self._read()
             except (OSError, http.client.HTTPException, InvalidRequest):
                 self._load = None
-            time.sleep(_RETRY_S)
+            time.sleep(_LOAD_RETRY_S)
 
     def _read(self) -> None:
         address = self._child.base_url.removeprefix("http://")

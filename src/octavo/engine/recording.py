@@ -1,6 +1,6 @@
 """A recording: all inputs and plans of a scheduler, in a file that `replay` runs again.
 
-    "octavo-recording-2\\n"   then entries, each a length in 4 bytes and msgpack:
+    "octavo-recording-3\\n"   then entries, each a length in 4 bytes and msgpack:
 
     Began        the parameters of the scheduler; once at the start, and after each recovery
     Applied      a command, and its time
@@ -33,7 +33,7 @@ from octavo.types import SampledToken, StepPlan, StepResult, StepWay
 
 log = logging.getLogger("octavo.recording")
 
-MAGIC = b"octavo-recording-2\n"
+MAGIC = b"octavo-recording-3\n"
 BYTES_MAX = 4 << 30
 ENTRY_BYTES_MAX = 256 << 20
 _LENGTH_BYTES = 4

@@ -41,7 +41,9 @@ class EmbeddingsBody(ModelBody, TermsBody, json_schema_extra={"required": ["inpu
         f"up to {INPUTS_MAX:,} texts, or token ids of so many, each up to the context", "OVLS"
     )
     encoding_format: str | None = done("float, the default, or base64: float32, little-endian", "OVLS")
-    dimensions: int | None = done("the first so many numbers, normalised behind the cut", "OVS")
+    dimensions: int | None = done(
+        "the number of dimensions to keep; the vector is normalised after the cut", "OVS"
+    )
     truncate_prompt_tokens: int | None = done("so many of each input are taken; -1: the context", "V")
     truncation_side: str | None = done("right keeps the beginning (the default), left the end", "V")
     add_special_tokens: bool | None = done("default true", "V")

@@ -114,10 +114,10 @@ class OpenAIMessage(Body):
         "system, developer (as system), user, assistant, tool", "OVLS", ...
     )
     content: str | list[MessagePart] | None = done("text, or text parts", "OVLS")
-    name: str | None = done("given to the template", "OVLS")
+    name: str | None = done("passed to the chat template", "OVLS")
     tool_calls: list[MessageCall] | None = done("of an assistant", "OVLS")
     tool_call_id: str | None = done("of a tool", "OVLS")
-    reasoning_content: str | None = done("of an assistant: given to the template", "VLS")
+    reasoning_content: str | None = done("of an assistant: passed to the chat template", "VLS")
     reasoning: str | None = done("another name of reasoning_content", "V")
 
 
@@ -130,7 +130,7 @@ Tokens = Annotated[object, SchemaOf(TokenIds)]
 class ModelBody(Body):
     """The requested model."""
 
-    model: str | None = done("the served model's name; may be left out", "OVLSX")
+    model: str | None = done("the served model's name; optional", "OVLSX")
 
 
 class TermsBody(Body):
@@ -300,7 +300,7 @@ class CompletionBody(GenerationBody, json_schema_extra={"required": ["prompt"]})
     """POST /v1/completions."""
 
     prompt: Prompts = done("text, token ids, or a list of either", "OVLS")
-    suffix: str | None = done("text behind the answer, where the model has fill-in-the-middle tokens", "OVS")
+    suffix: str | None = done("text after the answer, if the model has fill-in-the-middle tokens", "OVS")
     echo: bool | None = done("the prompt comes before the text", "OVS")
     best_of: int | None = done(
         "so many choices are made, the n likeliest per token returned; no stream", "OVS"

@@ -4,7 +4,7 @@ A turn is an ordinary POST /v1/chat/completions with `session` ("new", or an id)
 X-Octavo-Session. An id is looked up, and never becomes part of a file's path.
 
 Operators see the sessions of all tenants, and name a tenant with ?tenant=. Without tenants the name is "";
-sessions that tenants left on disk are then invisible until they expire.
+sessions that tenants left on disk are then invisible, until they expire or the server has tenants again.
 """
 
 from __future__ import annotations

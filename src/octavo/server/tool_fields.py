@@ -24,8 +24,8 @@ class ToolsBody(Body):
     """The template's fields for tools and thinking."""
 
     tools: object = done(f"up to {TOOLS_MAX} functions", "OVLS")
-    reasoning_effort: str | None = done("given to the template; none: enable_thinking false too", "OVS")
-    enable_thinking: bool | None = done("given to the template, as in chat_template_kwargs", "X")
+    reasoning_effort: str | None = done("passed to the chat template; none: enable_thinking false too", "OVS")
+    enable_thinking: bool | None = done("passed to the chat template, as in chat_template_kwargs", "X")
 
     @property
     def thinking_kwargs(self) -> dict[str, object]:
