@@ -284,8 +284,8 @@ print(*(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")))
 
 @pytest.mark.real_model
 def test_the_default_model_is_loaded_in_little_memory(default_gguf):
-    """In a process of its own: the peak is at most two tensors and a MiB above the end, far from
-    a copy of the model in float32."""
+    """In a process of its own: the peak is two tensors of the file above the end, and what an allocator adds
+    to them; far from a copy of the model in float32."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(default_gguf)],
         capture_output=True,
@@ -295,7 +295,7 @@ def test_the_default_model_is_loaded_in_little_memory(default_gguf):
     )
     resident, peak = map(int, done.stdout.split())
     largest = max(len(raw.data) for raw in read_gguf(default_gguf).tensors.values())
-    assert peak - resident <= 2 * largest + (1 << 20)
+    assert peak - resident <= 2.5 * largest
 
 
 @pytest.mark.full
