@@ -47,7 +47,7 @@ def test_what_is_recorded_of_transformers_is_what_it_says(name, tmp_path):
     shapes = {key: list(array.shape) for key, array in recorded.arrays.items()}
     assert {key: list(shape) for key, shape in now["shapes"].items()} == shapes
     assert {**now["config"], "transformers_version": ""} == {**recorded.values, "transformers_version": ""}
-    np.testing.assert_allclose(now["logits"], recorded.logits, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(now["logits"], recorded.logits, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Many
 
 from tests.simulator.planting import PlantedBug
@@ -13,7 +12,7 @@ from octavo.retention.offload_stager import Loss, OffloadStager
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.victims import Victims
-from octavo.step.headroom import Headroom
+from octavo.step.headroom import LEAST, MOST, Headroom
 from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, TransferDone
 
@@ -56,12 +55,12 @@ def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence
     return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
 
 
-def _headroom_changes_at_once(self: Headroom, seconds: float) -> None:
-    if self._times.step_s:
-        self.each = min(16.0, self.each * math.exp(seconds / self._times.step_s))
+def _headroom_changes_between_two_looks(self: Headroom, num_running: int, num_blocks: int) -> int:
+    self.each = LEAST if self.each == MOST else MOST
+    return _BLOCKS(self, num_running, num_blocks)
 
 
-_KEEP, _STORE_STAGED = OffloadStager.keep, Transfers.store_staged
+_BLOCKS, _KEEP, _STORE_STAGED = Headroom.blocks, OffloadStager.keep, Transfers.store_staged
 
 PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("staged block reused before it is stored", OffloadStager, "keep", _reused_before_it_is_stored),
@@ -73,5 +72,5 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", OffloadStager, "keep", _stored_from_the_pool),
     PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
-    PlantedBug("headroom changes while a plan is made", Headroom, "record_undone", _headroom_changes_at_once),
+    PlantedBug("headroom changes while a plan is made", Headroom, "blocks", _headroom_changes_between_two_looks),
 )
