@@ -19,7 +19,9 @@ import pytest
 from tests.cluster.conftest import SMALL, new_replica
 from tests.cluster.relaying import StaticFleet, fleet_of, relaying
 from tests.waiting import LIMIT_S, wait_until
+from typer.testing import CliRunner, Result
 
+from octavo.cli.main import app
 from octavo.cluster.child import ReplicaChild
 from octavo.routing.router import Router
 
@@ -175,6 +177,20 @@ def test_metrics_and_maps_are_of_each_replica(cluster: Cluster) -> None:
         with cluster.client.stream("GET", f"/v1/kv/watch?replica=replica-{slot}") as watched:
             assert next(watched.iter_raw())
     assert cluster.fleet.num_held == 0
+
+
+def test_one_replicas_pool_is_resized_from_the_command_line(cluster: Cluster) -> None:
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(app, ["pool", *words, "--url", cluster.url, "--json"])
+
+    def num_blocks(*words: str) -> int:
+        return int(json.loads(run(*words).stdout)["counts"]["total"])
+
+    before = [num_blocks("show", "--replica", f"replica-{slot}") for slot in (0, 1)]
+    size = str(cluster.client.get("/v1/kv").json()["bytes_per_block"] * (before[1] - 1))
+    assert num_blocks("resize", size, "--replica", "replica-1") == before[1] - 1
+    assert num_blocks("show", "--replica", "replica-0") == before[0]
+    assert "allowed: ?replica= with replica-0, replica-1" in str(run("resize", size).exception)
 
 
 @pytest.mark.full

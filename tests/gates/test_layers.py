@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -12,128 +13,60 @@ import octavo
 
 ROOT = Path(octavo.__file__).parent
 
-# What a room may import of Octavo besides itself. A room that is missing here may import nothing.
-VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
-VALUES |= {"octavo.averages", "octavo.schemas"}
-LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
-LEDGER |= {"octavo.speculation"}
-BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
-BYTES |= {"octavo.tools"}
-ENGINE = {"octavo.engine", "octavo.conversations", "octavo.serving"} | BYTES
-ALLOWED: dict[str, set[str]] = {
-    "octavo.types": {"octavo.params"},
-    "octavo.params": {"octavo.errors", "octavo.grammar"},
-    "octavo.grammar": {"octavo.errors", "octavo.schemas"},
-    "octavo.schemas": {"octavo.errors"},
-    "octavo.errors": set(),
-    "octavo.averages": set(),
-    "octavo.units": {"octavo.errors"},
-    "octavo.setting": {"octavo.errors", "octavo.units"},
-    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting", "octavo.tools", "octavo.units"},
-    "octavo.fields": {"octavo.errors"},
-    "octavo.database": set(),
-    "octavo.files": {"octavo.database", "octavo.errors"},
-    "octavo.helper_process": set(),
-    "octavo.helper_worker": set(),
-    "octavo.sse_reader": set(),
-    "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
-    "octavo.memory": VALUES,
-    "octavo.step": VALUES | {"octavo.memory"},
-    "octavo.retention": VALUES | {"octavo.memory", "octavo.step"},
-    "octavo.speculation": {"octavo.averages", "octavo.step"},
-    "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
-    "octavo.inspect": VALUES
-    | {
-        "octavo.routing.reports",
-        "octavo.memory",
-        "octavo.step",
-        "octavo.retention",
-        "octavo.scheduler",
-        "octavo.speculation",
-    },
-    "octavo.kernels": VALUES | {"octavo._native"},
-    # Rooms of a room stand before it: the first one that a module is in counts.
-    "octavo.model.files": VALUES | {"octavo.fields", "octavo.kernels", "octavo._native"},
-    "octavo.model.quantised": VALUES | {"octavo.fields", "octavo.kernels", "octavo.model.files"},
-    "octavo.model.hub": VALUES | {"octavo.fields", "octavo.files", "octavo.model.files"},
-    "octavo.model.families": VALUES
-    | {"octavo.fields", "octavo.kernels", "octavo.model.rope", "octavo.model.spec"},
-    "octavo.model": VALUES
-    | {"octavo.fields", "octavo.files", "octavo.kernels", "octavo.text", "octavo._native"},
-    "octavo.sampling": VALUES
-    | {"octavo.helper_process", "octavo.helper_worker", "octavo.kernels", "octavo._native"},
-    "octavo.tools": VALUES,
-    "octavo.text": VALUES
-    | {"octavo.fields", "octavo.helper_process", "octavo.helper_worker", "octavo.tools"},
-    "octavo.executor": VALUES
-    | {"octavo.database", "octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
-    # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
-    "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
-    "octavo.sim": VALUES | LEDGER,
-    # The one room that knows ZeroMQ, which one module of it imports, and only on demand.
-    "octavo.kv_events": VALUES | {"octavo.config", "octavo.memory"},
-    # Of memory it knows places and names, of a replica its reports.
-    "octavo.routing": VALUES | {"octavo.memory.changes", "octavo.memory.names"},
-    "octavo.conversations": VALUES
-    | {"octavo.engine", "octavo.config", "octavo.database", "octavo.files", "octavo.inspect"}
-    | {"octavo.retention", "octavo.routing.slots"},
-    "octavo.engine": VALUES
-    | LEDGER
-    | BYTES
-    | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
-    | {"octavo.kv_events.identity", "octavo.routing.reports", "octavo._native"},
-    # Puts an engine together, and is what programs and the server call of it.
-    "octavo.serving": VALUES
-    | LEDGER
-    | BYTES
-    | {"octavo.engine", "octavo.conversations", "octavo.config", "octavo.database", "octavo.files"}
-    | {
-        "octavo.kv_events",
-        "octavo.setting",
-        "octavo.__version__",
-        "octavo.routing",
-        "octavo.tenants",
-        "octavo._native",
-    },
-    # What programs import; nothing below imports it, and the server is no client of it.
-    "octavo.api": VALUES
-    | {"octavo.engine", "octavo.conversations", "octavo.serving", "octavo.config", "octavo.setting"}
-    | {"octavo.text", "octavo.tools"},
-    "octavo.server": VALUES
-    | {
-        "octavo.kv_events.identity",
-        "octavo.engine",
-        "octavo.conversations",
-        "octavo.serving",
-        "octavo.config",
-        "octavo.setting",
-        "octavo.routing",
-    }
-    | {"octavo.tenants", "octavo.tools", "octavo.files"}
-    | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
-    # Many servers as one; the files whose names begin with ray_ are the ones that import Ray.
-    "octavo.cluster": VALUES
-    | {"octavo.config", "octavo.engine", "octavo.files", "octavo.routing", "octavo.server", "octavo.serving"}
-    | {"octavo.conversations", "octavo.memory.names", "octavo.sampling"}
-    | {"octavo.model.hub", "octavo.setting", "octavo.text.named_templates"},
-    "octavo.bench": VALUES
-    | LEDGER
-    | ENGINE
-    | {"octavo.api", "octavo.config", "octavo.routing", "octavo.setting", "octavo.sim", "octavo.sse_reader"}
-    | {"octavo._native"},
-    "octavo.cli": VALUES
-    | ENGINE
-    | {"octavo.bench", "octavo.cluster", "octavo.config", "octavo.files", "octavo.server"}
-    | {"octavo.setting", "octavo.tenants"}
-    | {"octavo.api", "octavo.memory", "octavo.routing.slots", "octavo.sse_reader", "octavo._native"}
-    | {"octavo.__version__"},
-    # The one room that knows Dynamo, which one module of it imports; nothing opens it.
-    "octavo.dynamo": VALUES
-    | {"octavo.cli", "octavo.config", "octavo.engine", "octavo.model", "octavo.serving", "octavo.setting"}
-    | {"octavo.tools"},
+MAP = ROOT.parents[1] / "docs" / "architecture.md"
+# What the modules at the root may import of Octavo. Of the rooms, "Rooms" in docs/architecture.md says it.
+OF_MODULES: dict[str, set[str]] = {
+    "types": {"params"},
+    "params": {"errors", "grammar"},
+    "grammar": {"errors", "schemas"},
+    "schemas": {"errors"},
+    "errors": set(),
+    "averages": set(),
+    "units": {"errors"},
+    "setting": {"errors", "units"},
+    "config": {"errors", "files", "setting", "tools", "units"},
+    "fields": {"errors"},
+    "database": set(),
+    "files": {"database", "errors"},
+    "helper_process": set(),
+    "helper_worker": set(),
+    "sse_reader": set(),
+    "tenants": {"errors", "files", "memory", "params", "types", "units"},
 }
+# Rooms with native code, and those that name Octavo's version.
+OF_ROOMS = {"_native": {"kernels", "model.files", "sampling", "serving", "bench", "cli"}}
+OF_ROOMS |= {"__version__": {"serving", "server", "cli"}}
+
+
+ROW = re.compile(r"^\| `([\w/]+)/` \|.*\| ([^|]*) \| [^|]* \|$", re.MULTILINE)  # the room, what it may import
+GROUP = re.compile(r"^- \*([a-z ]+)\* are (.*?)[;.]", re.MULTILINE)
+
+
+@cache
+def groups() -> dict[str, set[str]]:
+    """The names that stand for several rooms or modules, such as *values*."""
+    return {name: set(re.findall(r"`(\w+)`", text)) for name, text in GROUP.findall(MAP.read_text())}
+
+
+@cache
+def allowed() -> dict[str, set[str]]:
+    """What each room may import of Octavo besides itself. A room within a room comes before it: the first one
+    that a module is in counts."""
+    found = {module: set(names) for module, names in OF_MODULES.items()}
+    for path, imports in ROW.findall(MAP.read_text()):
+        room = path.replace("/", ".")
+        names = groups()["values"] | set(re.findall(r"`([\w.]+)`", imports))
+        names |= {name for name, rooms in OF_ROOMS.items() if room in rooms}
+        found[room] = names.union(*(members for group, members in groups().items() if group in imports))
+    return {
+        f"octavo.{room}": {f"octavo.{name}" for name in found[room]}
+        for room in sorted(found, key=lambda room: (-room.count("."), room))
+    }
+
+
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
-PURE = (*sorted(LEDGER), "octavo.routing", "octavo.averages", "octavo.types", "octavo.errors", "octavo.units")
+LEDGER = {f"octavo.{room}" for room in ("memory", "step", "retention", "scheduler", "speculation", "inspect")}
+PURE = LEDGER | {"octavo.routing", "octavo.averages", "octavo.types", "octavo.errors", "octavo.units"}
 IMPURE = {"numpy", "time", "threading", "asyncio", "socket", "concurrent", "multiprocessing", "datetime"}
 
 
@@ -169,23 +102,34 @@ def within(name: str, rooms: set[str]) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
-def test_rooms_import_only_what_lies_below_them() -> None:
-    wrong = []
+def test_rooms_import_only_what_the_map_says() -> None:
+    wrong, used = [], {room: set[str]() for room in allowed()}
     for module, path in modules().items():
-        room = next((room for room in ALLOWED if within(module, {room})), None)
+        room = next((room for room in allowed() if within(module, {room})), None)
         if room is None:
+            assert module in {"octavo", "octavo.__main__"}, f"{module} is in no row of the map"
             continue
-        for name in imports_of(path):
-            if within(name, {"octavo"}) and name != "octavo" and not within(name, ALLOWED[room] | {room}):
-                wrong.append(f"{module} imports {name}")
+        names = {name for name in imports_of(path) if within(name, {"octavo"}) and not within(name, {room})}
+        used[room] |= names
+        wrong += [
+            f"{module} imports {name}" for name in names - {"octavo"} if not within(name, allowed()[room])
+        ]
     assert wrong == []
+    grouped = {f"octavo.{name}" for members in groups().values() for name in members}
+    stale = [
+        f"{room} does not import {name}"
+        for room, names in allowed().items()
+        for name in names - grouped
+        if not any(within(one, {name}) for one in used[room])
+    ]
+    assert stale == [], "\n".join(stale)
 
 
 def test_rooms_that_decide_know_no_array_clock_thread_or_socket() -> None:
     wrong = [
         f"{module} imports {name}"
         for module, path in modules().items()
-        if within(module, set(PURE))
+        if within(module, PURE)
         for name in imports_of(path)
         if name.split(".")[0] in IMPURE
     ]

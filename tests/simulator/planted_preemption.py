@@ -55,7 +55,7 @@ def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence
     return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
 
 
-def _headroom_changes_between_two_looks(self: Headroom, num_running: int, num_blocks: int) -> int:
+def _headroom_changes_between_looks(self: Headroom, num_running: int, num_blocks: int) -> int:
     self.each = LEAST if self.each == MOST else MOST
     return _BLOCKS(self, num_running, num_blocks)
 
@@ -72,5 +72,5 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", OffloadStager, "keep", _stored_from_the_pool),
     PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
-    PlantedBug("headroom changes while a plan is made", Headroom, "blocks", _headroom_changes_between_two_looks),
+    PlantedBug("headroom changes while a plan is made", Headroom, "blocks", _headroom_changes_between_looks),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 
@@ -22,6 +23,10 @@ PinName = Annotated[
 ]
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="As shown by `octavo sessions list`.")]
 Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="Time until it expires.")]
+Replica = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The replica of a cluster, such as replica-1.", show_default=False),
+]
 
 
 def _left(row: Row) -> str:
@@ -162,17 +167,23 @@ def _path_of(session: str) -> str:
 
 # -- pool ----------------------------------------------------------------------------------------------------
 @server_command(pool_app, "show")
-def show_pool(call: Call) -> None:
+def show_pool(call: Call, replica: Replica = None) -> None:
     """Show the pool's size, use and capacity."""
-    _show_pool(call, require_operator(call.send("GET", "/v1/kv")))
+    _show_pool(call, require_operator(call.send("GET", _pool_of(replica))))
 
 
 @server_command(pool_app, "resize")
 def resize_pool(
-    call: Call, size: Annotated[str, typer.Argument(metavar="SIZE", help="The new size, such as 512MiB.")]
+    call: Call,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="The new size, such as 512MiB.")],
+    replica: Replica = None,
 ) -> None:
     """Resize the pool of a running server."""
-    _show_pool(call, call.send("PATCH", "/v1/kv", {"bytes": parse_bytes(size, "SIZE")}))
+    _show_pool(call, call.send("PATCH", _pool_of(replica), {"bytes": parse_bytes(size, "SIZE")}))
+
+
+def _pool_of(replica: str | None) -> str:
+    return "/v1/kv" if replica is None else f"/v1/kv?{urlencode({'replica': replica})}"
 
 
 def _show_pool(call: Call, pool: Row) -> None:
