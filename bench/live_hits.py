@@ -28,7 +28,7 @@ from tests.cluster.tiny_folder import write_tiny_folder
 from tests.waiting import wait_until
 
 from octavo.cluster.child import ReplicaChild
-from octavo.routing.prompt_costs import Prompt
+from octavo.routing.prompt_costs import RoutedPrompt
 from octavo.routing.router import Choice, NoReplica, Router
 
 PREFIXES_PER_REPLICA = 12
@@ -55,7 +55,7 @@ class RoundRobin(Router):
     _num_chosen = 0
 
     def choose(
-        self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
+        self, prompt: RoutedPrompt, now: float, excluded: frozenset[str] = frozenset()
     ) -> Choice | NoReplica:
         """The next one."""
         self._num_chosen += 1
@@ -71,7 +71,7 @@ class TwoChoices(Router):
         self._random = random.Random(0)
 
     def choose(
-        self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
+        self, prompt: RoutedPrompt, now: float, excluded: frozenset[str] = frozenset()
     ) -> Choice | NoReplica:
         """The better one of two."""
         drawn = self._random.sample(self.states(now), 2)

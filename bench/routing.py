@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 
 from octavo.bench.calibration import VERSION, Calibration
-from octavo.bench.planner import Planner, Traffic
+from octavo.bench.planner import CapacityPlanner, Traffic
 from octavo.bench.replicas import RoutingPolicy, balancer_of
-from octavo.bench.traces import RequestTrace, read_trace, scaled
+from octavo.bench.traces import TrafficTrace, read_trace, scaled
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.memory.changes import Place
 from octavo.routing import reports
-from octavo.routing.prompt_costs import Prompt
+from octavo.routing.prompt_costs import RoutedPrompt
 from octavo.routing.reports import Changes, Hello, Load, StepModel
 from octavo.routing.router import Choice, Router
 from octavo.step.context import SchedulerConfig
@@ -90,7 +90,7 @@ def time_router(num_replicas: int, num_blocks: int) -> None:
         for number in range(300):
             slot = r.randrange(num_replicas)
             names = reports.unpack_names(samples[slot][: 8 * num_hits] + os.urandom(8 * num_new))
-            prompt = Prompt(BLOCK * len(names) + 1, {"f": names})
+            prompt = RoutedPrompt(BLOCK * len(names) + 1, {"f": names})
             begun = time.process_time()
             choice = router.choose(prompt, 1.0)
             then = time.process_time()
@@ -137,7 +137,7 @@ def h200_8b() -> Calibration:
     )
 
 
-def seen_before(trace: RequestTrace) -> float:
+def seen_before(trace: TrafficTrace) -> float:
     """The share of prompt tokens whose blocks occurred before: the hit rate of one unlimited cache."""
     seen, found = set[int](), 0
     for request in trace.requests:
@@ -159,7 +159,7 @@ def play_trace(path: Path, replicas: list[int], speed: float, seconds: float, de
         rate = speed * count
         part = scaled(trace, rate=rate, seconds=seconds * rate, longest=setup.config.context_length - 1)
         for routing in RoutingPolicy:
-            planner = Planner(
+            planner = CapacityPlanner(
                 calibration,
                 WorkloadTargets(),
                 setup,

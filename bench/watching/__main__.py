@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.offline import quantile
-from octavo.bench.workloads import Load
+from octavo.bench.workloads import LoadProfile
 from octavo.cli.main import run_command
 from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.engine.outputs import EngineStats
@@ -35,7 +35,7 @@ def run(words: Sequence[str], scene: Scene, tokens: int, rounds: int, *, as_json
             write(json.dumps({"drawn": asdict(drawn)}) + "\n")
         else:
             console.print(drawn_table(drawn, scene))
-        for turn in serve([*words], Load(output=tokens), CONCURRENCY, rounds, show) if rounds else ():
+        for turn in serve([*words], LoadProfile(output=tokens), CONCURRENCY, rounds, show) if rounds else ():
             turns.append(turn)
             if as_json:
                 write(json.dumps({"served": line_of(turn)}) + "\n")

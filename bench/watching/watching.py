@@ -28,7 +28,7 @@ from bench.sessions.sessions import serving
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, apply
 from octavo.bench.offline import quantile
-from octavo.bench.workloads import Load, WorkloadTargets
+from octavo.bench.workloads import LoadProfile, WorkloadTargets
 from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError, RequestFailed
 from octavo.inspect.views import Glimpse
@@ -214,7 +214,7 @@ def draw(
 
 
 def serve(
-    words: list[str], load: Load, concurrency: int, rounds: int, show: Callable[[str], None]
+    words: list[str], load: LoadProfile, concurrency: int, rounds: int, show: Callable[[str], None]
 ) -> Iterator[Round]:
     """Load a server, each round once with a reader of the stream and once without, in alternating order.
     `words` are options of `octavo serve`. Raises RequestFailed."""
@@ -259,7 +259,7 @@ def reading(url: str) -> Iterator[list[ReaderCounts]]:
         process.wait()
 
 
-async def _load(url: str, load: Load, concurrency: int, show: Callable[[str], None]) -> LoadReport:
+async def _load(url: str, load: LoadProfile, concurrency: int, show: Callable[[str], None]) -> LoadReport:
     async with Client(Endpoint(f"{url}/v1")) as client:
         report = await apply(client, load, 2 * concurrency, Arrival(concurrency), _TARGETS, show)
     if report.completed < report.requests:

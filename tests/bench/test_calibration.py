@@ -16,15 +16,15 @@ from octavo.engine.recording import Recorder
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError
 from octavo.params import SamplerParams
-from octavo.step.step_times import StepShape, shape_of
+from octavo.step.step_times import StepWork, work_of
 from octavo.types import Request, SampledToken, StepResult
 
 BETWEEN_S, ROW_BETWEEN_S = 0.0004, 0.00002
 
 
-def true_s(shape: StepShape) -> float:
-    rows = shape.decoding
-    return 0.004 + 0.0003 * rows + 0.0009 * shape.prompt + 3e-7 * shape.read + 2e-8 * shape.prompt_read
+def true_s(work: StepWork) -> float:
+    rows = work.decoding
+    return 0.004 + 0.0003 * rows + 0.0009 * work.prompt + 3e-7 * work.read + 2e-8 * work.prompt_read
 
 
 def record(path: Path, num_requests: int, noise: float = 0.05, seed: int = 0) -> None:
@@ -48,9 +48,9 @@ def record(path: Path, num_requests: int, noise: float = 0.05, seed: int = 0) ->
             plan = loop.schedule(now)
             recorder.schedule(plan)
             assert plan is not None
-            shape = shape_of(plan.chunks)
-            seconds = true_s(shape) * math.exp(r.gauss(0.0, noise))
-            now += seconds + BETWEEN_S + ROW_BETWEEN_S * shape.decoding
+            work = work_of(plan.chunks)
+            seconds = true_s(work) * math.exp(r.gauss(0.0, noise))
+            now += seconds + BETWEEN_S + ROW_BETWEEN_S * work.decoding
             samples = {chunk.seq_id: (SampledToken(3),) for chunk in plan.chunks if chunk.num_samples}
             result = StepResult(plan.step_id, samples, seconds=seconds)
             recorder.commit(result, now)
@@ -65,22 +65,22 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
 
 
 @pytest.mark.parametrize(
-    "shape",
+    "work",
     [
-        StepShape(1, read=100),
-        StepShape(8, read=2000),
-        StepShape(7, prompt=100, read=1500, prompt_read=20_000),
-        StepShape(prompt=400, prompt_read=80_000),
+        StepWork(1, read=100),
+        StepWork(8, read=2000),
+        StepWork(7, prompt=100, read=1500, prompt_read=20_000),
+        StepWork(prompt=400, prompt_read=80_000),
     ],
 )
-def test_steps_are_predicted(fitted: Calibration, shape: StepShape) -> None:
-    assert fitted.predicted_s(shape) == pytest.approx(true_s(shape), rel=0.12)
+def test_steps_are_predicted(fitted: Calibration, work: StepWork) -> None:
+    assert fitted.predicted_s(work) == pytest.approx(true_s(work), rel=0.12)
 
 
 def test_what_is_between_steps_and_beside_the_engine_is_told(fitted: Calibration) -> None:
     for rows in (1, 8):
         expected = BETWEEN_S + ROW_BETWEEN_S * rows
-        assert fitted.between(StepShape(rows)) == pytest.approx(expected, rel=0.5)
+        assert fitted.between(StepWork(rows)) == pytest.approx(expected, rel=0.5)
     assert fitted.http_s > 900, "what clients measured beyond the engine's time"
 
 

@@ -12,8 +12,8 @@ from tests.waiting import LIMIT_S, turns
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, play, scripts_of
 from octavo.bench.load_processes import parts_of
-from octavo.bench.traces import RequestTrace, TraceRequest, read_trace
-from octavo.bench.workloads import Load, LoadOptions, WorkloadTargets
+from octavo.bench.traces import TraceRequest, TrafficTrace, read_trace
+from octavo.bench.workloads import LoadOptions, LoadProfile, WorkloadTargets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server
@@ -59,7 +59,7 @@ def played(url, trace, load, transport=None):
 def broken(respond):
     """A report of three requests to an endpoint that answers each with what `respond` returns."""
     transport = httpx2.MockTransport(respond)
-    return loaded("http://it/v1", Load(prompt=4, output=2), 3, Arrival(2), transport=transport)
+    return loaded("http://it/v1", LoadProfile(prompt=4, output=2), 3, Arrival(2), transport=transport)
 
 
 def stream(*bodies, done=True):
@@ -71,7 +71,7 @@ def stream(*bodies, done=True):
 def test_token_prompts_reach_the_server_as_they_are(served, kind, lengths):
     url, model = served
     model.submitted.clear()
-    load = Load(kind, prompt=40, output=10, prefix=20, vocab_size=250)
+    load = LoadProfile(kind, prompt=40, output=10, prefix=20, vocab_size=250)
     report = loaded(url, load, 5, Arrival(2))
     assert {len(each.prompt) for each in model.submitted} == lengths
     assert {each.prompt for each in model.submitted} == {turn.tokens for (turn,) in scripts_of(load, 5)}
@@ -86,7 +86,7 @@ def test_token_prompts_reach_the_server_as_they_are(served, kind, lengths):
 def test_each_turn_of_a_chat_carries_the_answers_before_it(served):
     url, model = served
     model.submitted.clear()
-    report = loaded(url, Load("multi-turn", prompt=3, output=5, turns=3), 6, Arrival(1))
+    report = loaded(url, LoadProfile("multi-turn", prompt=3, output=5, turns=3), 6, Arrival(1))
     assert (report.requests, report.completed) == (6, 6)
     first, second, third = (bytes(each.prompt).decode() for each in model.submitted[:3])
     assert second.startswith(first.removesuffix("\n") + "\nassistant:xxxxx\nuser:")
@@ -94,14 +94,14 @@ def test_each_turn_of_a_chat_carries_the_answers_before_it(served):
 
 
 def test_mixed_lengths_stay_within_a_quarter_and_four_times():
-    prompts = [len(turn.tokens) for (turn,) in scripts_of(Load("mixed", prompt=100, output=100), 300)]
+    prompts = [len(turn.tokens) for (turn,) in scripts_of(LoadProfile("mixed", prompt=100, output=100), 300)]
     assert 25 <= min(prompts) < 40
     assert 250 < max(prompts) <= 400
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_gives_others():
-    assert scripts_of(Load(seed=1), 3) == scripts_of(Load(seed=1), 3)
-    assert scripts_of(Load(seed=1), 3) != scripts_of(Load(seed=2), 3)
+    assert scripts_of(LoadProfile(seed=1), 3) == scripts_of(LoadProfile(seed=1), 3)
+    assert scripts_of(LoadProfile(seed=1), 3) != scripts_of(LoadProfile(seed=2), 3)
 
 
 def test_a_closed_loop_keeps_that_many_in_flight():
@@ -117,7 +117,7 @@ def test_a_closed_loop_keeps_that_many_in_flight():
             running -= 1
             return stream({"choices": [{"text": "a", "finish_reason": "length"}]})
 
-    loaded("http://it/v1", Load(prompt=2, output=1), 9, Arrival(3), transport=Counting())
+    loaded("http://it/v1", LoadProfile(prompt=2, output=1), 9, Arrival(3), transport=Counting())
     assert most == 3
 
 
@@ -135,7 +135,9 @@ def test_poisson_arrivals_wait_for_no_answer():
             await waiting[-1].wait()
             return stream({"choices": [{"text": "a", "finish_reason": "length"}]})
 
-    report = loaded("http://it/v1", Load(prompt=2, output=1), 4, Arrival(rate_per_s=500), transport=Held())
+    report = loaded(
+        "http://it/v1", LoadProfile(prompt=2, output=1), 4, Arrival(rate_per_s=500), transport=Held()
+    )
     assert report.completed == 4
     assert report.arrival == "500/s"
 
@@ -149,7 +151,7 @@ def test_a_trace_is_played_in_its_order_with_its_lengths_and_blocks(served, tmp_
         '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
         '{"timestamp": 30, "input_length": 9, "output_length": 4}\n'
     )
-    report = played(url, read_trace(path), Load(seed=3, vocab_size=250))
+    report = played(url, read_trace(path), LoadProfile(seed=3, vocab_size=250))
     assert [(len(each.prompt), each.params.max_tokens) for each in model.submitted] == [
         (600, 5),
         (9, 4),
@@ -178,14 +180,14 @@ def test_a_trace_waits_for_no_answer():
             await waiting[-1].wait()
             return stream({"choices": [{"text": "a", "finish_reason": "length"}]})
 
-    trace = RequestTrace("it", tuple(TraceRequest(at, 2, 1) for at in (0.0, 0.001, 0.001)))
-    assert played("http://it/v1", trace, Load(), Held()).completed == 3
+    trace = TrafficTrace("it", tuple(TraceRequest(at, 2, 1) for at in (0.0, 0.001, 0.001)))
+    assert played("http://it/v1", trace, LoadProfile(), Held()).completed == 3
 
 
 def test_a_request_of_a_trace_that_is_too_long_for_the_server_is_counted(served):
     url, model = served
-    trace = RequestTrace("it", (TraceRequest(0.0, 2, 1), TraceRequest(0.0, model.context_length, 1)))
-    report = played(url, trace, Load(vocab_size=250))
+    trace = TrafficTrace("it", (TraceRequest(0.0, 2, 1), TraceRequest(0.0, model.context_length, 1)))
+    report = played(url, trace, LoadProfile(vocab_size=250))
     assert (report.completed, report.errors) == (1, {"HTTP 400": 1})
 
 
@@ -193,7 +195,7 @@ def test_a_refusing_server_is_told_with_its_words(served):
     url, model = served
     model.refusal = QueueFull("the queue is full")
     try:
-        report = loaded(url, Load(prompt=4, output=2, vocab_size=250), 3, Arrival(1))
+        report = loaded(url, LoadProfile(prompt=4, output=2, vocab_size=250), 3, Arrival(1))
     finally:
         model.refusal = None
     assert report.errors == {"HTTP 429": 3}
@@ -206,7 +208,7 @@ def test_an_answer_that_fails_in_the_middle_is_an_error(served):
     url, model = served
     model.failure = "its logits were NaN"
     try:
-        report = loaded(url, Load(prompt=4, output=2, vocab_size=250), 2, Arrival(1))
+        report = loaded(url, LoadProfile(prompt=4, output=2, vocab_size=250), 2, Arrival(1))
     finally:
         model.failure = ""
     assert report.errors == {"error in the stream": 2}
@@ -240,7 +242,7 @@ def test_a_failed_turn_fails_the_turns_that_needed_it():
     def respond(request):
         return httpx2.Response(503)
 
-    load = Load("multi-turn", prompt=2, output=2, turns=3)
+    load = LoadProfile("multi-turn", prompt=2, output=2, turns=3)
     report = loaded("http://it/v1", load, 3, Arrival(1), transport=httpx2.MockTransport(respond))
     assert report.errors == {"HTTP 503": 1, "not sent: an earlier turn failed": 2}
 
@@ -279,7 +281,7 @@ def test_events_do_not_depend_on_how_bytes_are_cut():
 
 def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="multi-turn"):
-        Load("sideways")
+        LoadProfile("sideways")
     with pytest.raises(ConfigError, match="http"):
         Endpoint("127.0.0.1:8000")
 
@@ -288,7 +290,7 @@ def test_wrong_settings_are_refused():
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_command_reports_every_run(served, capsys, as_json, processes):
     url, _ = served
-    load = Load(prompt=4, output=2, vocab_size=250)
+    load = LoadProfile(prompt=4, output=2, vocab_size=250)
     run(Endpoint(url), load, (1, 2), LoadOptions(n=3, processes=processes), LAX, as_json=as_json)
     told = capsys.readouterr().out
     if as_json:
@@ -306,7 +308,7 @@ def test_the_command_fails_when_no_answer_was_complete(served, capsys):
         with pytest.raises(RequestFailed, match="queue is full"):
             run(
                 Endpoint(url),
-                Load(prompt=4, output=2, vocab_size=250),
+                LoadProfile(prompt=4, output=2, vocab_size=250),
                 (1,),
                 LoadOptions(n=2),
                 LAX,

@@ -8,12 +8,12 @@ import pytest
 from tests.bench.test_planner import TARGETS, calibration_of, setup_of, trace_of
 
 from bench import routing
-from octavo.bench.planner import Balancer, DrawResult, Planner, Traffic
+from octavo.bench.planner import Balancer, CapacityPlanner, DrawResult, Traffic
 from octavo.bench.replicas import PrefixBalancer, RoutingPolicy, balancer_of
-from octavo.bench.traces import RequestTrace, TraceRequest
+from octavo.bench.traces import TraceRequest, TrafficTrace
 
 
-def chats(num_chats: int, num_turns: int, every_s: float) -> RequestTrace:
+def chats(num_chats: int, num_turns: int, every_s: float) -> TrafficTrace:
     """Each turn of a chat has its earlier turns' blocks; chats come in turn, in an order of their own."""
     requests = [
         TraceRequest(
@@ -29,10 +29,10 @@ def chats(num_chats: int, num_turns: int, every_s: float) -> RequestTrace:
 
 
 def served(
-    routing: RoutingPolicy, trace: RequestTrace, replicas: int = 3, delay_s: float = 0.1
+    routing: RoutingPolicy, trace: TrafficTrace, replicas: int = 3, delay_s: float = 0.1
 ) -> DrawResult:
     setup = setup_of()
-    planner = Planner(calibration_of(setup), TARGETS, setup, replicas=replicas)
+    planner = CapacityPlanner(calibration_of(setup), TARGETS, setup, replicas=replicas)
     planner.balancer = lambda servers: balancer_of(routing, servers, setup, delay_s, 0)
     return planner.run_draw(Traffic(trace))
 
@@ -71,7 +71,7 @@ def test_what_the_router_predicts_is_what_requests_get() -> None:
         balancers.append(PrefixBalancer(servers, setup, 0.1))
         return balancers[0]
 
-    planner = Planner(calibration_of(setup), TARGETS, setup, replicas=3, balancer=balancer)
+    planner = CapacityPlanner(calibration_of(setup), TARGETS, setup, replicas=3, balancer=balancer)
     result = planner.run_draw(Traffic(chats(7, 5, 1.0)))
     balancers[0]._clock.advance(1e9)  # the last first tokens
     counts = balancers[0].router.counts
@@ -83,7 +83,7 @@ def test_what_the_router_predicts_is_what_requests_get() -> None:
 
 def test_users_wait_for_their_answers_on_all_replicas() -> None:
     setup = setup_of()
-    planner = Planner(calibration_of(setup), TARGETS, setup, replicas=2)
+    planner = CapacityPlanner(calibration_of(setup), TARGETS, setup, replicas=2)
     planner.balancer = partial(balancer_of, RoutingPolicy.TWO_CHOICES, setup=setup, delay_s=0.1, seed=0)
     result = planner.run_draw(Traffic(trace_of(*[TraceRequest(0.0, 16, 10)] * 12), users=4, think_s=3.0))
     assert result.report.completed == 12

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from octavo.bench.calibration import VERSION, Calibration
-from octavo.bench.planner import DrawResult, Planner, Traffic
-from octavo.bench.traces import RequestTrace, TraceRequest
+from octavo.bench.planner import CapacityPlanner, DrawResult, Traffic
+from octavo.bench.traces import TraceRequest, TrafficTrace
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
@@ -46,12 +46,12 @@ def calibration_of(setup: SchedulerSetup, noise: float = 0.0, drift: float = 0.0
     )
 
 
-def trace_of(*requests: TraceRequest) -> RequestTrace:
-    return RequestTrace("few", requests)
+def trace_of(*requests: TraceRequest) -> TrafficTrace:
+    return TrafficTrace("few", requests)
 
 
-def planner_of(setup: SchedulerSetup, **fields: float) -> Planner:
-    return Planner(calibration_of(setup, **fields), TARGETS, setup, draws=3)
+def planner_of(setup: SchedulerSetup, **fields: float) -> CapacityPlanner:
+    return CapacityPlanner(calibration_of(setup, **fields), TARGETS, setup, draws=3)
 
 
 def test_one_request_takes_what_its_steps_are_said_to_take() -> None:
@@ -156,7 +156,7 @@ def test_plans_ahead_hide_what_is_between_steps() -> None:
     def end(depth: int) -> float:
         calibration = msgspec.structs.replace(calibration_of(setup), depth=depth)
         traffic = Traffic(trace_of(TraceRequest(0.0, 16, 100)))
-        return Planner(calibration, TARGETS, setup).run_draw(traffic).seconds
+        return CapacityPlanner(calibration, TARGETS, setup).run_draw(traffic).seconds
 
     assert end(1) < end(0)
 
@@ -170,7 +170,7 @@ def test_blocks_come_back_from_a_tier_in_the_time_that_was_measured() -> None:
     def served(load_s: float) -> DrawResult:
         moves = {"load host": load_s, "store host": 0.0001}
         calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves=moves)
-        return Planner(calibration, TARGETS, setup).run_draw(Traffic(trace_of(first, second, again)))
+        return CapacityPlanner(calibration, TARGETS, setup).run_draw(Traffic(trace_of(first, second, again)))
 
     quick = served(0.0002)
     assert quick.cached_tokens > 500, "nothing came back"
@@ -184,12 +184,12 @@ def test_a_transfer_that_was_not_measured_is_refused() -> None:
     tier = TierSetup(num_slots=400, num_host=0, max_age_s=None, stored=[])
     calibration = msgspec.structs.replace(calibration_of(setup), tier=tier, moves={"load disk": 0.001})
     with pytest.raises(ConfigError, match=r"\(store disk; measured: load disk\); allowed"):
-        Planner(calibration, TARGETS, setup).run_draw(traffic)
+        CapacityPlanner(calibration, TARGETS, setup).run_draw(traffic)
 
 
 def test_requests_that_name_no_tenant_are_the_tenants_in_turn() -> None:
     few = trace_of(*[TraceRequest(1.0 * i, 16, 2) for i in range(4)], TraceRequest(5.0, 16, 2, tenant="b"))
     policies = (TenantPolicy("a"), TenantPolicy("shared"), TenantPolicy("b"))
     calibration = msgspec.structs.replace(calibration_of(setup_of()), tenants=policies)
-    served = Planner(calibration, TARGETS, setup_of()).run_draw(Traffic(few))
+    served = CapacityPlanner(calibration, TARGETS, setup_of()).run_draw(Traffic(few))
     assert {name: report.requests for name, report in served.of_tenants.items()} == {"a": 2, "b": 3}

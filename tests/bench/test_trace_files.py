@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import traces
-from octavo.bench.traces import RequestTrace, TraceRequest, prompts_of, read_trace, scaled
+from octavo.bench.traces import TraceRequest, TrafficTrace, prompts_of, read_trace, scaled
 from octavo.errors import ConfigError
 
 MOONCAKE = (
@@ -158,7 +158,7 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.jsonl")
 
 
-def drawn_trace(seed: int, block_tokens: int) -> RequestTrace:
+def drawn_trace(seed: int, block_tokens: int) -> TrafficTrace:
     """Prompts that branch off each other at blocks, the last one whole or partial, or have no ids at all."""
     generator = random.Random(seed)
     paths: list[tuple[int, ...]] = [()]
@@ -170,7 +170,7 @@ def drawn_trace(seed: int, block_tokens: int) -> RequestTrace:
         own = generator.choice([0, 0, 5])  # tokens behind the last id
         whole = path if own == 0 else path[: length // block_tokens]
         requests.append(TraceRequest(float(arrival), length + own, 1, whole))
-    return RequestTrace("drawn", (*requests, TraceRequest(20.0, 40, 1)), block_tokens)
+    return TrafficTrace("drawn", (*requests, TraceRequest(20.0, 40, 1)), block_tokens)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -199,7 +199,7 @@ def test_a_vocabulary_of_few_tokens_is_used_as_it_is() -> None:
 
 
 def test_a_trace_is_cut_sped_up_and_fitted_to_a_context() -> None:
-    trace = RequestTrace(
+    trace = TrafficTrace(
         "it",
         (
             TraceRequest(0.0, 20, 4, (1, 2, 3)),

@@ -14,7 +14,7 @@ from bench.watching.watching import BusyScheduler, ReaderCounts, Round, Scene, d
 from tests.doubles.fake_model import FakeModel
 from tests.waiting import LIMIT_S
 
-from octavo.bench.load import Arrival, LoadReport, Spread
+from octavo.bench.load import Arrival, LoadReport, Quantiles
 from octavo.bench.workloads import WorkloadTargets
 from octavo.errors import ConfigError, RequestFailed
 from octavo.server.frames import FrameReader, FrameWriter
@@ -25,7 +25,7 @@ SMALL = Scene(blocks=200, requests=5, streams=2, prompt=32, frames=4)
 
 
 def report(speed: float) -> LoadReport:
-    spread = Spread(1.0, 1.0, 1.0)
+    spread = Quantiles(1.0, 1.0, 1.0)
     return LoadReport(
         "random", Arrival(1).in_words(), 1, 1, 0, {}, {}, 1.0, 1, speed, 1.0, spread, spread, spread,
         WorkloadTargets(1.0, 1.0), 1, 1.0,

@@ -12,7 +12,7 @@ from tests.model.gguf_bench import write_model
 
 from octavo.cli.doctor_headers import Diagnosis, diagnose_files, diagnosis_json
 from octavo.config import StartOptions
-from octavo.engine.backends import Choice
+from octavo.engine.backends import BackendChoice
 from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.hub.paths import ModelPath
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelPath:
 def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
     """On a machine with so much memory, which reads 1,000,000 bytes a second."""
     backend = HostBackend("native", NativeOps(options.weights), lambda: available)
-    return diagnose_files(path, options, Choice(backend, "given"), lambda: 1e6)
+    return diagnose_files(path, options, BackendChoice(backend, "given"), lambda: 1e6)
 
 
 def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: ModelPath) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from octavo.bench import calibration as calibrations
 from octavo.bench.calibration import Calibration
-from octavo.bench.traces import RequestTrace, TraceRequest
+from octavo.bench.traces import TraceRequest, TrafficTrace
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli.bench_serve import predict
 from octavo.cli.main import app
@@ -195,7 +195,7 @@ def test_a_key_is_that_of_settings_which_change_steps() -> None:
 
 
 def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
-    trace = RequestTrace("two", (TraceRequest(0.0, 16, 4), TraceRequest(1.0, 16, 4)))
+    trace = TrafficTrace("two", (TraceRequest(0.0, 16, 4), TraceRequest(1.0, 16, 4)))
     report = predict(path_of(KEY), trace, WorkloadTargets())
     assert report.arrival == "predicted"
     assert report.completed == 2
@@ -213,6 +213,6 @@ def test_a_trace_and_users_are_not_both_taken(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}", encoding="utf-8")
-    trace = RequestTrace("one", (TraceRequest(0.0, 16, 4),))
+    trace = TrafficTrace("one", (TraceRequest(0.0, 16, 4),))
     with pytest.raises(ConfigError, match="allowed: a file of `octavo bench calibrate`"):
         predict(tmp_path / "no.json", trace, WorkloadTargets())

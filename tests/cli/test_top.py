@@ -21,7 +21,7 @@ from tests.doubles.views import a_table as held
 from octavo.cli.top_map import cells_of, draw_legend, draw_map, grid_for, states_of
 from octavo.cli.top_rows import Speeds, Status, ago, draw_events, draw_kept, draw_requests, draw_screen
 from octavo.cli.top_text import Canvas, Column, clean, limited, table, wrapped
-from octavo.engine.outputs import EngineStats, Glimpse, PromptPart, PromptSplit, SessionState, Source
+from octavo.engine.outputs import EngineStats, Glimpse, PromptPart, PromptSource, PromptSplit, SessionState
 from octavo.memory.holders import HolderKind
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameReader, FrameWriter
@@ -150,8 +150,8 @@ def test_why_a_request_waits_has_a_line_of_its_own_at_80_columns() -> None:
 
 
 def test_where_a_prompt_was_found_and_why_not_is_a_line_in_plain_words() -> None:
-    parts = (PromptPart(Source.POOL, 96), PromptPart(Source.EVICTED, 16, "evicted", 40.0, 12))
-    split = PromptSplit(96, (*parts, PromptPart(Source.TAIL, 5)))
+    parts = (PromptPart(PromptSource.POOL, 96), PromptPart(PromptSource.EVICTED, 16, "evicted", 40.0, 12))
+    split = PromptSplit(96, (*parts, PromptPart(PromptSource.TAIL, 5)))
     stream = Stream().tell(glimpse(requests=(request(9, choice(), choice(1), split=split),)))
     words = "prompt found: 96 in the pool; computed: 16 evicted for request 12, 5 at its end (gone 60 s ago)"
     assert [line.strip() for line in requests_of(stream, Canvas(120))].count(words) == 1

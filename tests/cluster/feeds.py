@@ -10,7 +10,7 @@ from tests.waiting import LIMIT_S
 
 from octavo.cluster.child import ReplicaChild
 from octavo.memory.changes import Place
-from octavo.routing.reports import NAME_BYTES, Changes, FrameReader, Hello, Load, Report
+from octavo.routing.reports import NAME_BYTES, Changes, Hello, Load, Report, ReportSplitter
 
 
 class FeedFollower:
@@ -21,7 +21,7 @@ class FeedFollower:
         self.hello: Hello | None = None
         self.loads: list[Load] = []
         self.num_clears = 0
-        self._frames = FrameReader()
+        self._frames = ReportSplitter()
 
     def feed(self, data: bytes) -> None:
         for report in self._frames.feed(data):

@@ -18,7 +18,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.place_changes import PlaceChanges
 from octavo.routing.reports import NAME_BYTES, VERSION, Hello
 from octavo.serving import replica_feed
-from octavo.serving.replica_feed import FeedReader, ReplicaFeed
+from octavo.serving.replica_feed import FeedSubscriber, ReplicaFeed
 
 HELLO = Hello(VERSION, 0, "replica-0", "tiny", "f", (), 16, 512, 8, 8, 64)
 
@@ -200,7 +200,7 @@ def test_without_readers_no_list_grows() -> None:
 
 def test_a_reader_that_left_is_forgotten() -> None:
     feed = feed_over(Ledger(8, 4))
-    reader: FeedReader = feed.open()
+    reader: FeedSubscriber = feed.open()
     reader.close()
     feed.hand_over()
     assert feed._readers == []

@@ -344,7 +344,7 @@ def test_an_interrupted_load_leaves_nothing_behind(loader, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("octavo.model.reader.Reader.refuse_leftovers", interrupted)
+    monkeypatch.setattr("octavo.model.reader.WeightReader.refuse_leftovers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.load()
     assert list(loader.folder.iterdir()) == []

@@ -19,7 +19,7 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.panels import panels_of
 from octavo.model.loader import open_files
 from octavo.model.packed_cache import PACKING_VERSION
-from octavo.model.reader import Reader
+from octavo.model.reader import WeightReader
 from octavo.model.weights import read_weights
 
 pytestmark = pytest.mark.full
@@ -105,6 +105,6 @@ def test_families_ask_for_the_matrices_of_the_version(name, tmp_path):
             count = parameter.numel()
             parameter.copy_(torch.arange(count).reshape(parameter.shape) % 8191 / 8192)
     opened, ops = open_files(save_model(theirs, tmp_path)), Asked()
-    read_weights(Reader(opened.source, "tiny", False, opened.description, ops))
+    read_weights(WeightReader(opened.source, "tiny", False, opened.description, ops))
     digest = short(*ops.notes)
     assert ASKED[name] == digest, f"what {name} asks for has " + CHANGED.format(digest)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo.errors import InvalidRequest
 from octavo.memory.changes import Place
 from octavo.routing import reports
-from octavo.routing.reports import Changes, FrameReader, Hello, Load, StepModel, encode_frame
+from octavo.routing.reports import Changes, Hello, Load, ReportSplitter, StepModel, encode_frame
 
 HELLO = Hello(1, 3, "replica-3", "tiny", "ab" * 16, (b"model", b"int8"), 16, 8192, 1024, 64, 512)
 LOAD = Load(
@@ -23,7 +23,7 @@ CHANGES = Changes(Place.HOST, b"a" * 16, b"b" * 8, cleared=True)
 
 @given(st.lists(st.sampled_from([HELLO, LOAD, CHANGES]), max_size=6), st.lists(st.integers(0, 400)))
 def test_reports_survive_any_cut_of_the_stream(sent: list[reports.Report], cuts: list[int]) -> None:
-    data, reader, received = b"".join(map(encode_frame, sent)), FrameReader(), []
+    data, reader, received = b"".join(map(encode_frame, sent)), ReportSplitter(), []
     for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         received += reader.feed(data[start:stop])
     assert received == sent
@@ -50,26 +50,26 @@ def test_names_are_packed_as_their_last_eight_bytes() -> None:
 )
 def test_values_beyond_their_bounds_are_refused(report: reports.Report) -> None:
     with pytest.raises(InvalidRequest, match="no report"):
-        FrameReader().feed(encode_frame(report))
+        ReportSplitter().feed(encode_frame(report))
 
 
 def test_a_part_of_a_name_is_refused() -> None:
     data = encode_frame(CHANGES).replace(b"b" * 8, b"b" * 7).replace(b"\xc4\x08", b"\xc4\x07")
     data = (len(data) - 4).to_bytes(4, "little") + data[4:]
     with pytest.raises(InvalidRequest, match="removed has 7 bytes; allowed: a multiple of 8"):
-        FrameReader().feed(data)
+        ReportSplitter().feed(data)
 
 
 @given(st.binary(max_size=64))
 def test_other_bytes_are_refused_or_waited_for(data: bytes) -> None:
     with suppress(InvalidRequest):
-        assert FrameReader().feed(data) == []
+        assert ReportSplitter().feed(data) == []
 
 
 def test_a_frame_too_long_is_refused_before_it_is_kept() -> None:
     header = (reports.FRAME_BYTES_MAX + 1).to_bytes(4, "little")
     with pytest.raises(InvalidRequest, match="allowed: 262,144"):
-        FrameReader().feed(header)
+        ReportSplitter().feed(header)
     assert len(encode_frame(Changes(Place.POOL, bytes(65_536), bytes(65_536)))) < reports.FRAME_BYTES_MAX
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo.memory.changes import Place
 from octavo.routing import router as routing
 from octavo.routing.reports import VERSION, Changes, Hello, Load, StepModel
-from octavo.routing.router import Choice, NoReplica, Prompt, Router
+from octavo.routing.router import Choice, NoReplica, RoutedPrompt, Router
 
 MODEL = StepModel(0.001, 0.0)
 IDLE = Load(0, 0, 0, (), 0, 1000, 1000, step_model=MODEL)
@@ -37,11 +37,11 @@ def hold(router: Router, replica_id: str, names: range, place: Place = Place.POO
     router.on_changes(replica_id, Changes(place, data))
 
 
-def prompt_of(names: range, tenant: str = "") -> Prompt:
-    return Prompt(B * len(names) + 1, {"f": names}, tenant=tenant)
+def prompt_of(names: range, tenant: str = "") -> RoutedPrompt:
+    return RoutedPrompt(B * len(names) + 1, {"f": names}, tenant=tenant)
 
 
-def chosen(router: Router, prompt: Prompt, now: float = 0.0, *excluded: str) -> Choice:
+def chosen(router: Router, prompt: RoutedPrompt, now: float = 0.0, *excluded: str) -> Choice:
     choice = router.choose(prompt, now, frozenset(excluded))
     assert isinstance(choice, Choice)
     return choice
@@ -116,7 +116,7 @@ def test_a_burst_of_one_prefix_spreads_before_any_report() -> None:
     router = router_of(4, msgspec.structs.replace(IDLE, step_model=model))
     places = Counter[str]()
     for number in range(60):
-        choice = chosen(router, Prompt(161, {"f": range(10)}), 0.0001 * number)
+        choice = chosen(router, RoutedPrompt(161, {"f": range(10)}), 0.0001 * number)
         router.on_sent(choice.replica_id, choice, str(number), 0.0001 * number)
         places[choice.replica_id] += 1
     assert len(places) == 4
@@ -142,7 +142,7 @@ def test_blocks_of_slower_places_count_less_what_loading_takes() -> None:
 def test_the_last_tokens_block_is_never_counted() -> None:
     router = router_of(1)
     hold(router, "r0", range(4))
-    choice = chosen(router, Prompt(64, {"f": range(4)}))
+    choice = chosen(router, RoutedPrompt(64, {"f": range(4)}))
     assert choice.num_hits == 48
 
 
@@ -255,7 +255,7 @@ def test_each_fingerprint_has_its_own_names() -> None:
     router.on_hello("b", hello(1, "g", block_size=32))
     assert {of: naming.block_size for of, naming in router.fingerprints().items()} == {"f": 16, "g": 32}
     hold(router, "b", range(500, 505))
-    choice = chosen(router, Prompt(193, {"f": range(12), "g": range(500, 506)}))
+    choice = chosen(router, RoutedPrompt(193, {"f": range(12), "g": range(500, 506)}))
     assert (choice.replica_id, choice.num_hits) == ("b", 160)
     router.on_hello("c", hello(2, "g", block_size=32))
     router.on_gone("b")

@@ -11,7 +11,7 @@ from octavo.retention.reclaim import Candidate, cheapest, choose
 from octavo.scheduler.sequence import Sequence
 from octavo.step.events import EventKind
 from octavo.step.headroom import LEAST, MOST, Headroom
-from octavo.step.step_times import StepShape, StepTimes
+from octavo.step.step_times import StepTimes, StepWork
 from octavo.types import BlockCopy, Move, StepPlan, Transfer, TransferDone
 
 
@@ -217,7 +217,7 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
         0 if reason in ("no tier", "no arena") else 10, 0 if reason == "no tier" else 99
     )
     scheduler = served.scheduler
-    scheduler.context.times.observe(StepShape(prompt=100), 0.1)  # a block: 4 ms
+    scheduler.context.times.observe(StepWork(prompt=100), 0.1)  # a block: 4 ms
     if reason == "slow loads":
         scheduler.transfers._load_s.add(0.005, 0.0)
     if reason == "slow stores":
@@ -314,7 +314,7 @@ def test_a_smaller_tier_than_the_victim_keeps_what_it_can() -> None:
 
 def test_headroom_grows_with_what_preemptions_undo_and_shrinks_without() -> None:
     times = StepTimes()
-    times.observe(StepShape(1), 1.0)
+    times.observe(StepWork(1), 1.0)
     headroom = Headroom(times)
     assert headroom.blocks(7, 1000) == 7
     headroom.record_undone(100.0)

@@ -10,7 +10,7 @@ from tests.scheduler.served import Served, State
 
 from octavo.scheduler.budget import Place, gets_some, share_budget, share_in_turn
 from octavo.step.latency_target import PrefillBudget
-from octavo.step.step_times import StepShape, StepTimes
+from octavo.step.step_times import StepTimes, StepWork
 
 
 def test_the_oldest_prompt_keeps_half_and_the_shortest_goes_first_in_the_rest() -> None:
@@ -63,8 +63,8 @@ def test_grants_never_exceed_the_budget_or_what_is_asked_and_leave_nothing_unuse
 def measured(decode_s: float, position_s: float) -> PrefillBudget:
     times = StepTimes()
     for _ in range(20):
-        times.observe(StepShape(8), decode_s)
-        times.observe(StepShape(8, prompt=100), decode_s + 100 * position_s)
+        times.observe(StepWork(8), decode_s)
+        times.observe(StepWork(8, prompt=100), decode_s + 100 * position_s)
     return PrefillBudget(512, times)
 
 
@@ -106,7 +106,7 @@ def test_a_server_that_starts_under_prompts_measures_a_decoding_step_first() -> 
 
 def test_a_server_that_knows_no_cost_yet_holds_no_prompt_back() -> None:
     times = StepTimes()
-    times.observe(StepShape(8), 0.040)
+    times.observe(StepWork(8), 0.040)
     assert PrefillBudget(512, times).prompt_budget(8, 1) == 504
 
 

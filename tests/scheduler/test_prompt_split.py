@@ -10,8 +10,9 @@ from tests.scheduler.test_transfers import PROMPT, finish, go_below, turn
 from octavo.engine.port import inspector_of
 from octavo.inspect.views import RequestView
 from octavo.scheduler.ended_requests import EndedRequests
-from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
-from octavo.step.step_times import StepShape
+from octavo.scheduler.sequence_parts import PromptPart, PromptSplit
+from octavo.scheduler.sequence_parts import PromptSource as Source
+from octavo.step.step_times import StepWork
 from octavo.types import FinishReason, Move, Update, Usage
 
 FIRST = tuple(range(500, 514))  # 3 blocks of 4 that can be hits, and two tokens
@@ -61,7 +62,11 @@ def test_what_the_pool_has_is_a_hit_of_the_pool_and_its_age_is_counted() -> None
     serve(served, FIRST)
     served.now = 20.0
     request = serve(served, (*FIRST[:8], 1, 2, 3, 4, 5))
-    assert split(served, request) == {Source.POOL: 8, Source.NEVER_COMPUTED: 4, Source.TAIL: 1}
+    assert split(served, request) == {
+        Source.POOL: 8,
+        Source.NEVER_COMPUTED: 4,
+        Source.TAIL: 1,
+    }
     ages = served.memory.history.ages_at_hit["pool"]  # type: ignore[index]
     assert (sum(ages.counts), ages.seconds) == (2, 40.0)
 
@@ -112,7 +117,11 @@ def test_what_an_offload_tier_gives_is_a_hit_of_that_tier() -> None:
 def test_what_host_memory_gives_is_a_hit_of_host_memory() -> None:
     served = Served(blocks=20, slots=50, host_slots=6)
     go_below(served, PROMPT)
-    assert split(served, serve(served, PROMPT)) == {Source.DISK: 8, Source.HOST: 24, Source.TAIL: 3}
+    assert split(served, serve(served, PROMPT)) == {
+        Source.DISK: 8,
+        Source.HOST: 24,
+        Source.TAIL: 3,
+    }
 
 
 def test_what_could_not_be_loaded_is_lost_and_so_is_what_lies_behind_it() -> None:
@@ -137,7 +146,7 @@ def test_what_could_not_be_loaded_is_lost_and_so_is_what_lies_behind_it() -> Non
 def test_what_is_slower_to_load_is_cheaper_to_compute() -> None:
     served = Served(blocks=20, slots=50)
     go_below(served, PROMPT)
-    served.scheduler.context.times.observe(StepShape(prompt=100), 0.1)
+    served.scheduler.context.times.observe(StepWork(prompt=100), 0.1)
     served.scheduler.transfers._load_s.add(5.0, 0.0)
     request = serve(served, PROMPT)
     assert split(served, request) == {Source.CHEAPER_TO_COMPUTE: 32, Source.TAIL: 3}

@@ -21,7 +21,7 @@ from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.step.events import EventKind
-from octavo.step.step_times import StepShape
+from octavo.step.step_times import StepWork
 from octavo.types import Move
 
 
@@ -128,7 +128,7 @@ def test_stores_of_a_hold_go_first_and_also_where_loading_is_slow() -> None:
     chats = Chats(blocks=60, slots=50)
     transfers = chats.scheduler.transfers
     transfers._load_s.add(5.0, 0.0)
-    chats.scheduler.context.times.observe(StepShape(prompt=100), 0.1)
+    chats.scheduler.context.times.observe(StepWork(prompt=100), 0.1)
     for first in (1000, 2000):
         chats.add(tuple(range(first, first + 22)))
     while chats.scheduler.has_work:

@@ -10,7 +10,7 @@ from octavo.engine.port import inspector_of
 from octavo.inspect.views import draw_map
 from octavo.memory.holders import Holder, HolderKind
 from octavo.retention.client_pins import PinRequest
-from octavo.step.step_times import StepShape
+from octavo.step.step_times import StepWork
 from octavo.types import Move, StepPlan, Transfer, TransferDone
 
 PROMPT = tuple(range(100, 135))  # 8 blocks of 4 that can be hits, and three tokens
@@ -97,7 +97,7 @@ def test_a_slow_spell_below_is_tried_again() -> None:
     go_below(served, PROMPT)
     transfers, tier = served.scheduler.transfers, served.scheduler.transfers.tier
     assert tier is not None
-    served.scheduler.context.times.observe(StepShape(prompt=100), 0.1)
+    served.scheduler.context.times.observe(StepWork(prompt=100), 0.1)
     served.add(PROMPT, 1)
     finish(served, turn(served), seconds=5.0)
     while served.scheduler.has_work:

@@ -10,7 +10,7 @@ from octavo.engine.port import inspector_of
 from octavo.inspect.views import RequestView
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.sequence_parts import PromptSplit, Source
+from octavo.scheduler.sequence_parts import PromptSource, PromptSplit
 
 
 class NameWatch:
@@ -56,13 +56,13 @@ class NameWatch:
 
 
 _KINDS = {
-    Source.TAIL: "tail",
-    Source.NEVER_COMPUTED: "never",
-    Source.EVICTED: "gone",
-    Source.LOST: "gone",
-    Source.CHEAPER_TO_COMPUTE: "there",
-    Source.NOT_USED: "there",
-    Source.NOT_LOOKED_UP: "unseen",
+    PromptSource.TAIL: "tail",
+    PromptSource.NEVER_COMPUTED: "never",
+    PromptSource.EVICTED: "gone",
+    PromptSource.LOST: "gone",
+    PromptSource.CHEAPER_TO_COMPUTE: "there",
+    PromptSource.NOT_USED: "there",
+    PromptSource.NOT_LOOKED_UP: "unseen",
 }
 
 

@@ -6,7 +6,7 @@ The source is a recording (`octavo serve --record`) of `octavo bench calibrate` 
 which has the duration of each step. It is replayed through the real scheduler, which gives the time of each
 request in the engine; `http_s` is the rest of the time that its client measured.
 
-    seconds of a step    terms of `StepShape`, fitted, times a correction by size, times noise, times drift
+    seconds of a step    terms of `StepWork`, fitted, times a correction by size, times noise, times drift
     between two steps    between_s + between_row_s * sequences that decode
 
 Drift is common to the steps of ten seconds: other programs, the machine's clock. Noise is the rest.
@@ -41,7 +41,7 @@ from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.engine.virtual_loop import VirtualLoop
 from octavo.errors import ConfigError, OctavoError
 from octavo.memory.quota import TenantPolicy
-from octavo.step.step_times import Fit, StepShape, shape_of
+from octavo.step.step_times import LeastSquares, StepWork, work_of
 from octavo.types import Transfer
 
 STEPS_MIN, STEPS_MAX = 200, 20_000  # measured steps of a calibration
@@ -53,7 +53,7 @@ _CORRECTION_MAX = 1.5
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
-    """A step: its end on the engine's clock, its duration and its shape."""
+    """A step: its end on the engine's clock, its duration and its work."""
 
     at: float
     seconds: float
@@ -64,9 +64,9 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
     prompt_read: int
 
     @property
-    def shape(self) -> StepShape:
-        """Its shape."""
-        return StepShape(self.decoding, self.guesses, self.prompt, self.read, self.prompt_read)
+    def work(self) -> StepWork:
+        """Its work."""
+        return StepWork(self.decoding, self.guesses, self.prompt, self.read, self.prompt_read)
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Calibration(msgspec.Struct, frozen=True):
     setup: SchedulerSetup
     tier: TierSetup | None
     depth: int  # plans in flight when the next one is made
-    terms: list[float]  # of `Fit`
+    terms: list[float]  # of `LeastSquares`
     corrections: dict[str, float]  # of sizes
     noise: dict[str, list[float]]  # by `kind_of` a step: log(measured / predicted)
     drifts: list[float]  # the same for windows
@@ -91,22 +91,22 @@ class Calibration(msgspec.Struct, frozen=True):
     error_p95: float
     tenants: tuple[TenantPolicy, ...] = ()  # not measured: hypothetical ones of a planner
 
-    def predicted_s(self, shape: StepShape) -> float:
+    def predicted_s(self, work: StepWork) -> float:
         """The time of a step, without noise and drift."""
-        return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
+        return _by_terms(self.terms, work) * self.corrections.get(size_of(work), 1.0)
 
-    def between(self, shape: StepShape) -> float:
+    def between(self, work: StepWork) -> float:
         """From the step's end to the start of the next one."""
-        return self.between_s + self.between_row_s * shape.decoding
+        return self.between_s + self.between_row_s * work.decoding
 
 
 VERSION = 4
 _NOISE_MAX = 2000  # of each kind
 
 
-def kind_of(shape: StepShape) -> str:
+def kind_of(work: StepWork) -> str:
     """The kind of a step: steps of one kind have similar noise."""
-    return "prompt" if shape.prompt else "decode"
+    return "prompt" if work.prompt else "decode"
 
 
 def move_of(transfer: Transfer, tier: TierSetup | None) -> str:
@@ -115,15 +115,15 @@ def move_of(transfer: Transfer, tier: TierSetup | None) -> str:
     return f"{transfer.move.value} {'host' if is_host else 'disk'}"
 
 
-def size_of(shape: StepShape) -> str:
+def size_of(work: StepWork) -> str:
     """The size class of a correction: each small number of sequences, larger ones by powers of two."""
-    rows = shape.decoding + shape.guesses
+    rows = work.decoding + work.guesses
     kind = rows if rows <= 4 else 1 << (rows - 1).bit_length()
-    return f"{kind}+{1 << (shape.prompt - 1).bit_length()}" if shape.prompt else f"{kind}"
+    return f"{kind}+{1 << (work.prompt - 1).bit_length()}" if work.prompt else f"{kind}"
 
 
-def _by_terms(terms: Sequence[float], shape: StepShape) -> float:
-    return sum(term * x for term, x in zip(terms, Fit.features(shape), strict=True))
+def _by_terms(terms: Sequence[float], work: StepWork) -> float:
+    return sum(term * x for term, x in zip(terms, LeastSquares.features(work), strict=True))
 
 
 @dataclass(slots=True)
@@ -191,13 +191,13 @@ class _ReplayedRecording:
         plan = loop.in_flight[0]
         if seconds <= 0.0 or plan.has_cold or not plan.chunks:
             return
-        shape = shape_of(plan.chunks)
-        of_shape = (shape.decoding, shape.guesses, shape.prompt, shape.read, shape.prompt_read)
-        self.steps.append(MeasuredStep(now, seconds, *of_shape))
+        work = work_of(plan.chunks)
+        counts = (work.decoding, work.guesses, work.prompt, work.read, work.prompt_read)
+        self.steps.append(MeasuredStep(now, seconds, *counts))
         if self._had_work and self._committed is not None:
             gap = now - self._committed - seconds
             if 0.0 <= gap < _GAP_MAX_S:
-                self.gaps.append((shape.decoding, gap))
+                self.gaps.append((work.decoding, gap))
 
 
 def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
@@ -245,7 +245,7 @@ def fit(recording: Path, first_token_s: Sequence[float] = ()) -> Calibration:
         http_s=http_s,
         moves={kind: statistics.median(seconds) for kind, seconds in run.moves.items()},
         rows_max=max(step.decoding for step in steps),
-        positions_max=max(step.shape.positions for step in steps),
+        positions_max=max(step.work.positions for step in steps),
         num_steps=len(steps),
         error_p50=errors[len(errors) // 2],
         error_p95=errors[int(0.95 * (len(errors) - 1))],
@@ -262,15 +262,15 @@ class _Model:
     @classmethod
     def of(cls, steps: Sequence[MeasuredStep]) -> _Model:
         """Fitted to these steps, all with equal weight."""
-        linear = Fit(kept=1.0)
+        linear = LeastSquares(kept=1.0)
         for step in steps:
-            linear.add(step.shape, step.seconds)
+            linear.add(step.work, step.seconds)
         for _ in range(200):
             linear.solve()
         model = cls([*linear.terms])
         by_size = defaultdict[str, list[float]](list)
         for step in steps:
-            by_size[size_of(step.shape)].append(model.residual(step))
+            by_size[size_of(step.work)].append(model.residual(step))
         bound = math.log(_CORRECTION_MAX)
         for size, residuals in by_size.items():
             if len(residuals) >= _SAMPLES_MIN:
@@ -279,11 +279,11 @@ class _Model:
 
     def residual(self, step: MeasuredStep) -> float:
         """log(measured / predicted)."""
-        return math.log(step.seconds / max(self.predicted_s(step.shape), 1e-9))
+        return math.log(step.seconds / max(self.predicted_s(step.work), 1e-9))
 
-    def predicted_s(self, shape: StepShape) -> float:
+    def predicted_s(self, work: StepWork) -> float:
         """The time of a step, without noise and drift."""
-        return _by_terms(self.terms, shape) * self.corrections.get(size_of(shape), 1.0)
+        return _by_terms(self.terms, work) * self.corrections.get(size_of(work), 1.0)
 
 
 def _drift_by_window(
@@ -304,14 +304,12 @@ def _noise_of(
     than short ones."""
     found = dict[str, list[float]]()
     for kind in ("decode", "prompt"):
-        own = [
-            (step, drift) for step, drift in zip(steps, drifts, strict=True) if kind_of(step.shape) == kind
-        ]
+        own = [(step, drift) for step, drift in zip(steps, drifts, strict=True) if kind_of(step.work) == kind]
         noise = [model.residual(step) - drift for step, drift in own]
         if noise:
             measured = sum(step.seconds for step, _ in own)
             drawn = statistics.fmean(map(math.exp, noise))
-            expected = drawn * sum(model.predicted_s(step.shape) * math.exp(drift) for step, drift in own)
+            expected = drawn * sum(model.predicted_s(step.work) * math.exp(drift) for step, drift in own)
             shift = math.log(measured / expected)
             found[kind] = [one + shift for one in noise[:: max(1, len(noise) // _NOISE_MAX)]]
     return found

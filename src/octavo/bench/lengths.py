@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from octavo.bench.traces import RequestTrace
+from octavo.bench.traces import TrafficTrace
 from octavo.sim.policies import Job
 
 
@@ -101,7 +101,7 @@ def _cut_mean(log_median: float, lengths: Lengths) -> float:
     return kept + lengths.most * (1 - cdf((cut - log_median) / spread))
 
 
-def lengths_of(trace: RequestTrace) -> Trace:
+def lengths_of(trace: TrafficTrace) -> Trace:
     """The lengths and arrivals of a trace from a file."""
     return Trace(
         trace.name,

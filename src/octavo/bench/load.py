@@ -9,7 +9,7 @@ A *script* is the sequence of requests of one simulated client; only multi-turn 
 
     closed loop    C clients; when one script ends, the next begins
     Poisson        scripts begin at random times with a given mean rate, independent of the endpoint
-    trace          requests begin at the times of a `RequestTrace`, independent of the endpoint
+    trace          requests begin at the times of a `TrafficTrace`, independent of the endpoint
 
 Prompts, lengths and arrivals are functions of the seed. It knows no HTTP: `Client` does.
 """
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 
 from octavo.bench.endpoint import Answer, Client
 from octavo.bench.offline import quantile
-from octavo.bench.traces import RequestTrace, prompts_of
-from octavo.bench.workloads import FIRST_TOKEN, Load, WorkloadTargets
+from octavo.bench.traces import TrafficTrace, prompts_of
+from octavo.bench.workloads import FIRST_TOKEN, LoadProfile, WorkloadTargets
 
 Add = Callable[[Answer], None]
 _SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
@@ -59,7 +59,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Quantiles:
     """Quantiles of a time and its mean, in milliseconds; 0 if there are no values."""
 
     p50: float
@@ -83,9 +83,9 @@ class LoadReport:
     output_tokens: int
     output_tokens_per_s: float
     tokens_per_chunk: float  # above 1: an inter-token time covers several tokens
-    ttft_ms: Spread
-    itl_ms: Spread  # between chunks with output
-    e2e_ms: Spread
+    ttft_ms: Quantiles
+    itl_ms: Quantiles  # between chunks with output
+    e2e_ms: Quantiles
     targets: WorkloadTargets
     good: int
     goodput_per_s: float  # good answers a second
@@ -105,7 +105,7 @@ class Progress:
         self.show(f"{len(self.answers)} of {self.total} answers, {failed} failed")
 
 
-def scripts_of(load: Load, num_requests: int) -> list[tuple[LoadTurn, ...]]:
+def scripts_of(load: LoadProfile, num_requests: int) -> list[tuple[LoadTurn, ...]]:
     """The scripts of all clients: `num_requests` turns or, for chats, the next multiple of `turns`."""
     generator = random.Random(f"{load.kind} {load.seed}")
     prefix = _tokens(generator, load.prefix, load) if load.kind == "shared-prefix" else ()
@@ -124,7 +124,7 @@ def scripts_of(load: Load, num_requests: int) -> list[tuple[LoadTurn, ...]]:
 
 async def apply(
     client: Client,
-    load: Load,
+    load: LoadProfile,
     num_requests: int,
     arrival: Arrival,
     targets: WorkloadTargets,
@@ -140,8 +140,8 @@ async def apply(
 
 async def play(
     client: Client,
-    trace: RequestTrace,
-    load: Load,
+    trace: TrafficTrace,
+    load: LoadProfile,
     targets: WorkloadTargets,
     show: Callable[[str], None] = lambda text: None,
 ) -> LoadReport:
@@ -253,13 +253,13 @@ def is_good(answer: Answer, targets: WorkloadTargets) -> bool:
     return first * 1000 <= targets.ttft_ms and mean_gap * 1000 <= targets.itl_ms
 
 
-def _spread(seconds: Sequence[float]) -> Spread:
+def _spread(seconds: Sequence[float]) -> Quantiles:
     mean = sum(seconds) / len(seconds) if seconds else 0.0
     p50, p95, p99 = (quantile(seconds, share) * 1000 for share in (0.5, 0.95, 0.99))
-    return Spread(p50, p95, p99, mean * 1000)
+    return Quantiles(p50, p95, p99, mean * 1000)
 
 
-def _tokens(generator: random.Random, count: int, load: Load) -> tuple[int, ...]:
+def _tokens(generator: random.Random, count: int, load: LoadProfile) -> tuple[int, ...]:
     low = min(FIRST_TOKEN, load.vocab_size - 1)
     return tuple(generator.randrange(low, load.vocab_size) for _ in range(count))
 

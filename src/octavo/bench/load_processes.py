@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, Progress, report_of, scripts_of, send
-from octavo.bench.workloads import Load, WorkloadTargets
+from octavo.bench.workloads import LoadProfile, WorkloadTargets
 from octavo.errors import RequestFailed
 
 _LINE_BYTES_MAX = 1 << 26
@@ -32,7 +32,7 @@ class Job:
     """One worker's job."""
 
     endpoint: Endpoint
-    load: Load
+    load: LoadProfile
     num_requests: int  # of all workers
     arrival: Arrival  # its own part
     index: int
@@ -50,7 +50,7 @@ def parts_of(arrival: Arrival, count: int) -> list[Arrival]:
 
 async def apply_from_processes(
     endpoint: Endpoint,
-    load: Load,
+    load: LoadProfile,
     num_requests: int,
     arrival: Arrival,
     targets: WorkloadTargets,

@@ -23,7 +23,7 @@ import numpy as np
 
 from octavo.bench.calibration import VERSION, Calibration
 from octavo.bench.lengths import Trace
-from octavo.bench.planner import Results, Server
+from octavo.bench.planner import Results, VirtualServer
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.memory.capacity import blocks_needed
 from octavo.scheduler.admission_limits import AdmissionLimits
@@ -31,7 +31,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence as LiveSequence
 from octavo.sim.driver import Pool, requests_of
 from octavo.step.context import SchedulerConfig
-from octavo.step.step_times import StepShape
+from octavo.step.step_times import StepWork
 from octavo.types import Request
 
 DEMAND = 3.0  # times the pool
@@ -152,14 +152,14 @@ def serve(requests: Sequence[Request], setup: Setup, margin: int | None = None) 
     """Serve the requests in order, while the demand of live ones is at most `DEMAND` times the pool. With a
     `margin` the admission knows all lengths; returns None if it preempts nevertheless."""
     calibration, results = setup.calibration(requests), Results()
-    server = Server(calibration, calibration.setup, 0, results)
+    server = VirtualServer(calibration, calibration.setup, 0, results)
     scheduler, to_come = server.scheduler, deque(requests)
     if margin is not None:
         scheduler.admission.limits = KnownLengthLimits(scheduler, margin)
     # Step times are known from the start, as in an engine that has served before.
     one = setup.costs.step_s + setup.costs.position_s
-    scheduler.context.times.observe(StepShape(1), one)
-    scheduler.context.times.observe(StepShape(1, prompt=100), one + 100 * setup.costs.position_s)
+    scheduler.context.times.observe(StepWork(1), one)
+    scheduler.context.times.observe(StepWork(1, prompt=100), one + 100 * setup.costs.position_s)
     size, limit = setup.block_size, DEMAND * setup.num_blocks
     while to_come or scheduler.has_work:
         if scheduler.live.num_preemptions and margin is not None:

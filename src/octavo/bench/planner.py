@@ -2,7 +2,7 @@
 
     Traffic      requests by arrival, or users with a think time between two requests
     Calibration  step times, and the scheduler's setup (calibration.py)
-    Server       the engine's loop: commands, plan, commit; step times are those of the calibration
+    VirtualServer       the engine's loop: commands, plan, commit; step times are those of the calibration
     serve        servers on one clock, and a balancer that chooses one for each request (replicas.py)
     Forecast     figures of several draws of noise and drift, as ranges
 
@@ -27,7 +27,7 @@ from octavo.bench.calibration import Calibration, kind_of, move_of
 from octavo.bench.endpoint import Answer
 from octavo.bench.forecast import Forecast, HighestLoad, Range, spread_of_tenant
 from octavo.bench.load import Arrival, LoadReport, Progress, is_good, report_of
-from octavo.bench.traces import RequestTrace, prompts_of
+from octavo.bench.traces import TrafficTrace, prompts_of
 from octavo.bench.workloads import WorkloadTargets
 from octavo.engine.port import FinishTransfer, SetTenants, Submit
 from octavo.engine.scheduler_setup import SchedulerSetup
@@ -37,7 +37,7 @@ from octavo.memory.quota import SHARED
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation
-from octavo.step.step_times import StepShape, shape_of
+from octavo.step.step_times import StepWork, work_of
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone, Update
 
 VOCAB_SIZE = 32_000
@@ -51,7 +51,7 @@ class Traffic:
     """The requests. With `users`, each user sends the trace's next request `think_s` after the end of the
     last answer."""
 
-    trace: RequestTrace
+    trace: TrafficTrace
     users: int = 0
     think_s: float = 0.0
 
@@ -83,7 +83,7 @@ class Results:
     of_tenants: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
 
 
-class Server:
+class VirtualServer:
     """One virtual server, for one run. `turn` advances its clock."""
 
     def __init__(self, calibration: Calibration, setup: SchedulerSetup, seed: int, results: Results) -> None:
@@ -97,7 +97,7 @@ class Server:
         self._now = 0.0
         self._free_at = 0.0  # when the device has computed all submitted plans
         self._ends: deque[float] = deque()  # of plans in flight
-        self._seconds: deque[tuple[float, StepShape]] = deque()
+        self._seconds: deque[tuple[float, StepWork]] = deque()
         self._moving: list[tuple[float, int, float]] = []  # a heap: end of a transfer, its id, its seconds
         self._moved_at = 0.0
         self._drift = self._drift_until = 0.0
@@ -181,11 +181,11 @@ class Server:
                 "the traffic has sequences larger than the pool, with cold blocks in a tier: "
                 "no calibration has their time; allowed: shorter requests, or a larger pool"
             )
-        shape = shape_of(plan.chunks)
-        step_s = self._step_s(shape) if plan.chunks else 0.0
+        work = work_of(plan.chunks)
+        step_s = self._step_s(work) if plan.chunks else 0.0
         self._free_at = max(self._now, self._free_at) + step_s
         self._ends.append(self._free_at)
-        self._seconds.append((step_s, shape))
+        self._seconds.append((step_s, work))
 
     def _move_s(self, transfer: Transfer) -> float:
         kind = move_of(transfer, self._calibration.tier)
@@ -197,21 +197,21 @@ class Server:
             )
         return seconds
 
-    def _step_s(self, shape: StepShape) -> float:
+    def _step_s(self, work: StepWork) -> float:
         calibration = self._calibration
-        self._check_covered(shape)
+        self._check_covered(work)
         if self._now >= self._drift_until:
             self._drift = self._random.choice(calibration.drifts) if calibration.drifts else 0.0
             self._drift_until = self._now + 10.0
-        of_kind = calibration.noise.get(kind_of(shape))
+        of_kind = calibration.noise.get(kind_of(work))
         noise = self._random.choice(of_kind) if of_kind else 0.0
-        return calibration.predicted_s(shape) * math.exp(noise + self._drift)
+        return calibration.predicted_s(work) * math.exp(noise + self._drift)
 
-    def _check_covered(self, shape: StepShape) -> None:
+    def _check_covered(self, work: StepWork) -> None:
         calibration = self._calibration
         for what, value, most in (
-            ("sequences that decode in a step", shape.decoding, calibration.rows_max),
-            ("positions of a step", shape.positions, calibration.positions_max),
+            ("sequences that decode in a step", work.decoding, calibration.rows_max),
+            ("positions of a step", work.positions, calibration.positions_max),
         ):
             if value > COVERED * most:
                 raise ConfigError(
@@ -221,7 +221,7 @@ class Server:
 
     def _commit(self) -> None:
         loop, plan = self._loop, self._loop.in_flight[0]
-        seconds, shape = self._seconds.popleft()
+        seconds, work = self._seconds.popleft()
         self._now = max(self._now, self._ends.popleft())
         samples = {chunk.seq_id: _TOKEN for chunk in plan.chunks if chunk.num_samples}
         result = StepResult(plan.step_id, samples, seconds=seconds)
@@ -240,7 +240,7 @@ class Server:
                 answer.ended = received_at
                 self._end(self._answers.pop(update.request_id))
         if plan.chunks:
-            self._now += self._calibration.between(shape)
+            self._now += self._calibration.between(work)
 
 
 class Balancer(Protocol):
@@ -265,7 +265,7 @@ class SingleServer:
 
 
 def serve(
-    servers: Sequence[Server],
+    servers: Sequence[VirtualServer],
     balancer: Balancer,
     results: Results,
     traffic: Traffic,
@@ -375,7 +375,7 @@ def _requests(traffic: Traffic, seed: int, senders: Sequence[str]) -> Iterator[t
 
 
 @dataclass(slots=True)
-class Planner:
+class CapacityPlanner:
     """Runs traffic on virtual servers."""
 
     calibration: Calibration
@@ -384,13 +384,13 @@ class Planner:
     draws: int = 5
     show: Callable[[str], None] = field(default=lambda text: None)
     replicas: int = 1
-    balancer: Callable[[Sequence[Server]], Balancer] = lambda servers: SingleServer()
+    balancer: Callable[[Sequence[VirtualServer]], Balancer] = lambda servers: SingleServer()
 
     def run_draw(self, traffic: Traffic, draw: int = 0, bad_max: float = math.inf) -> DrawResult:
         """Run one draw; `bad_max` as in `serve`."""
         results = Results()
         servers = [
-            Server(self.calibration, self.setup, 1000 * index + draw, results)
+            VirtualServer(self.calibration, self.setup, 1000 * index + draw, results)
             for index in range(self.replicas)
         ]
         return serve(servers, self.balancer(servers), results, traffic, self.targets, draw, bad_max)

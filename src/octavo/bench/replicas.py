@@ -16,17 +16,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from octavo.bench.planner import Balancer, Server
+from octavo.bench.planner import Balancer, VirtualServer
 from octavo.config import StartOptions
 from octavo.engine.load_report import LoadReporter
 from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.memory.names import NameChain
 from octavo.memory.place_changes import PlaceChanges
-from octavo.routing.prompt_costs import Prompt
+from octavo.routing.prompt_costs import RoutedPrompt
 from octavo.routing.reports import (
     Changes,
-    FrameReader,
     Load,
+    ReportSplitter,
     encode_frame,
     pack_names,
     unpack_names,
@@ -48,7 +48,7 @@ class RoutingPolicy(enum.StrEnum):
 
 
 def balancer_of(
-    routing: RoutingPolicy, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float, seed: int
+    routing: RoutingPolicy, servers: Sequence[VirtualServer], setup: SchedulerSetup, delay_s: float, seed: int
 ) -> Balancer:
     """A new balancer. `delay_s`: delay of the replicas' reports."""
     if routing is RoutingPolicy.PREFIX:
@@ -59,7 +59,7 @@ def balancer_of(
 class RoundRobin:
     """Each server in turn."""
 
-    def __init__(self, servers: Sequence[Server]) -> None:
+    def __init__(self, servers: Sequence[VirtualServer]) -> None:
         self._num_servers, self._next = len(servers), 0
 
     def place(self, request: Request, now: float) -> int | None:
@@ -89,7 +89,7 @@ class _Clock:
 class TwoChoices:
     """Counts the requests that each server has not finished."""
 
-    def __init__(self, servers: Sequence[Server], seed: int) -> None:
+    def __init__(self, servers: Sequence[VirtualServer], seed: int) -> None:
         self._random = random.Random(f"two choices {seed}")
         self._open, self._clock = [0] * len(servers), _Clock()
         for index, server in enumerate(servers):
@@ -120,7 +120,7 @@ class TwoChoices:
 class PrefixBalancer:
     """The router, and the feeds of all servers."""
 
-    def __init__(self, servers: Sequence[Server], setup: SchedulerSetup, delay_s: float) -> None:
+    def __init__(self, servers: Sequence[VirtualServer], setup: SchedulerSetup, delay_s: float) -> None:
         self.router, self._clock, self._setup, self._delay_s = Router(), _Clock(), setup, delay_s
         self._servers, self._feeds = servers, [_Feed(server) for server in servers]
         for index, server in enumerate(servers):
@@ -141,7 +141,7 @@ class PrefixBalancer:
         chain.extend(array("I", request.prompt))
         names = {self._fingerprint: unpack_names(pack_names(chain.names))}
         choice = self.router.choose(
-            Prompt(len(request.prompt), names, request.max_tokens, b"", request.tenant), now
+            RoutedPrompt(len(request.prompt), names, request.max_tokens, b"", request.tenant), now
         )
         if isinstance(choice, NoReplica):
             return None
@@ -158,7 +158,7 @@ class PrefixBalancer:
             self._clock.at(at, lambda: self._take(index, data, at))
 
     def _take(self, index: int, data: bytes, now: float) -> None:
-        for report in FrameReader().feed(data):
+        for report in ReportSplitter().feed(data):
             if isinstance(report, Load):
                 self.router.on_load(str(index), report, now)
             elif isinstance(report, Changes):
@@ -178,7 +178,7 @@ class PrefixBalancer:
 class _Feed:
     """One server's reports: changes of its block names, and its load at intervals."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: VirtualServer) -> None:
         self._server = server
         self._places = PlaceChanges(server.scheduler.ledger)
         self._reporter = LoadReporter(server.scheduler)

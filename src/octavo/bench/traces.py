@@ -61,7 +61,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTrace:
+class TrafficTrace:
     """A display name, and requests by arrival, the first at 0."""
 
     name: str
@@ -96,7 +96,7 @@ class _Form:
     has_header: bool = False
 
 
-def read_trace(path: Path, *, most: int | None = None, longest: int | None = None) -> RequestTrace:
+def read_trace(path: Path, *, most: int | None = None, longest: int | None = None) -> TrafficTrace:
     """The requests of a file, by arrival.
 
     `most`: read only so many from the file's beginning; without it a file of more than `REQUESTS_MAX` is
@@ -125,16 +125,16 @@ def read_trace(path: Path, *, most: int | None = None, longest: int | None = Non
             "first request to its last"
         )
     shifted = (replace(request, arrival_s=request.arrival_s - first) for request in requests)
-    return RequestTrace(path.name, tuple(shifted))
+    return TrafficTrace(path.name, tuple(shifted))
 
 
 def scaled(
-    trace: RequestTrace,
+    trace: TrafficTrace,
     *,
     rate: float | None = None,
     seconds: float | None = None,
     longest: int | None = None,
-) -> RequestTrace:
+) -> TrafficTrace:
     """The same requests with these changes, in this order.
 
     `seconds`: only those within so many seconds of the first, which always stays. `rate`: they arrive so many
@@ -151,7 +151,7 @@ def scaled(
     return replace(trace, requests=requests)
 
 
-def prompts_of(trace: RequestTrace, seed: int, vocab_size: int) -> Iterator[tuple[int, ...]]:
+def prompts_of(trace: TrafficTrace, seed: int, vocab_size: int) -> Iterator[tuple[int, ...]]:
     """The token ids of each request's prompt, generated lazily. O(tokens).
 
     A block's tokens are a function of the seed and its id, so requests share exactly the blocks with equal

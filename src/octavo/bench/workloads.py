@@ -2,7 +2,7 @@
 
     OfflineOptions  `bench offline`: prompts for an engine in this process
     Latency         `bench latency`: running answers, and a long prompt that arrives
-    Load            `bench serve`: requests for an endpoint; LoadOptions: their number and times;
+    LoadProfile     `bench serve`: requests for an endpoint; LoadOptions: their number and times;
                     TraceOptions: those of a trace instead; WorkloadTargets: the limits of a good answer
     Memory          `bench memory`: a pool, and bounds of the requests
     Embeddings      `bench embeddings`: texts
@@ -109,7 +109,7 @@ class LongSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadProfile:
     """The requests for an endpoint. Lengths of chats' questions are in words."""
 
     kind: str = setting(

@@ -11,8 +11,8 @@ import typer
 from octavo.bench.workloads import (
     Embeddings,
     Latency,
-    Load,
     LoadOptions,
+    LoadProfile,
     LongSequence,
     Memory,
     OfflineOptions,
@@ -105,7 +105,7 @@ def serve(
     as_json: opt.AsJson = False,
     *,
     options: LoadOptions,
-    load: Load,
+    load: LoadProfile,
     played: TraceOptions,
     targets: WorkloadTargets,
     resolved: ResolvedFlags,

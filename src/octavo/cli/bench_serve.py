@@ -11,11 +11,11 @@ from rich.table import Table
 
 from octavo.bench.calibration import read as read_calibration
 from octavo.bench.endpoint import Client, Endpoint
-from octavo.bench.load import Arrival, LoadReport, Spread, apply, play
+from octavo.bench.load import Arrival, LoadReport, Quantiles, apply, play
 from octavo.bench.load_processes import apply_from_processes
-from octavo.bench.planner import Planner, Traffic
-from octavo.bench.traces import RequestTrace
-from octavo.bench.workloads import Load, LoadOptions, WorkloadTargets
+from octavo.bench.planner import CapacityPlanner, Traffic
+from octavo.bench.traces import TrafficTrace
+from octavo.bench.workloads import LoadOptions, LoadProfile, WorkloadTargets
 from octavo.cli.flags import SettingOrigin
 from octavo.cli.terminal import print_all, print_json, show_progress, table
 from octavo.errors import ConfigError, RequestFailed
@@ -37,7 +37,7 @@ _NOT_WITH_TRACE = {"concurrency", "rate", "n", "kind", "prompt", "output", "pref
 
 def run(
     endpoint: Endpoint,
-    load: Load,
+    load: LoadProfile,
     concurrencies: Sequence[int],
     options: LoadOptions,
     targets: WorkloadTargets,
@@ -56,8 +56,8 @@ def run(
 
 def run_trace(
     endpoint: Endpoint,
-    trace: RequestTrace,
-    load: Load,
+    trace: TrafficTrace,
+    load: LoadProfile,
     targets: WorkloadTargets,
     plan: Path | None = None,
     *,
@@ -79,14 +79,14 @@ def run_trace(
     _show([report, *expected], as_json=as_json)
 
 
-def predict(path: Path, trace: RequestTrace, targets: WorkloadTargets) -> LoadReport:
+def predict(path: Path, trace: TrafficTrace, targets: WorkloadTargets) -> LoadReport:
     """The report of one simulated run. Raises ConfigError if the file is not a calibration."""
     calibration = read_calibration(path)
     if calibration is None:
         raise ConfigError(
             f"--plan {path} is not a calibration of this version; allowed: a file of `octavo bench calibrate`"
         )
-    planner = Planner(calibration, targets, calibration.setup)
+    planner = CapacityPlanner(calibration, targets, calibration.setup)
     return dataclasses.replace(planner.run_draw(Traffic(trace)).report, arrival="predicted")
 
 
@@ -112,7 +112,7 @@ def _show(reports: Sequence[LoadReport], *, as_json: bool) -> None:
 
 async def _run_all(
     endpoint: Endpoint,
-    load: Load,
+    load: LoadProfile,
     arrivals: Sequence[Arrival],
     options: LoadOptions,
     targets: WorkloadTargets,
@@ -176,5 +176,5 @@ def notes_of(reports: Sequence[LoadReport]) -> list[str]:
     return lines
 
 
-def _percentiles(spread: Spread) -> str:
+def _percentiles(spread: Quantiles) -> str:
     return f"{spread.p50:.0f} / {spread.p95:.0f} / {spread.p99:.0f}"

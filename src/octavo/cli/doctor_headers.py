@@ -22,7 +22,7 @@ from rich.table import Table
 from octavo.cli.flags import SettingOrigin
 from octavo.cli.terminal import probe_machine, show_progress, write
 from octavo.config import StartOptions
-from octavo.engine.backends import Choice
+from octavo.engine.backends import BackendChoice
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine, measure_read
@@ -70,7 +70,7 @@ class Diagnosis:
 def diagnose(
     model: str | None,
     options: StartOptions,
-    choice: Choice,
+    choice: BackendChoice,
     origins: Sequence[SettingOrigin] = (),
     *,
     as_json: bool = False,
@@ -103,7 +103,7 @@ def print_lines(lines: Lines, advice: Sequence[str]) -> None:
 
 
 def diagnose_files(
-    path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Callable[[], float]
+    path: ModelPath, options: StartOptions, choice: BackendChoice, bandwidth: Callable[[], float]
 ) -> Diagnosis:
     """The diagnosis of a model's files. Raises ConfigError."""
     checked = check_model(path, options.weights, options.context_length)
@@ -332,7 +332,7 @@ def advice_of_fit(fit: Fit, alternatives: Alternatives, bytes_per_s: float) -> l
     return lines
 
 
-def _fits_with_changes(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterator[tuple[str, Fit]]:
+def _fits_with_changes(opened: OpenedFiles, fit: Fit, choice: BackendChoice) -> Iterator[tuple[str, Fit]]:
     """The fits of other settings that the files allow."""
     for flags, changed in _changes(fit):
         other = _fit_with(opened, choice, fit, changed)
@@ -340,7 +340,7 @@ def _fits_with_changes(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterato
             yield flags, other
 
 
-def _fit_with(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
+def _fit_with(opened: OpenedFiles, choice: BackendChoice, fit: Fit, changed: StartOptions) -> Fit | None:
     """The fit with other settings; None if the files do not allow them."""
     now = fit.options
     try:

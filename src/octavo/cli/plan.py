@@ -15,9 +15,9 @@ from octavo.bench import calibration as calibrations
 from octavo.bench.calibrate import calibrate
 from octavo.bench.calibration import Calibration
 from octavo.bench.forecast import Forecast, HighestLoad, Range
-from octavo.bench.planner import Balancer, Planner, Server, Traffic
+from octavo.bench.planner import Balancer, CapacityPlanner, Traffic, VirtualServer
 from octavo.bench.replicas import RoutingPolicy, balancer_of
-from octavo.bench.traces import RequestTrace, TraceRequest, read_trace, scaled
+from octavo.bench.traces import TraceRequest, TrafficTrace, read_trace, scaled
 from octavo.bench.workloads import PlanOptions, WorkloadTargets
 from octavo.cli.remote import require_operator, send
 from octavo.cli.terminal import print_all, print_json, running_engine, show_progress, table
@@ -166,7 +166,9 @@ def run_plan(
     with show_progress() as report:
         traffic = traffic_of(options, calibration.setup)
         for name, own in columns:
-            planner = Planner(own, targets, own.setup, draws=options.draws, show=_with_name(report, name))
+            planner = CapacityPlanner(
+                own, targets, own.setup, draws=options.draws, show=_with_name(report, name)
+            )
             if options.replicas > 1:
                 planner.replicas, planner.balancer = options.replicas, _balancer_of(options, own.setup)
             forecast = planner.forecast(traffic)
@@ -187,7 +189,9 @@ def _with_name(report: Callable[[str], None], name: str) -> Callable[[str], None
     return lambda text: report(f"planning, {name}: {text}")
 
 
-def _balancer_of(options: PlanOptions, setup: SchedulerSetup) -> Callable[[Sequence[Server]], Balancer]:
+def _balancer_of(
+    options: PlanOptions, setup: SchedulerSetup
+) -> Callable[[Sequence[VirtualServer]], Balancer]:
     routing, delay_s, seed = RoutingPolicy(options.router), options.report_delay_s, options.seed
     return lambda servers: balancer_of(routing, servers, setup, delay_s, seed)
 
@@ -215,9 +219,9 @@ def _arrivals(options: PlanOptions, rate: float) -> list[float]:
     return times or [0.0]
 
 
-def _uniform_trace(options: PlanOptions, arrivals: Sequence[float]) -> RequestTrace:
+def _uniform_trace(options: PlanOptions, arrivals: Sequence[float]) -> TrafficTrace:
     requests = tuple(TraceRequest(at, options.inp, options.out) for at in arrivals)
-    return RequestTrace(f"{options.inp} tokens in, {options.out} out", requests)
+    return TrafficTrace(f"{options.inp} tokens in, {options.out} out", requests)
 
 
 def unit_of(options: PlanOptions) -> str:
@@ -225,7 +229,7 @@ def unit_of(options: PlanOptions) -> str:
     return "times the trace's speed" if options.trace else "users" if options.users else "requests/s"
 
 
-def _highest(planner: Planner, options: PlanOptions, traffic: Traffic) -> HighestLoad:
+def _highest(planner: CapacityPlanner, options: PlanOptions, traffic: Traffic) -> HighestLoad:
     """The highest rate, number of users or speed within the targets."""
     if options.trace is not None:
 

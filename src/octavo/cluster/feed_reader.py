@@ -1,7 +1,7 @@
 """Reads the feeds in which replicas report their blocks and loads.
 
-    relay     Fleet.replicas() --> a task for each --> GET /replica/feed --> FrameReader --> Router.on_...()
-    actor     its child's feed, in a thread --> the last load, by which Ray scales replicas
+    relay     Fleet.replicas() -> a task for each -> GET /replica/feed -> ReportSplitter -> Router.on_...()
+    actor     its child's feed, in a thread -> the last load, by which Ray scales replicas
 
 A replica whose feed ends, breaks or is silent leaves the router until its feed is read again.
 """
@@ -22,7 +22,7 @@ from octavo.cluster.child import ReplicaChild
 from octavo.cluster.fleet import Fleet, Replica
 from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import InvalidRequest
-from octavo.routing.reports import Changes, FrameReader, Hello, Load, Report
+from octavo.routing.reports import Changes, Hello, Load, Report, ReportSplitter
 from octavo.routing.router import Router
 
 FEED_PATH = "/replica/feed"
@@ -91,7 +91,7 @@ class FeedReader:
 
     async def _read(self, replica: Replica) -> None:
         """Apply reports until the feed ends. Raises the error that breaks it."""
-        reader = FrameReader()
+        reader = ReportSplitter()
         async with await self._upstream.send(
             replica, OutgoingRequest("GET", FEED_PATH, {}), _SILENT_S
         ) as received:
@@ -140,7 +140,7 @@ class LastLoad:
         connection = http.client.HTTPConnection(address, timeout=_SILENT_S)
         try:
             connection.request("GET", FEED_PATH, headers=self._child.replica.headers)
-            answer, reader = connection.getresponse(), FrameReader()
+            answer, reader = connection.getresponse(), ReportSplitter()
             while answer.status == http.client.OK and (data := answer.read1(_READ_BYTES)):
                 for report in reader.feed(data):
                     if isinstance(report, Load):

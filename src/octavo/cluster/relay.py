@@ -42,7 +42,7 @@ from octavo.cluster.relay_metrics import RelayMetrics, cluster_view, relay_label
 from octavo.cluster.relayed_answer import RelayedAnswer
 from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, shown
-from octavo.routing.prompt_costs import Prompt
+from octavo.routing.prompt_costs import RoutedPrompt
 from octavo.routing.router import Choice, NoReplica, Router
 from octavo.routing.slots import slot_of
 from octavo.server import about, kv
@@ -186,11 +186,11 @@ class Relay:
             return await self._to_slot(request, out, found)
         names = await names_of(found, self._router.fingerprints())
         key = b"".join(token.to_bytes(4, "little") for token in found.prompt[:64])
-        prompt = Prompt(len(found.prompt), names, found.params.max_tokens or 0, key, found.tenant)
+        prompt = RoutedPrompt(len(found.prompt), names, found.params.max_tokens or 0, key, found.tenant)
         return await self._to_best(request, out, prompt, is_write=found.session != "")
 
     async def _to_best(
-        self, request: Request, out: OutgoingRequest, prompt: Prompt, *, is_write: bool
+        self, request: Request, out: OutgoingRequest, prompt: RoutedPrompt, *, is_write: bool
     ) -> Response:
         """The answer of the replica that the router chooses, or of the next one if that is lost, full or
         draining."""
@@ -379,10 +379,10 @@ class Relay:
         return sorted((one for one in known if one.base_url), key=lambda one: one.slot)
 
 
-def _any_prompt(request: Request) -> Prompt:
+def _any_prompt(request: Request) -> RoutedPrompt:
     """The prompt of a request that goes by load alone. The key spreads requests among equally free
     replicas."""
-    return Prompt(0, key=request_id_of(request.scope).encode())
+    return RoutedPrompt(0, key=request_id_of(request.scope).encode())
 
 
 def _session_of(body: Sequence[bytes]) -> str | None:

@@ -32,25 +32,25 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Linux under Wind
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A backend, and the reason for it."""
 
     backend: Backend
     reason: str
 
 
-def choose_backend(options: StartOptions) -> Choice:
+def choose_backend(options: StartOptions) -> BackendChoice:
     """The backend for these options. Raises ConfigError if it is not available."""
     if options.backend == "reference":
-        return Choice(_host(options), "asked for; the specification in NumPy, slow")
+        return BackendChoice(_host(options), "asked for; the specification in NumPy, slow")
     if options.backend == "torch" or options.device.startswith("cuda"):
         return _device(options)
     if options.backend == "native" or options.device == "cpu":
-        return Choice(_host(options), "asked for")
+        return BackendChoice(_host(options), "asked for")
     obstacle = _find_obstacle()
     if obstacle is None:
         return _device(options)
-    return Choice(_host(options), f"no GPU is used: {obstacle}")
+    return BackendChoice(_host(options), f"no GPU is used: {obstacle}")
 
 
 def expects_device(options: StartOptions) -> bool:
@@ -104,7 +104,7 @@ def _host(options: StartOptions) -> HostBackend:
     return HostBackend(name, ops, available_memory)
 
 
-def _device(options: StartOptions) -> Choice:
+def _device(options: StartOptions) -> BackendChoice:
     obstacle = _find_obstacle() if options.device == "auto" else None
     name = options.device if options.device != "auto" else "cuda" if obstacle is None else "cpu"
     if missing := _missing(("torch",) if name == "cpu" else _PACKAGES):
@@ -120,8 +120,8 @@ def _device(options: StartOptions) -> Choice:
         backend = open_backend(name, options.weights, options.attention, *how)
     if name == "cpu":
         why = "asked for" if obstacle is None else f"no GPU is used: {obstacle}"
-        return Choice(backend, f"{why}; op after op, slow, and for tests")
-    return Choice(backend, "asked for" if options.backend == "torch" else "a GPU is here")
+        return BackendChoice(backend, f"{why}; op after op, slow, and for tests")
+    return BackendChoice(backend, "asked for" if options.backend == "torch" else "a GPU is here")
 
 
 def _find_obstacle() -> str | None:

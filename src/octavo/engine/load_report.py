@@ -13,7 +13,7 @@ from octavo.memory.names import hits_max
 from octavo.routing.reports import LENGTHS, Load, StepModel
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
-from octavo.step.step_times import StepShape
+from octavo.step.step_times import StepWork
 from octavo.types import Request
 
 _GAIN = 0.1
@@ -78,8 +78,8 @@ class LoadReporter:
         """What steps take now; None: too few were measured."""
         scheduler = self._scheduler
         times, step_tokens = scheduler.context.times, scheduler.context.step_tokens
-        whole_s = times.predicted_s(StepShape(prompt=step_tokens))
-        read_s = times.predicted_s(StepShape(prompt=step_tokens, prompt_read=_READ))
+        whole_s = times.predicted_s(StepWork(prompt=step_tokens))
+        read_s = times.predicted_s(StepWork(prompt=step_tokens, prompt_read=_READ))
         decode_s = times.decode_s(num_decoding)
         if not whole_s or read_s is None or decode_s is None:
             return None

@@ -28,7 +28,7 @@ from octavo.retention.client_pins import PinRequest
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
-from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
+from octavo.scheduler.sequence_parts import PromptPart, PromptSource, PromptSplit
 from octavo.step.events import Event
 from octavo.types import ChatMessage, FinishReason, Usage
 
@@ -49,13 +49,13 @@ __all__ = [
     "Place",
     "PoolView",
     "PromptPart",
+    "PromptSource",
     "PromptSplit",
     "RequestView",
     "SequenceView",
     "SessionBlocks",
     "SessionState",
     "SessionView",
-    "Source",
     "State",
     "Strength",
     "TableView",

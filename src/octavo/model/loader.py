@@ -25,7 +25,7 @@ from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetenso
 from octavo.model.hub.paths import ModelPath
 from octavo.model.packed_cache import Origin, PackedFolder, Weights, read_through
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
-from octavo.model.reader import Reader, TensorSource
+from octavo.model.reader import TensorSource, WeightReader
 from octavo.model.spec import Model, ModelSpec, ModelWeights, rope_tables_of
 from octavo.model.split import Split, check_ranks
 from octavo.model.weights import read_weights
@@ -180,7 +180,7 @@ def _load(opened: OpenedFiles, how: _LoadOptions) -> LoadedModel:
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
             return read_weights(
-                Reader(
+                WeightReader(
                     tensors,
                     str(path.path),
                     opened.is_gguf,

@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.kernels.contract import Expert, Floats, Linear, RawTensor
 from octavo.model.families.row import MixtureFacts
-from octavo.model.reader import Reader, slice_rows, take_rows, transpose
+from octavo.model.reader import WeightReader, slice_rows, take_rows, transpose
 from octavo.model.spec import Mixture
 from octavo.model.split import Split
 
@@ -43,7 +43,7 @@ class _MixtureSizes:
         return self.split.rows(self.shape(part)[0])
 
 
-def read_mixture(reader: Reader, layer: int) -> Mixture:
+def read_mixture(reader: WeightReader, layer: int) -> Mixture:
     """The router and all experts. Raises BadModelFile if a tensor is missing or has another shape."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     assert facts is not None, "the row has a mixture"
@@ -56,7 +56,7 @@ def read_mixture(reader: Reader, layer: int) -> Mixture:
     return Mixture(router, tuple(_stacked_in_two(reader, facts, sizes, layer)))
 
 
-def _apart(reader: Reader, sizes: _MixtureSizes, layer: int) -> Iterator[Expert]:
+def _apart(reader: WeightReader, sizes: _MixtureSizes, layer: int) -> Iterator[Expert]:
     for expert in range(sizes.experts):
         parts = {}
         for part in _PARTS:
@@ -68,7 +68,7 @@ def _apart(reader: Reader, sizes: _MixtureSizes, layer: int) -> Iterator[Expert]
 
 
 def _stacked_by_part(
-    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
+    reader: WeightReader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
 ) -> Iterator[Expert]:
     linears: dict[str, list[Linear]] = {}
     for part in _PARTS:
@@ -85,7 +85,7 @@ def _stacked_by_part(
 
 
 def _stacked_in_two(
-    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
+    reader: WeightReader, facts: MixtureFacts, sizes: _MixtureSizes, layer: int
 ) -> Iterator[Expert]:
     """Gates and ups in one tensor: gates before ups, or alternating."""
     order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
@@ -114,7 +114,7 @@ class _Part:
 
 
 def _parts_of(
-    reader: Reader, facts: MixtureFacts, sizes: _MixtureSizes, role: str, layer: int
+    reader: WeightReader, facts: MixtureFacts, sizes: _MixtureSizes, role: str, layer: int
 ) -> Iterator[_Part]:
     """Expert after expert. Floats are (X, inputs, outputs) and get transposed; codes (X, outputs, inputs)."""
     name = reader.name(role, layer)
@@ -139,7 +139,7 @@ def _row_of(biases: Floats | None, expert: int) -> Floats | None:
     return None if biases is None else biases[expert]
 
 
-def _linear(reader: Reader, raw: RawTensor, bias: Floats | None, own: range) -> Linear:
+def _linear(reader: WeightReader, raw: RawTensor, bias: Floats | None, own: range) -> Linear:
     """The projection of these rows."""
     part = raw if len(own) == raw.shape[0] else slice_rows(raw, own.start, own.stop)
     matrix = reader.converted(part)

@@ -56,7 +56,7 @@ class TensorSource(Protocol):
     def release(self, raw: RawTensor) -> None: ...
 
 
-class Reader:
+class WeightReader:
     """Returns converted tensors by role, and records which names were used.
 
     An error of a tensor is raised. With a list of `problems` it is added there instead, and zeros replace the

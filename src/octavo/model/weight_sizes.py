@@ -18,7 +18,7 @@ from octavo.kernels.packed import BLOCKS, kind_held, require_matrix
 from octavo.kernels.panels import panel_bytes
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
 from octavo.model.quantised.source import DequantisedFiles
-from octavo.model.reader import Reader, meta_tensor
+from octavo.model.reader import WeightReader, meta_tensor
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.split import Split
 from octavo.model.weights import read_weights
@@ -141,7 +141,7 @@ def measure_model(
     found: list[ModelError] = []
     source, ops = HeaderSource(opened), MeasuringOps(weights, found)
     spec = spec_within(opened.description, context_length, opened.label)
-    reader = Reader(
+    reader = WeightReader(
         source, opened.label, opened.is_gguf, opened.description, ops, problems=found, split=split
     )
     read = read_weights(reader)

@@ -13,12 +13,12 @@ import numpy as np
 
 from octavo.kernels.contract import Linear
 from octavo.model.mixture_weights import read_mixture
-from octavo.model.reader import Reader, by_head_order, halves_order
+from octavo.model.reader import WeightReader, by_head_order, halves_order
 from octavo.model.spec import LayerWeights, ModelWeights, Norm
 from octavo.model.split import rows_of_heads
 
 
-def read_weights(reader: Reader) -> ModelWeights:
+def read_weights(reader: WeightReader) -> ModelWeights:
     """Convert all tensors of `reader`. Raises BadModelFile (a tensor missing or of a wrong shape),
     UnsupportedModel (unknown), unless the reader collects them. O(weights), one tensor at a time."""
     description = reader.description
@@ -58,7 +58,7 @@ class _FeedForward:
     gate: Linear | None = None
 
 
-def _read_layer(reader: Reader, layer: int) -> LayerWeights:
+def _read_layer(reader: WeightReader, layer: int) -> LayerWeights:
     description = reader.description
     spec, family = description.spec, description.family
     hidden, queries = spec.hidden_size, spec.num_heads * spec.head_size
@@ -90,7 +90,7 @@ def _read_layer(reader: Reader, layer: int) -> LayerWeights:
     )
 
 
-def _read_projections(reader: Reader, layer: int) -> _Projections:
+def _read_projections(reader: WeightReader, layer: int) -> _Projections:
     spec, family = reader.description.spec, reader.description.family
     hidden, keys = spec.hidden_size, spec.num_kv_heads * spec.head_size
     queries = spec.num_heads * spec.head_size
@@ -116,7 +116,7 @@ def _read_projections(reader: Reader, layer: int) -> _Projections:
     )
 
 
-def _own_heads(reader: Reader) -> tuple[range, range, range]:
+def _own_heads(reader: WeightReader) -> tuple[range, range, range]:
     """Rows of q, k and v that the rank has; all of q's and k's where a norm reads all heads together."""
     spec, split = reader.description.spec, reader.split
     heads, kv_heads = split.heads(spec.num_heads), split.kv_heads(spec.num_kv_heads)
@@ -126,7 +126,7 @@ def _own_heads(reader: Reader) -> tuple[range, range, range]:
     return rows_of_heads(heads, spec.head_size), v, v
 
 
-def _read_feed_forward(reader: Reader, layer: int) -> _FeedForward:
+def _read_feed_forward(reader: WeightReader, layer: int) -> _FeedForward:
     spec, family = reader.description.spec, reader.description.family
     hidden, ffn = spec.hidden_size, spec.ffn_size
     own = reader.split.rows(ffn)
@@ -140,18 +140,18 @@ def _read_feed_forward(reader: Reader, layer: int) -> _FeedForward:
     )
 
 
-def _read_inner(reader: Reader, role: str, layer: int, inner: int) -> Linear:
+def _read_inner(reader: WeightReader, role: str, layer: int, inner: int) -> Linear:
     """A gate or up."""
     shape = (inner, reader.description.spec.hidden_size)
     return reader.linear(role, layer, shape, own=reader.split.rows(inner))
 
 
-def _read_down(reader: Reader, role: str, layer: int, inner: int) -> Linear:
+def _read_down(reader: WeightReader, role: str, layer: int, inner: int) -> Linear:
     hidden = reader.description.spec.hidden_size
     return reader.linear(role, layer, (hidden, inner), own=reader.split.rows(hidden))
 
 
-def _read_shared(reader: Reader, layer: int) -> _FeedForward:
+def _read_shared(reader: WeightReader, layer: int) -> _FeedForward:
     """The shared expert of a mixture, if there is one."""
     spec, facts = reader.description.spec, reader.description.family.mixture
     if facts is None or not facts.shares_one:

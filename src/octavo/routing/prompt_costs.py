@@ -28,7 +28,7 @@ IDLE_LOAD = Load(0, 0, 0, (), 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RoutedPrompt:
     """A request to be routed. `names`: of its blocks, by fingerprint, as integers of `reports.unpack_names`.
     A request without names is routed by load; `key` then takes the role of the first name."""
 
@@ -124,7 +124,7 @@ class CostSearch:
 
     by_index: Mapping[int, KnownReplica]
     expected: Mapping[int, int]
-    prompt: Prompt
+    prompt: RoutedPrompt
     runs_of: Mapping[str, Sequence[Run]]
     now: float
     excluded: frozenset[str]

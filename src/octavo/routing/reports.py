@@ -130,7 +130,7 @@ def encode_frame(report: Report) -> bytes:
     return len(data).to_bytes(_HEADER_BYTES, "little") + data
 
 
-class FrameReader:
+class ReportSplitter:
     """Splits a stream into reports. Between two calls it buffers at most one frame."""
 
     def __init__(self) -> None:

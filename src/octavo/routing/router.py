@@ -23,7 +23,7 @@ from itertools import accumulate, islice
 
 from octavo.memory.changes import Place
 from octavo.routing.block_index import REPLICAS_MAX, BlockIndex, Run
-from octavo.routing.prompt_costs import CostSearch, KnownReplica, Prompt, PromptCost, SentPrompt
+from octavo.routing.prompt_costs import CostSearch, KnownReplica, PromptCost, RoutedPrompt, SentPrompt
 from octavo.routing.reports import LENGTHS, Changes, Hello, Load, StepModel, unpack_names
 
 MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less than either count as equal
@@ -61,7 +61,7 @@ class Choice:
     delay_ms: float  # of longer prompts in its queue
     decode_ms: float  # of the answer's first tokens
     ranked: tuple[str, ...]  # the others, best first
-    prompt: Prompt
+    prompt: RoutedPrompt
 
     @property
     def num_hits(self) -> int:
@@ -186,7 +186,7 @@ class Router:
         return dict(self._namings)
 
     def choose(
-        self, prompt: Prompt, now: float, excluded: frozenset[str] = frozenset()
+        self, prompt: RoutedPrompt, now: float, excluded: frozenset[str] = frozenset()
     ) -> Choice | NoReplica:
         """The replica for a request, and those to try next. `excluded`: replicas not to choose. A refusal is
         not counted here but by `on_refused`, as the caller may retry."""
@@ -296,7 +296,7 @@ class Router:
         if at < len(self._order) and self._order[at] == (replica.free_at, replica.index):
             del self._order[at]
 
-    def _candidates(self, prompt: Prompt, now: float, excluded: frozenset[str]) -> CostSearch:
+    def _candidates(self, prompt: RoutedPrompt, now: float, excluded: frozenset[str]) -> CostSearch:
         """The costs on the replicas that may be best."""
         runs_of = {of: self.index.find(names) for of, names in prompt.names.items()}
         search = CostSearch(self._by_index, self._expected, prompt, runs_of, now, excluded)

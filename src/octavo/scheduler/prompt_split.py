@@ -17,22 +17,22 @@ from octavo.memory.name_history import Departure
 from octavo.memory.names import hits_max
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.sequence_parts import PromptPart, PromptSplit, Source
+from octavo.scheduler.sequence_parts import PromptPart, PromptSource, PromptSplit
 from octavo.step.context import Context
 
 REQUESTS_MAX = 8  # evicting requests that one prompt's split lists separately
 
-_SOURCE_OF = {Place.POOL: Source.POOL, Place.HOST: Source.HOST, Place.DISK: Source.DISK}
+_SOURCE_OF = {Place.POOL: PromptSource.POOL, Place.HOST: PromptSource.HOST, Place.DISK: PromptSource.DISK}
 
 
 class _Parts:
     """Counts tokens by reason, in order of first appearance."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[Source, str, int | None], tuple[int, float | None]] = {}
+        self._parts: dict[tuple[PromptSource, str, int | None], tuple[int, float | None]] = {}
         self._requests: set[int] = set()
 
-    def add(self, source: Source, num_tokens: int, departure: Departure | None = None) -> None:
+    def add(self, source: PromptSource, num_tokens: int, departure: Departure | None = None) -> None:
         """Add tokens of one source."""
         cause, request_id, at = "", None, None
         if departure is not None:
@@ -65,10 +65,10 @@ def split_prompt(sequence: Sequence, num_hits: int, context: Context, transfers:
     names = sequence.chain.names[:limit]
     _add_hits(parts, sequence, names[:num_hits], ledger, transfers)
     if sequence.computes_all or not context.config.prefix_caching:
-        parts.add(Source.NOT_LOOKED_UP, limit * size)
+        parts.add(PromptSource.NOT_LOOKED_UP, limit * size)
     else:
         _add_misses(parts, names[num_hits:], ledger, transfers)
-    parts.add(Source.TAIL, sequence.num_prompt - limit * size)
+    parts.add(PromptSource.TAIL, sequence.num_prompt - limit * size)
     return parts.split(num_hits * size)
 
 
@@ -93,7 +93,7 @@ def _add_hits(
 
 def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Transfers) -> None:
     by_name, tier, history = ledger.pool.by_name, ledger.tier, ledger.history
-    reason: Source | None = None  # of the block before
+    reason: PromptSource | None = None  # of the block before
     departure: Departure | None = None
     num_like_it = 0  # blocks with that reason
     for name in names:
@@ -102,12 +102,12 @@ def _add_misses(parts: _Parts, names: list[bytes], ledger: Ledger, transfers: Tr
         if not is_offloaded and name not in by_name:
             departure = history.find(name)
             if departure is None:
-                reason = Source.NEVER_COMPUTED
+                reason = PromptSource.NEVER_COMPUTED
             else:
-                reason = Source.LOST if departure.cause.is_loss else Source.EVICTED
+                reason = PromptSource.LOST if departure.cause.is_loss else PromptSource.EVICTED
         elif reason is None:
             is_slower = is_offloaded and not transfers.is_worth_it()
-            reason = Source.CHEAPER_TO_COMPUTE if is_slower else Source.NOT_USED
+            reason = PromptSource.CHEAPER_TO_COMPUTE if is_slower else PromptSource.NOT_USED
         if before[0] is not None and (reason is not before[0] or departure is not before[1]):
             parts.add(before[0], num_like_it * ledger.block_size, before[1])
             num_like_it = 0

@@ -72,7 +72,7 @@ from octavo.step.context import Context, SchedulerConfig
 from octavo.step.events import Event, EventKind, EventRing
 from octavo.step.headroom import Headroom
 from octavo.step.latency_target import LatencyTarget, PrefillBudget
-from octavo.step.step_times import StepTimes, shape_of
+from octavo.step.step_times import StepTimes, work_of
 from octavo.step.timers import Deadline, TimerKind, Timers, cancel_deadlines, set_deadlines
 from octavo.types import FinishReason, Request, StepPlan, StepResult, StepWay, Update
 
@@ -423,9 +423,9 @@ class Scheduler:
             self.cold_chunks.observe(plan, result)
         if plan.has_cold:
             return
-        context, shape = self.context, shape_of(plan.chunks)
-        context.target.observe(shape, result.seconds, context.now)
-        context.times.observe(shape, result.seconds, is_typical=result.way is not StepWay.WARMING)
+        context, work = self.context, work_of(plan.chunks)
+        context.target.observe(work, result.seconds, context.now)
+        context.times.observe(work, result.seconds, is_typical=result.way is not StepWay.WARMING)
         self.headroom.observe(result.seconds)
 
     def _forget_poisoned(self, names: list[bytes]) -> None:

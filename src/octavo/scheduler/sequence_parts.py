@@ -63,7 +63,7 @@ class BlockUse:
             self.peak = num_blocks
 
 
-class Source(enum.StrEnum):
+class PromptSource(enum.StrEnum):
     """Where a part of a prompt was found, or why it was computed."""
 
     POOL = "pool"  # found in the pool
@@ -80,13 +80,13 @@ class Source(enum.StrEnum):
     @property
     def is_hit(self) -> bool:
         """True if nothing was computed."""
-        return self in (Source.POOL, Source.HOST, Source.DISK)
+        return self in (PromptSource.POOL, PromptSource.HOST, PromptSource.DISK)
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
     """The tokens of a prompt with one source."""
 
-    source: Source
+    source: PromptSource
     num_tokens: int
     cause: str = ""  # a `memory.name_history.Cause`, if evicted or lost
     at: float | None = None  # when the last of their blocks left, on the engine's clock
@@ -106,7 +106,7 @@ class PromptSplit(msgspec.Struct, frozen=True):
 
     def for_tenant(self) -> PromptSplit:
         """The same without other requests, and without their number."""
-        merged: dict[tuple[Source, str], PromptPart] = {}
+        merged: dict[tuple[PromptSource, str], PromptPart] = {}
         for part in self.parts:
             known = merged.get((part.source, part.cause))
             num_tokens, at = part.num_tokens, part.at
@@ -124,16 +124,16 @@ class PromptSplit(msgspec.Struct, frozen=True):
 
 
 _WORDS = {
-    Source.POOL: "in the pool",
-    Source.HOST: "in host memory",
-    Source.DISK: "on disk",
-    Source.TAIL: "at its end",
-    Source.NEVER_COMPUTED: "never seen before",
-    Source.EVICTED: "evicted",
-    Source.LOST: "lost",
-    Source.CHEAPER_TO_COMPUTE: "cheaper to compute than to load",
-    Source.NOT_USED: "without room to load them",
-    Source.NOT_LOOKED_UP: "not looked up",
+    PromptSource.POOL: "in the pool",
+    PromptSource.HOST: "in host memory",
+    PromptSource.DISK: "on disk",
+    PromptSource.TAIL: "at its end",
+    PromptSource.NEVER_COMPUTED: "never seen before",
+    PromptSource.EVICTED: "evicted",
+    PromptSource.LOST: "lost",
+    PromptSource.CHEAPER_TO_COMPUTE: "cheaper to compute than to load",
+    PromptSource.NOT_USED: "without room to load them",
+    PromptSource.NOT_LOOKED_UP: "not looked up",
 }
 
 

@@ -63,7 +63,7 @@ from octavo.serving.channel import (
     Withdraw,
     WithdrawRequest,
 )
-from octavo.serving.replica_feed import FeedReader, ReplicaFeed
+from octavo.serving.replica_feed import FeedSubscriber, ReplicaFeed
 from octavo.serving.start import StartedEngine
 from octavo.types import Update
 
@@ -177,7 +177,7 @@ class FrontEndLink:
         ] = {}  # by number of a call without a reply: withdraws it
         self._compiling: dict[int, bool] = {}  # by request that waits for its grammar: whether it is wanted
         self._pending_stops: dict[int, Future[bool]] = {}  # `StopAnswer` without a reply, by number
-        self._readers: dict[int, FeedReader] = {}  # of the feed, by number; used by the channel's thread
+        self._readers: dict[int, FeedSubscriber] = {}  # of the feed, by number; used by the channel's thread
         self._is_disconnected = False
         self._numbers = itertools.count()
         self._outbox: queue.Queue[Message | None] = queue.Queue(OUTBOX_MAX)

@@ -68,7 +68,7 @@ class Feed(Protocol):
         """A new reader; the caller closes it."""
 
 
-class FeedReader:
+class FeedSubscriber:
     """One router's queue of frames."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -155,12 +155,12 @@ class ReplicaFeed:
         self.hello = hello
         self._wake = wake
         self._lock = threading.Lock()
-        self._readers: list[FeedReader] = []  # guarded by _lock; replaced, never changed
+        self._readers: list[FeedSubscriber] = []  # guarded by _lock; replaced, never changed
         self._places: PlaceChanges | None = None
 
-    def open(self) -> FeedReader:
+    def open(self) -> FeedSubscriber:
         """As `Feed.open`. Any thread."""
-        reader = FeedReader(self._wake)
+        reader = FeedSubscriber(self._wake)
         with self._lock:
             self._readers = [*self._readers, reader]
         self._wake()

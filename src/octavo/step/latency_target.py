@@ -14,7 +14,7 @@ target `PrefillBudget` bounds the prompt positions of a step.
 
 from __future__ import annotations
 
-from octavo.step.step_times import StepShape, StepTimes
+from octavo.step.step_times import StepTimes, StepWork
 
 MISSES = 0.03
 GAIN = 0.05  # of the margin, for a gap that is too long
@@ -65,26 +65,26 @@ class LatencyTarget:
             more += 1
         return more
 
-    def observe(self, shape: StepShape, seconds: float, now: float) -> None:
-        """A step of this shape was committed at `now` and took so long; 0: not measured."""
-        before, self._decoded_at = self._decoded_at, now if shape.decoding else None
-        if before is None or not shape.decoding or seconds <= 0.0:
+    def observe(self, work: StepWork, seconds: float, now: float) -> None:
+        """A step with this work was committed at `now` and took so long; 0: not measured."""
+        before, self._decoded_at = self._decoded_at, now if work.decoding else None
+        if before is None or not work.decoding or seconds <= 0.0:
             return
         gap = now - before
         if self.seconds is not None:
-            self._count(shape, gap)
+            self._count(work, gap)
         self._times.observe_gap(max(0.0, gap - seconds))
 
     def note_idle(self) -> None:
         """Nothing runs: the next gap is a pause, and is not counted."""
         self._decoded_at = None
 
-    def _count(self, shape: StepShape, gap: float) -> None:
-        step_s = self._times.predicted_s(shape)
+    def _count(self, work: StepWork, gap: float) -> None:
+        step_s = self._times.predicted_s(work)
         self.last_predicted_s = 0.0 if step_s is None else self._times.between_s + step_s
         self.num_gaps += 1
         is_missed = self.seconds is not None and gap > self.seconds
-        if shape.positions == shape.decoding:
+        if work.positions == work.decoding:
             self.num_missed_alone += is_missed
             return
         self.num_missed += is_missed

@@ -1,6 +1,6 @@
 """The one model of step times: learned from each measured step, read by all parts that plan.
 
-    shape of a step   rows that decode, guesses, positions of prompts, positions that attention reads
+    work of a step    rows that decode, guesses, positions of prompts, positions that attention reads
     seconds           decoding part + position_s * positions of prompts + prompt_read_s * what they read
     decoding part     the size's cost (`SizeCosts`: sizes do not cost in proportion) + read_s * what it reads
 
@@ -38,7 +38,7 @@ _NUM_TERMS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
+class StepWork:
     """What a step computes."""
 
     decoding: int = 0  # sequences that decode: a position each
@@ -53,7 +53,7 @@ class StepShape:
         return self.decoding + self.guesses + self.prompt
 
 
-def shape_of(chunks: Iterable[Chunk]) -> StepShape:
+def work_of(chunks: Iterable[Chunk]) -> StepWork:
     """Of a plan's chunks. O(chunks)."""
     decoding = guesses = prompt = read = prompt_read = 0
     for chunk in chunks:
@@ -68,7 +68,7 @@ def shape_of(chunks: Iterable[Chunk]) -> StepShape:
         else:
             prompt += length
             prompt_read += length * chunk.start + length * (length + 1) // 2
-    return StepShape(decoding, guesses, prompt, read, prompt_read)
+    return StepWork(decoding, guesses, prompt, read, prompt_read)
 
 
 class StepTimes:
@@ -79,7 +79,7 @@ class StepTimes:
         self.step_s: float | None = None  # of a step, on average
         self.between_s = 0.0  # from one step's end to the next one's begin, on average
         self.residuals: deque[float] = deque(maxlen=_RESIDUALS)
-        self._fit = Fit()
+        self._fit = LeastSquares()
         self._pace = 1.0
         self._read_each = 0.0  # positions that a decoding sequence's attention reads, on average
         self._prompt_read_each = 0.0  # the same for a position of a prompt
@@ -102,12 +102,12 @@ class StepTimes:
         read_s = self._fit.terms[_READ] * num_decoding * self._read_each / _READS
         return self.sizes.seconds(num_decoding) + read_s
 
-    def predicted_s(self, shape: StepShape) -> float | None:
+    def predicted_s(self, work: StepWork) -> float | None:
         """The step's own time; None: too little is known."""
-        terms, num_rows = self._fit.terms, shape.decoding + shape.guesses
-        read_s = terms[_READ] * shape.read / _READS
-        prompt_s = terms[_POSITION] * shape.prompt + terms[_PROMPT_READ] * shape.prompt_read / _READS
-        if shape.prompt and not self._fit.has_prompts:
+        terms, num_rows = self._fit.terms, work.decoding + work.guesses
+        read_s = terms[_READ] * work.read / _READS
+        prompt_s = terms[_POSITION] * work.prompt + terms[_PROMPT_READ] * work.prompt_read / _READS
+        if work.prompt and not self._fit.has_prompts:
             return None
         if num_rows == 0:
             return self._pace * (terms[_BASE] + prompt_s)
@@ -115,31 +115,31 @@ class StepTimes:
             return None
         return self.sizes.seconds(num_rows) + read_s + self._pace * prompt_s
 
-    def observe(self, shape: StepShape, seconds: float, *, is_typical: bool = True) -> None:
+    def observe(self, work: StepWork, seconds: float, *, is_typical: bool = True) -> None:
         """A step took so long; 0: it was not measured, and says nothing. Not `is_typical`: later steps of its
         size will be faster."""
-        if seconds <= 0.0 or shape.positions == 0:
+        if seconds <= 0.0 or work.positions == 0:
             return
         self.step_s = smoothed(self.step_s, seconds, _AVERAGE_GAIN)
-        predicted = self.predicted_s(shape)
+        predicted = self.predicted_s(work)
         if predicted is not None and predicted > 0.0:
             ratio = min(OUTLIER, max(1.0 / OUTLIER, seconds / predicted))
             self.residuals.append(math.log(ratio))
-            if shape.prompt:
-                share = 1.0 if not shape.decoding else min(1.0, shape.prompt / shape.positions)
+            if work.prompt:
+                share = 1.0 if not work.decoding else min(1.0, work.prompt / work.positions)
                 self._pace = min(_PACE_MAX, max(1 / _PACE_MAX, self._pace * ratio ** (_PACE_GAIN * share)))
             seconds = ratio * predicted
-        num_rows = shape.decoding + shape.guesses
-        if shape.decoding:
-            self._read_each += _AVERAGE_GAIN * (shape.read / shape.decoding - self._read_each)
-        if shape.prompt:
+        num_rows = work.decoding + work.guesses
+        if work.decoding:
+            self._read_each += _AVERAGE_GAIN * (work.read / work.decoding - self._read_each)
+        if work.prompt:
             self._prompt_read_each += _AVERAGE_GAIN * (
-                shape.prompt_read / shape.prompt - self._prompt_read_each
+                work.prompt_read / work.prompt - self._prompt_read_each
             )
-        self._fit.add(shape, seconds)
-        if not shape.prompt and is_typical:
+        self._fit.add(work, seconds)
+        if not work.prompt and is_typical:
             self.sizes.observe(
-                num_rows, max(0.5 * seconds, seconds - self._fit.terms[_READ] * shape.read / _READS)
+                num_rows, max(0.5 * seconds, seconds - self._fit.terms[_READ] * work.read / _READS)
             )
 
     def observe_gap(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class Fit:
+class LeastSquares:
     """Least squares over (prompt positions, 1, rows, reads, prompt reads), nothing below 0.
 
     `terms` are seconds each. What two terms explain alike is the first one's: where only steps with prompts
@@ -165,21 +165,21 @@ class Fit:
     _num_steps: int = 0
 
     @staticmethod
-    def features(shape: StepShape) -> tuple[float, ...]:
+    def features(work: StepWork) -> tuple[float, ...]:
         """What the terms are multiplied by."""
-        rows = shape.decoding + shape.guesses
-        return shape.prompt, 1.0, rows, shape.read / _READS, shape.prompt_read / _READS
+        rows = work.decoding + work.guesses
+        return work.prompt, 1.0, rows, work.read / _READS, work.prompt_read / _READS
 
-    def add(self, shape: StepShape, seconds: float) -> None:
+    def add(self, work: StepWork, seconds: float) -> None:
         """A step took so long: each one's error counts in proportion to its time."""
         weight, values = 1.0 / seconds, self._values
-        x = [feature * weight for feature in self.features(shape)]
+        x = [feature * weight for feature in self.features(work)]
         for i, row in enumerate(self._products):
             values[i] = self.kept * values[i] + x[i]
             for j in range(i + 1):
                 row[j] = self.kept * row[j] + x[i] * x[j]
         self._num_steps += 1
-        self.has_prompts = self.has_prompts or shape.prompt > 0
+        self.has_prompts = self.has_prompts or work.prompt > 0
         if self._num_steps <= 4 * _REFIT_STEPS or self._num_steps % _REFIT_STEPS == 0:
             self.solve()
 

@@ -28,7 +28,7 @@ from octavo.model.quantised import layouts
 from octavo.model.quantised.blocks import float8_values
 from octavo.model.quantised.settings import OUTCOMES
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
-from octavo.model.reader import Reader
+from octavo.model.reader import WeightReader
 from octavo.model.weights import read_weights
 
 pytestmark = pytest.mark.full
@@ -140,7 +140,7 @@ def test_each_matrix_is_decoded_once_and_none_stays_whatever_the_order_of_its_ro
         layouts, "_decode", lambda parts, codes: decoded.append(codes.name) or own(parts, codes)
     )
     opened = open_files(path)
-    read_weights(Reader(opened.source, "tiny", False, opened.description, NativeOps()))
+    read_weights(WeightReader(opened.source, "tiny", False, opened.description, NativeOps()))
     assert sorted(decoded) == sorted(opened.source.matrices)
     assert opened.source._kept == {}
 
