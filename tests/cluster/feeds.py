@@ -10,7 +10,7 @@ from tests.waiting import LIMIT_S
 
 from octavo.cluster.child import ReplicaChild
 from octavo.memory.changes import Place
-from octavo.routing.reports import NAME_BYTES, Changes, Hello, Load, Report, ReportSplitter
+from octavo.routing.reports import NAME_BYTES, Changes, Hello, Load, Report, ReportSplitter, Shared
 
 
 class FeedFollower:
@@ -18,6 +18,7 @@ class FeedFollower:
 
     def __init__(self) -> None:
         self.known: dict[Place, set[bytes]] = {place: set() for place in Place}
+        self.shared = set[bytes]()
         self.hello: Hello | None = None
         self.loads: list[Load] = []
         self.num_clears = 0
@@ -34,6 +35,8 @@ class FeedFollower:
                 self.hello = report
             case Load():
                 self.loads.append(report)
+            case Shared(names):
+                self.shared = set(_names(names))
             case Changes(place, added, removed, cleared):
                 if cleared:
                     self.num_clears += 1

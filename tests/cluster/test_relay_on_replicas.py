@@ -18,12 +18,15 @@ import httpx
 import pytest
 from tests.cluster.conftest import SMALL, new_replica
 from tests.cluster.relaying import StaticFleet, fleet_of, relaying
+from tests.server.tenants import ALICE, BOB, BOSS, TENANTS, by
 from tests.waiting import LIMIT_S, wait_until
 from typer.testing import CliRunner, Result
 
 from octavo.cli.main import app
 from octavo.cluster.child import ReplicaChild
 from octavo.routing.router import Router
+from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 SAMPLED = {"temperature": 0.7, "seed": 5}
@@ -124,6 +127,34 @@ def test_a_prompt_is_found_where_its_blocks_are_reported(cluster: Cluster) -> No
         assert routing["replica"] == first.headers["x-octavo-replica"]
         assert routing["reason"].startswith("384 of 400 prompt tokens are cached (384 in pool")
         assert again.json()["usage"]["cached_tokens"] == 384
+
+
+def test_a_tenants_prompt_is_found_after_a_prefix_that_the_operator_shares(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    path, prefix, key = tmp_path / "tenants.toml", "x" * 100, secrets.token_hex(32)
+    path.write_text(TENANTS.replace("guaranteed = 4\nmaximum = 8\n", ""))
+    flags = [str(tiny_folder), *SMALL, "--tenants", str(path)]
+    children = [ReplicaChild(new_replica(slot, key=key), flags) for slot in (0, 1)]
+    try:
+        router, settings = Router(), ServerSettings(roster=TenantRegistry(path))
+        with relaying(tiny_folder, fleet_of(children), settings, router) as (url, _):
+            wait_until(lambda: len(router.states(0.0)) == 2)
+            client = httpx.Client(base_url=url, timeout=LIMIT_S)
+            pin = {"name": "rules", "tenant": "shared", "prompt": prefix}
+            assert client.post("/v1/kv/pins", json=pin, **by(BOSS)).status_code == 201
+            wait_until(lambda: [len(scheme.shared) for scheme in router.fingerprints().values()] == [6])
+            for key, text in ((ALICE, prefix + "a" * 300), (BOB, prefix + "b" * 300), (BOB, "c" * 400)):
+                body = {"prompt": text, "max_tokens": 1}
+                for found in (f"{96 if text.startswith(prefix) else 0}", "384"):
+                    answer = client.post("/v1/completions", json=body, **by(key))
+                    request_id = answer.headers["x-octavo-request"]
+                    row = client.get(f"/v1/requests/{request_id}", **by(key)).json()
+                    assert row["routing"]["reason"].startswith(f"{found} of 400 prompt tokens are cached")
+                    assert answer.json()["usage"]["cached_tokens"] == int(found)
+    finally:
+        for child in children:
+            child.kill()
 
 
 def test_sessions_and_responses_go_on_where_they_began(cluster: Cluster) -> None:

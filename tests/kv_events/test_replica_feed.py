@@ -47,7 +47,7 @@ class FollowedLife(Simulation):
     def __init__(self, seed: int, overlap: int) -> None:
         self.others = random.Random(seed)
         self.routers: list[Router] = []
-        self.num_compared = self.num_wakes = self.num_changes = 0
+        self.num_compared = self.num_wakes = self.num_changes = self.num_shared = 0
         self.num_names: Counter[Place] = Counter()
         self.with_events = seed % 2 == 1
         self.feed = ReplicaFeed(HELLO, self.wake)
@@ -62,7 +62,7 @@ class FollowedLife(Simulation):
 
     def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
         super()._begin(stored)
-        self.feed.begin(PlaceChanges(self.memory))
+        self.feed.begin(PlaceChanges(self.memory, self.scheduler.pins.shared_names))
 
     def step(self) -> None:
         super().step()
@@ -88,8 +88,11 @@ class FollowedLife(Simulation):
             for router in self.routers:
                 router.read()
         wanted = names_of(self.memory)
+        shared = {name[-NAME_BYTES:] for name in self.scheduler.pins.shared_names}
+        self.num_shared += len(shared)
         for router in self.routers:
             assert router.follower.known == wanted
+            assert router.follower.shared == shared
             self.num_compared += 1
         if (record := self.memory.history.changes) is not None:
             assert {name[-NAME_BYTES:] for name in record._blocks} >= set().union(*wanted.values())
@@ -117,13 +120,15 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_routers_know_what_the_ledger_finds(overlap: int) -> None:
-    names, compared = Counter[Place](), 0
+    names, compared, shared = Counter[Place](), 0, 0
     for seed in range(8):
         life = FollowedLife(seed, overlap)
         life.run(200)
         life.compare()
         names, compared = names + life.num_names, compared + life.num_compared
+        shared += life.num_shared
     assert compared > 100
+    assert shared > 10
     assert all(names[place] > 10 for place in Place)
 
 

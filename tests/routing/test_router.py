@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.memory.changes import Place
 from octavo.routing import router as routing
-from octavo.routing.reports import VERSION, Changes, Hello, Load, StepModel
+from octavo.routing.reports import VERSION, Changes, Hello, Load, Shared, StepModel
 from octavo.routing.router import Choice, NoReplica, RoutedPrompt, Router
 
 MODEL = StepModel(0.001, 0.0)
@@ -262,6 +262,19 @@ def test_each_fingerprint_has_its_own_names() -> None:
     assert set(router.fingerprints()) == {"f", "g"}
     router.on_gone("c")
     assert set(router.fingerprints()) == {"f"}
+
+
+def test_names_are_shared_where_any_replica_of_the_fingerprint_shares_them() -> None:
+    router = router_of(2)
+    router.on_hello("other", hello(2, "g"))
+    for replica_id, names in (("r0", (1, 2)), ("r1", (2, 3)), ("gone", (4,))):
+        router.on_shared(replica_id, Shared(b"".join((name << 4).to_bytes(8, "little") for name in names)))
+    assert router.fingerprints()["f"].shared == {1, 2, 3}
+    assert router.fingerprints()["g"].shared == set()
+    router.on_shared("r1", Shared(b""))
+    assert router.fingerprints()["f"].shared == {1, 2}
+    router.on_gone("r0")
+    assert router.fingerprints()["f"].shared == set()
 
 
 def test_a_replica_that_begins_again_is_known_to_hold_nothing() -> None:

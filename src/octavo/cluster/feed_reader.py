@@ -22,7 +22,7 @@ from octavo.cluster.child import ReplicaChild
 from octavo.cluster.fleet import Fleet, Replica
 from octavo.cluster.upstream import NotSent, OutgoingRequest, ReplicaLost, Upstream
 from octavo.errors import InvalidRequest
-from octavo.routing.reports import Changes, Hello, Load, Report, ReportSplitter
+from octavo.routing.reports import Changes, Hello, Load, Report, ReportSplitter, Shared
 from octavo.routing.router import Router
 
 FEED_PATH = "/replica/feed"
@@ -109,6 +109,8 @@ class FeedReader:
                 self._router.on_hello(replica.replica_id, hello)
             case Changes():
                 self._router.on_changes(replica.replica_id, report)
+            case Shared():
+                self._router.on_shared(replica.replica_id, report)
             case Load():
                 self._router.on_load(replica.replica_id, report, time.monotonic())
 

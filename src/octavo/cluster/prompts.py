@@ -31,6 +31,7 @@ from octavo.engine.no_engine import NoEngine
 from octavo.engine.port import Submit
 from octavo.grammar import Grammar
 from octavo.memory.names import NameChain, hits_max, root_name, salted_root
+from octavo.memory.quota import SHARED
 from octavo.routing.reports import pack_names, unpack_names
 from octavo.routing.router import NamingScheme
 from octavo.sampling.grammars import CompiledGrammar
@@ -106,12 +107,22 @@ async def names_of(request: EngineRequest, namings: Mapping[str, NamingScheme]) 
         size, stop = naming.block_size, hits_max(len(tokens), naming.block_size)
         root = root_name(request.tenant.encode(errors="surrogatepass"), *naming.root_parts)
         chain = NameChain(salted_root(root, request.cache_salt), size)
+        if naming.shared and not request.cache_salt:
+            chain.begin_with_shared(_shared_names(tokens[: stop * size], naming))
         for begin in range(0, stop, _BLOCKS_AT_ONCE):
             if begin:
                 await asyncio.sleep(0)
             chain.extend(tokens[: min(stop, begin + _BLOCKS_AT_ONCE) * size])
         names[fingerprint] = unpack_names(pack_names(chain.names))
     return names
+
+
+def _shared_names(tokens: array[int], naming: NamingScheme) -> list[bytes]:
+    """The leading names that the operator shares with all tenants. O(all shared names)."""
+    chain = NameChain(root_name(SHARED.encode(), *naming.root_parts), naming.block_size)
+    chain.extend(tokens[: len(naming.shared) * naming.block_size])
+    is_shared = [name in naming.shared for name in unpack_names(pack_names(chain.names))]
+    return chain.names[: is_shared.index(False) if False in is_shared else None]
 
 
 class _CapturingHost(NoEngine):

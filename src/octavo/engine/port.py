@@ -285,7 +285,7 @@ class Port:
 
     def follow_places(self) -> PlaceChanges:
         """Arrivals and departures of names from now on, for one receiver."""
-        return PlaceChanges(self._scheduler.ledger)
+        return PlaceChanges(self._scheduler.ledger, self._scheduler.pins.shared_names)
 
     def answer(self, command: Command[ReplyT], now: float) -> object:
         """Execute it; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""

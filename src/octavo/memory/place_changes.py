@@ -7,8 +7,9 @@ changes. This module knows no reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from octavo.memory.changes import Place
 from octavo.memory.ledger import Ledger
@@ -26,10 +27,15 @@ ByPlace = dict[Place, NamesOfPlace]
 
 
 class PlaceChanges:
-    """The changes of one ledger from now on. On the engine's thread."""
+    """The changes of one ledger from now on. On the engine's thread.
 
-    def __init__(self, ledger: Ledger) -> None:
+    `shared_names`: those that the operator shares with all tenants now; the mapping is read at each call.
+    """
+
+    def __init__(self, ledger: Ledger, shared_names: Mapping[bytes, int] = MappingProxyType({})) -> None:
         self._ledger = ledger
+        self._shared_names = shared_names
+        self.shared = frozenset[bytes]()  # as of the last `take_shared`
         ledger.history.moves = []
 
     def take(self) -> ByPlace:
@@ -44,6 +50,13 @@ class PlaceChanges:
             names = found.setdefault(place, NamesOfPlace())
             (names.added if is_added else names.removed).append(name)
         return found
+
+    def take_shared(self) -> bool:
+        """Update `shared`; whether it has changed. O(shared names)."""
+        if self._shared_names.keys() == self.shared:
+            return False
+        self.shared = frozenset(self._shared_names)
+        return True
 
     def names(self) -> list[bytes]:
         """All findable names, and perhaps some others; a name in the pool and in an offload tier twice.

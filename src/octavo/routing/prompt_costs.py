@@ -64,6 +64,7 @@ class KnownReplica:
     sent: dict[str, SentPrompt] = field(default_factory=dict)  # without a first token, and in no load
     sent_sums: list[float] = field(default_factory=lambda: [0.0] * LENGTHS)
     num_sent: int = 0
+    shared: frozenset[int] = frozenset()  # names that its operator shares with all tenants
 
     def num_longer(self, length: int) -> int:
         """The number of queued prompts that a prompt of this class would delay."""

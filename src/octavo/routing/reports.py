@@ -2,6 +2,7 @@
 
     Hello                        once, first: the replica's identity
     Changes, Changes, ...        all names that it holds, then those that it gains and loses
+    Shared                       the names that its operator shares with all tenants, after each change
     Load                         its queue and its step times, ten times a second while it works
 
     frame    [ length, 4 bytes, little endian | msgpack ]
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -69,6 +71,13 @@ class Changes(msgspec.Struct, frozen=True, tag="changes"):
                 raise ValueError(f"{what} has {len(data):,} bytes; allowed: a multiple of {NAME_BYTES}")
 
 
+class Shared(msgspec.Struct, frozen=True, tag="shared"):
+    """All names of blocks that the operator shares with all tenants. In a tenant's chain they come before the
+    tenant's own names."""
+
+    names: Names
+
+
 class StepModel(msgspec.Struct, frozen=True):
     """The times of steps in seconds, as `step/step_times.py` has measured them."""
 
@@ -107,7 +116,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     prompts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=LENGTHS)] = ()  # their number, by class
 
 
-Report = Hello | Changes | Load
+Report = Hello | Changes | Shared | Load
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Report)
@@ -116,6 +125,11 @@ _decoder = msgspec.msgpack.Decoder(Report)
 def pack_names(names: Iterable[bytes]) -> bytes:
     """The last 8 bytes of each name, one after another."""
     return b"".join([name[-NAME_BYTES:] for name in names])
+
+
+def shared_of(names: Iterable[bytes]) -> Shared:
+    """The report of shared names, of `NAMES_MAX` of them if there are more."""
+    return Shared(pack_names(islice(names, NAMES_MAX)))
 
 
 def unpack_names(data: bytes) -> list[int]:

@@ -24,7 +24,7 @@ from itertools import accumulate, islice
 from octavo.memory.changes import Place
 from octavo.routing.block_index import REPLICAS_MAX, BlockIndex, Run
 from octavo.routing.prompt_costs import CostSearch, KnownReplica, PromptCost, RoutedPrompt, SentPrompt
-from octavo.routing.reports import LENGTHS, Changes, Hello, Load, StepModel, unpack_names
+from octavo.routing.reports import LENGTHS, Changes, Hello, Load, Shared, StepModel, unpack_names
 
 MARGIN_S, MARGIN = 0.005, 0.05  # costs that differ by less than either count as equal
 SETTLE_S = 0.15  # the next load includes requests that were sent earlier
@@ -36,10 +36,12 @@ _FIRST_MODEL = StepModel(1e-4, 0.0)  # until a replica reports measured steps
 
 @dataclass(frozen=True, slots=True)
 class NamingScheme:
-    """How replicas of a fingerprint name blocks."""
+    """How replicas of a fingerprint name blocks. `shared`: the names that the operator shares with all
+    tenants, in the form of reports."""
 
     root_parts: tuple[bytes, ...]
     block_size: int
+    shared: frozenset[int] = frozenset()
 
 
 class NoReplica(enum.Enum):
@@ -132,7 +134,7 @@ class Router:
         model = self._models.get(hello.fingerprint, _FIRST_MODEL)
         replica = KnownReplica(replica_id, index, hello, model)
         self._replicas[replica_id] = self._by_index[index] = replica
-        self._namings[hello.fingerprint] = NamingScheme(hello.root_parts, hello.block_size)
+        self._update_naming(hello.fingerprint)
         insort(self._order, (replica.free_at, index))
         for point in range(_POINTS):
             insort(self._ring, (_hash(f"slot {hello.slot}, point {point}".encode()), index))
@@ -148,6 +150,12 @@ class Router:
             self.index.remove(replica.index, changes.place, unpack_names(changes.removed))
         if changes.added:
             self.index.add(replica.index, changes.place, unpack_names(changes.added))
+
+    def on_shared(self, replica_id: str, report: Shared) -> None:
+        """Replace the names that the replica's operator shares. O(shared names of all replicas)."""
+        if (replica := self._replicas.get(replica_id)) is not None:
+            replica.shared = frozenset(unpack_names(report.names))
+            self._update_naming(replica.hello.fingerprint)
 
     def on_load(self, replica_id: str, load: Load, now: float) -> None:
         """Replace the replica's load."""
@@ -171,13 +179,20 @@ class Router:
         if replica is None:
             return
         index, fingerprint = replica.index, replica.hello.fingerprint
-        if all(left.hello.fingerprint != fingerprint for left in self._replicas.values()):
-            del self._namings[fingerprint]
+        self._update_naming(fingerprint)
         self._unplace(replica)
         del self._by_index[index]
         self.index.drop(index)
         self._ring = [point for point in self._ring if point[1] != index]
         self._expected = {name: at for name, at in self._expected.items() if at != index}
+
+    def _update_naming(self, fingerprint: str) -> None:
+        replicas = [known for known in self._replicas.values() if known.hello.fingerprint == fingerprint]
+        if not replicas:
+            del self._namings[fingerprint]
+            return
+        hello, shared = replicas[0].hello, frozenset[int]().union(*(known.shared for known in replicas))
+        self._namings[fingerprint] = NamingScheme(hello.root_parts, hello.block_size, shared)
 
     # -- requests
 

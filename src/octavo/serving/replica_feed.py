@@ -20,7 +20,7 @@ from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.memory.changes import Place
 from octavo.memory.names import root_name
 from octavo.memory.place_changes import ByPlace, NamesOfPlace, PlaceChanges
-from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_frame, pack_names
+from octavo.routing.reports import NAMES_MAX, VERSION, Changes, Hello, encode_frame, pack_names, shared_of
 from octavo.routing.slots import ReplicaStart
 
 UNREAD_BYTES_MAX = 8 << 20  # a million names
@@ -123,7 +123,7 @@ class FeedSubscriber:
         """Queue the next part of the names, if any is left and the reader keeps up. O(`_PART_NAMES`), the
         first time O(names)."""
         if self._rest is None:
-            self._put(encode_frame(Changes(Place.POOL, cleared=True)))
+            self._put(encode_frame(Changes(Place.POOL, cleared=True)) + _shared_frame(places))
             self._rest = places.names()
         if not self._rest or self._num_bytes > _AHEAD_BYTES:
             return
@@ -178,10 +178,10 @@ class ReplicaFeed:
         """After a step: queue the changes, and the next part of the names for readers that lack it.
         O(changes)."""
         assert self._places is not None
-        changes = self._places.take()
+        changes, has_shared = self._places.take(), self._places.take_shared()
         if not self._readers:
             return
-        data = frames_of(changes)
+        data = frames_of(changes) + (_shared_frame(self._places) if has_shared else b"")
         for reader in self._readers:
             if data:
                 reader.put(data)
@@ -201,6 +201,10 @@ def frames_of(changes: ByPlace) -> bytes:
     return b"".join(
         encode_frame(report) for place, names in changes.items() for report in _reports(place, names)
     )
+
+
+def _shared_frame(places: PlaceChanges) -> bytes:
+    return encode_frame(shared_of(places.shared))
 
 
 def _reports(place: Place, names: NamesOfPlace) -> Iterator[Changes]:
