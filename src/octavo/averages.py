@@ -26,7 +26,7 @@ class FadingAverage:
         self._measured_at = now
 
     def at(self, now: float) -> float | None:
-        """Its value at `now` seconds; None: nothing was measured."""
+        """The average at `now` seconds; None: nothing was measured."""
         if self._average is None:
             return None
         return self._average * math.exp2(-(now - self._measured_at) / self._half_life_s)

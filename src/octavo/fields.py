@@ -86,7 +86,7 @@ class Fields:
         return tuple(float(item) for item in items)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """The same, with `defaults` for absent keys; null stays null."""
+        """These fields, with `defaults` for absent keys; null stays null."""
         return Fields(self.source, {**defaults, **self.values})
 
     def inner(self, key: str) -> Fields:

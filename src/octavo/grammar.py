@@ -66,7 +66,7 @@ class Grammar:
         return self.kind is GrammarKind.JSON_SCHEMA or self.param.startswith("tools")
 
     def of_tenant(self, tenant: str) -> Grammar:
-        """The same, compiled for this tenant."""
+        """This grammar, compiled for a tenant."""
         return self if self.tenant == tenant else replace(self, tenant=tenant)
 
 
@@ -155,7 +155,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def of_choices(choices: object, param: str = "choice") -> Grammar:
-    """One of these texts, whole. Raises InvalidRequest."""
+    """A grammar of which each output is one of these texts. Raises InvalidRequest."""
     words = "a list of strings that are not empty"
     items = as_items(param, choices, words, CHOICES_MAX, of=f"number of {param}")
     if not items or not all(isinstance(item, str) and item for item in items):

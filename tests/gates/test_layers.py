@@ -13,7 +13,7 @@ import octavo
 
 ROOT = Path(octavo.__file__).parent
 
-MAP = ROOT.parents[1] / "docs" / "architecture.md"
+MAP = Path(__file__).parents[2] / "docs" / "architecture.md"
 # What the modules at the root may import of Octavo. Of the rooms, "Rooms" in docs/architecture.md says it.
 OF_MODULES: dict[str, set[str]] = {
     "types": {"params"},

@@ -43,7 +43,7 @@ def tokenization_of(given: Mapping[str, object] | None, truncate: int | None = N
 
 
 def each_params(given: object, count: int) -> list[SamplingParams | SamplerParams]:
-    """One for each of `count` prompts. Raises InvalidRequest."""
+    """The parameters of each of `count` prompts. Raises InvalidRequest."""
     if given is None:
         return [SamplingParams()] * count
     if isinstance(given, SamplingParams | SamplerParams):
@@ -66,7 +66,7 @@ def each_params(given: object, count: int) -> list[SamplingParams | SamplerParam
 
 
 def each_priority(given: int | Sequence[int] | None, count: int) -> list[int]:
-    """One for each of `count` prompts. Raises InvalidRequest."""
+    """The priority of each of `count` prompts. Raises InvalidRequest."""
     if given is None:
         return [0] * count
     each = cast("list[int]", [given] * count if is_number(given) else list(cast("Sequence[int]", given)))

@@ -85,7 +85,7 @@ def listed_prompts(given: object) -> list[object]:
 
 
 def read_prompt(given: object, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> ReadPrompt:
-    """One prompt. Raises InvalidRequest."""
+    """Convert a prompt. Raises InvalidRequest."""
     if isinstance(given, str):
         return ReadPrompt(tuple(tokenizer.encode(given, add_special_tokens)), given)
     if not isinstance(given, Mapping):

@@ -65,7 +65,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def work(self) -> StepWork:
-        """Its work."""
+        """What the step computed."""
         return StepWork(self.decoding, self.guesses, self.prompt, self.read, self.prompt_read)
 
 
@@ -96,7 +96,7 @@ class Calibration(msgspec.Struct, frozen=True):
         return _by_terms(self.terms, work) * self.corrections.get(size_of(work), 1.0)
 
     def between(self, work: StepWork) -> float:
-        """From the step's end to the start of the next one."""
+        """Seconds from the end of a step to the start of the next one."""
         return self.between_s + self.between_row_s * work.decoding
 
 

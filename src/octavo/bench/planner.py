@@ -109,7 +109,7 @@ class VirtualServer:
 
     @property
     def now(self) -> float:
-        """Its clock, in seconds."""
+        """The server's clock, in seconds."""
         return self._now
 
     @property
@@ -250,14 +250,14 @@ class Balancer(Protocol):
         """The server's index; None: all refuse it."""
 
     def follow(self, index: int) -> None:
-        """That server has run an iteration."""
+        """Take the reports of a server that has run an iteration."""
 
 
 class SingleServer:
     """The balancer of a single server."""
 
     def place(self, request: Request, now: float) -> int | None:
-        """The only one."""
+        """The only server."""
         return 0
 
     def follow(self, index: int) -> None:

@@ -57,13 +57,13 @@ def balancer_of(
 
 
 class RoundRobin:
-    """Each server in turn."""
+    """Chooses each server in turn."""
 
     def __init__(self, servers: Sequence[VirtualServer]) -> None:
         self._num_servers, self._next = len(servers), 0
 
     def place(self, request: Request, now: float) -> int | None:
-        """The next one."""
+        """The next server."""
         place, self._next = self._next, (self._next + 1) % self._num_servers
         return place
 
@@ -185,7 +185,7 @@ class _Feed:
         self.loaded_at = -LOAD_EVERY_S
 
     def take(self, now: float) -> bytes:
-        """The new frames."""
+        """The frames since the last call."""
         data = frames_of(self._places.take())
         if now - self.loaded_at >= LOAD_EVERY_S or self._server.is_idle:
             self.loaded_at = now

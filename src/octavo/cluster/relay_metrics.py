@@ -73,7 +73,7 @@ class RelayMetrics:
         return own | asdict(self._counts)
 
     def render(self) -> bytes:
-        """In Prometheus' text format."""
+        """The relay's metrics, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

@@ -62,7 +62,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: Table = {}
 
     def check(self) -> ClusterSpec:
-        """The same spec, validated. Raises ConfigError."""
+        """Validate the spec and return it. Raises ConfigError."""
         for name, value, low in (
             ("--min-replicas", self.min_replicas, 1),
             ("--max-replicas", self.max_replicas, self.min_replicas),

@@ -70,7 +70,7 @@ class OutgoingRequest:
 
     @classmethod
     def of(cls, request: Request, body: Sequence[bytes] = ()) -> OutgoingRequest:
-        """Of a client's request, whose body was read."""
+        """The request to a replica for a client's request, whose body was read."""
         headers = dict[str, str]()
         for name, value in request.headers.items():
             if name in PASSED_HEADERS:

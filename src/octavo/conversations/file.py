@@ -55,7 +55,7 @@ class RecordFile:
         self._vanished: Path | None = None  # the path logged last as missing; the writer's
 
     def put(self, record: Record) -> None:
-        """Write its row."""
+        """Write the row of a record."""
         self._submit(lambda: self._write(record, durable=False))
 
     def touch(self, record: Record) -> None:

@@ -48,7 +48,7 @@ def is_in_progress(response_id: str) -> PreviousBusy:
 
 
 def no_previous(error: UnknownSession) -> UnknownSession:
-    """The same error, for the response to continue."""
+    """The error for an unknown response to continue."""
     return UnknownSession(str(error), param="previous_response_id", code="previous_response_not_found")
 
 

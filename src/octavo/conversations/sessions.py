@@ -136,7 +136,7 @@ class Sessions:
         return await self._view(self._store.find(tenant, session_id))
 
     def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]:
-        """All its tokens."""
+        """All tokens of a session."""
         return tuple(self._store.find(tenant, session_id).tokens)
 
     async def delete(self, tenant: str, session_id: str) -> SessionView:

@@ -38,7 +38,7 @@ class PackedRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, record: Record) -> PackedRecord:
-        """O(tokens)."""
+        """A record as its row. O(tokens)."""
         return cls(to_row(record), record.num_said)  # type: ignore[arg-type]  # its columns
 
     def record(self) -> Record:
@@ -98,7 +98,7 @@ class StoreCalls:
     def fork(
         self, source: RecordName, turn: int | None, ttl_s: float | None, response: NewResponse | None
     ) -> PackedRecord:
-        """Of the current source."""
+        """Fork the current version of the source."""
         found = self._store.find_again(source.record())
         return PackedRecord.of(self._store.fork(found, turn, ttl_s, response))
 
@@ -111,7 +111,7 @@ class StoreCalls:
         return self._store.attach(response)
 
     def find(self, tenant: str, session_id: str, kind: ConversationKind) -> PackedRecord:
-        """With its tokens."""
+        """The record, with its tokens."""
         return PackedRecord.of(self._store.find(tenant, session_id, kind))
 
     def has(self, session_id: str) -> bool:
@@ -211,7 +211,7 @@ class RemoteStore:
         ttl_s: float | None = None,
         response: NewResponse | None = None,
     ) -> Record:
-        """O(tokens)."""
+        """As the store's. O(tokens)."""
         return self._call(StoreCalls.fork, RecordName.of(source), turn, ttl_s, response).record()
 
     def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[Record]:
@@ -225,11 +225,11 @@ class RemoteStore:
         return False
 
     def find(self, tenant: str, session_id: str, kind: ConversationKind = ConversationKind.SESSION) -> Record:
-        """O(tokens)."""
+        """As the store's. O(tokens)."""
         return self._call(StoreCalls.find, tenant, session_id, kind).record()
 
     def find_again(self, record: Record) -> Record:
-        """O(tokens)."""
+        """As the store's. O(tokens)."""
         return self.find(record.tenant, record.session_id, record.kind)
 
     def has(self, session_id: str) -> bool:
@@ -259,7 +259,7 @@ class RemoteStore:
         return max(0.0, record.expires - (time.monotonic() + self._ahead_s))
 
     def begin_turn(self, record: Record, turn: str) -> Record:
-        """O(tokens)."""
+        """As the store's. O(tokens)."""
         return self._call(StoreCalls.begin_turn, RecordName.of(record), turn).record()
 
     # Ends of turns ignore failures: without the engine, its process has ended the turn.
@@ -303,7 +303,7 @@ class RemoteStore:
         return self._begin(StoreCalls.sync_blocks, list(slots))
 
     def num_recoveries(self) -> int:
-        """Of the engine."""
+        """How often the engine has recovered."""
         return self._call(StoreCalls.num_recoveries)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class RemoteStore:
     def _begin_plain(
         self, method: Callable[Concatenate[StoreCalls, P], None], *arguments: P.args, **none: P.kwargs
     ) -> None:
-        """Without waiting: later calls are executed after it."""
+        """Send a call without waiting: later calls are executed after it."""
         self._link(method.__name__, arguments, None)
 
     def _begin(

@@ -46,7 +46,7 @@ class DeviceBlocks:
             self._begun = begun
 
     def read_block(self, block: int) -> memoryview:
-        """Its bytes, until the next call."""
+        """The bytes of a block, valid until the next call."""
         self._copy(self._buffer, self.pool.data[block])
         return _bytes_of(self._buffer).toreadonly()
 

@@ -194,7 +194,7 @@ class KernelSampler:
         return draws.draw_greedily(logits)
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor, *, is_filtered: bool) -> Tensor:
-        """One token for each row."""
+        """Draw one token for each row."""
         at_once = _FILTERED_ROWS if is_filtered else logits.shape[0]
         parts = [
             draws.draw(own, self._rows.drawn, of_row, before, is_filtered=is_filtered)

@@ -99,7 +99,7 @@ class StepSize:
 
 
 def size_of(shape: StepShape, sizes: AttentionSizes) -> StepSize:
-    """A step's own."""
+    """The size of a step, without padding."""
     lengths = shape.lengths
     is_single = lengths == 1
     tiles = int((-(-lengths[~is_single] // sizes.tokens_per_tile)).sum())

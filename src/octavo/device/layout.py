@@ -75,7 +75,7 @@ class Layout:
         return self.keys_at(layer) + self.bytes_of_keys
 
     def scales_at(self, layer: int) -> int:
-        """Where K's scales of a layer begin; V's follow them."""
+        """Where the scales of K of a layer begin; those of V follow."""
         return self.keys_at(layer) + 2 * self.bytes_of_keys
 
 
@@ -93,7 +93,7 @@ class DevicePool:
 
     @property
     def num_blocks(self) -> int:
-        """N."""
+        """N, the number of blocks."""
         return self.data.shape[0]
 
     def keys(self, layer: int) -> torch.Tensor:

@@ -94,7 +94,7 @@ class TorchSampler:
         return greedy_tokens(logits)
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor, *, is_filtered: bool) -> Tensor:
-        """One token for each row."""
+        """Draw one token for each row."""
         return draw(logits, params_of(self._rows.drawn[rows]), positions, is_filtered=is_filtered)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,7 +103,7 @@ class TorchSampler:
 
 
 def params_of(drawn: Tensor) -> DrawParams:
-    """From rows (S, 9) int32 in the layout of `DeviceRows`."""
+    """The parameters in rows (S, 9) int32, in the layout of `DeviceRows`."""
     bits = drawn[:, TOP_P:TOP_K].clone(memory_format=torch.contiguous_format)  # aligned for float64
     floats, wide = bits.view(torch.float64), drawn.to(torch.int64)
     return DrawParams(

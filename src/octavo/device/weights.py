@@ -131,6 +131,6 @@ def own(vector: Vector) -> Tensor:
 
 
 def own_matrix(matrix: Matrix) -> DeviceMatrix:
-    """The same for a matrix."""
+    """A matrix of the device's own."""
     assert isinstance(matrix, DeviceMatrix), "another backend's matrix"
     return matrix

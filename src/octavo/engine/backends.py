@@ -136,7 +136,7 @@ def _find_obstacle() -> str | None:
 
 
 def _missing(packages: Sequence[str] = _PACKAGES) -> str | None:
-    """One of them that is not installed."""
+    """One of these packages that is not installed."""
     for name in packages:
         if importlib.util.find_spec(name) is None:
             return name

@@ -59,10 +59,10 @@ class PlaceReceiver(Protocol):
     """Receives names without tokens. Called on the engine's thread, must not wait: a `ReplicaFeed`."""
 
     def begin(self, places: PlaceChanges) -> None:
-        """A ledger is new."""
+        """Follow a new ledger."""
 
     def hand_over(self) -> None:
-        """A step has ended."""
+        """Take the changes of the step that has ended."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -291,7 +291,7 @@ class Engine:
 
 
 def describe(error: BaseException) -> str:
-    """Its class and its text."""
+    """The class and the text of an error."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -248,7 +248,7 @@ class EngineHost:
     # -- the engine's thread
 
     def _deliver(self, updates: list[Update]) -> None:
-        """Once per step: one call for each receiver."""
+        """Deliver the updates of a step, with one call for each receiver."""
         by_receiver: dict[int, tuple[Receiver, list[Update]]] = {}
         ended: list[_OpenRequest] = []
         with self._lock:
@@ -309,7 +309,7 @@ class EngineHost:
 
 
 def _end_each(lost: dict[int, _OpenRequest], reason: str) -> None:
-    """One call for each receiver."""
+    """End the requests, with one call for each receiver."""
     by_receiver: dict[int, tuple[Receiver, list[int]]] = {}
     for request_id, one in lost.items():
         by_receiver.setdefault(id(one.receiver), (one.receiver, []))[1].append(request_id)

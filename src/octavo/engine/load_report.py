@@ -75,7 +75,7 @@ class LoadReporter:
         return min(found, sequence.known)
 
     def _model(self, num_decoding: int, num_prompts: int) -> StepModel | None:
-        """What steps take now; None: too few were measured."""
+        """The times of steps; None: too few were measured."""
         scheduler = self._scheduler
         times, step_tokens = scheduler.context.times, scheduler.context.step_tokens
         whole_s = times.predicted_s(StepWork(prompt=step_tokens))

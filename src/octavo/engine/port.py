@@ -212,7 +212,7 @@ class ConfirmSuspended(Command[SessionBlocks], frozen=True, tag=True):
 
 
 class AbandonSuspension(Command[None], frozen=True, tag=True):
-    """It could not be suspended: it keeps its blocks as before."""
+    """A session could not be suspended: it keeps its blocks as before."""
 
     session_id: str
 
@@ -362,7 +362,7 @@ class Port:
         return None if self._pressure is None else self._pressure.idle_at(self._scheduler.resizer)
 
     def retire(self) -> None:
-        """Another scheduler replaces this one: keep its counts."""
+        """Keep the counts of the scheduler, which another one replaces."""
         counters, s = self._counters, self._scheduler
         counters.preemptions_before += s.live.num_preemptions
         counters.kept_before += s.staging.num_kept

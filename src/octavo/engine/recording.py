@@ -223,7 +223,7 @@ class Recorder:
         self._write(Refused())
 
     def expire(self, now: float) -> None:
-        """A step begins."""
+        """Record that a step begins."""
         self._write(Expired(now))
         if now >= self._flush_at:
             self._flush_at = now + _FLUSH_S

@@ -84,7 +84,7 @@ class DeltaStream:
         self._cancel(self._request_id, None)
 
     def abandon(self) -> None:
-        """Its event loop was closed: no more deltas will come."""
+        """End the stream, because its event loop was closed."""
         if self.follower is not None:
             self.follower.end()
 

@@ -189,7 +189,7 @@ class Submitter:
     # -- the engine's thread, or the one that reads from its process
 
     def deliver(self, updates: list[Update]) -> None:
-        """Once per step: group by event loop, one call into each."""
+        """Deliver the updates of a step, with one call into each event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, list[Update]]]] = {}
         by_stream: dict[int, list[Update]] = {}
         for update in updates:

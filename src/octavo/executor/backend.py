@@ -155,5 +155,5 @@ class HostBackend(Backend):
         return Runner(forward, config, transfers, grammars)
 
     def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """In turn, or ahead on a thread."""
+        """An executor that runs plans in turn, or ahead on a thread."""
         return ThreadedExecutor(runner) if overlap else InlineExecutor(runner)

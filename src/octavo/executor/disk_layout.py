@@ -41,7 +41,7 @@ class Extents:
         return self.num_slots // self.lanes * self.stripe_bytes
 
     def offset(self, slot: int, piece: int) -> int:
-        """Where a piece of a slot begins."""
+        """The offset of a piece of a slot."""
         stripe, lane = divmod(slot, self.lanes)
         return stripe * self.stripe_bytes + (piece * self.lanes + lane) * self.piece_bytes
 

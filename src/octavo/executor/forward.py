@@ -183,7 +183,7 @@ class HostBlocks:
         self.bytes_per_block = data.shape[1]
 
     def read_block(self, block: int) -> memoryview:
-        """Its bytes."""
+        """The bytes of a block."""
         return memoryview(self._data[block]).toreadonly()
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:

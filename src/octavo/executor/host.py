@@ -138,7 +138,7 @@ class TieredStore:
         self._host, self._disk = host, disk
 
     def host_of(self, slot: int) -> HostStore | None:
-        """Where the slot lies in host memory."""
+        """The place of a slot in host memory."""
         return self._host if slot < self._host.num_slots else None
 
     def entries(self) -> list[tuple[bytes, int]]:

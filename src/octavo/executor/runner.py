@@ -51,7 +51,7 @@ def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
 
 
 def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:
-    """The same for a model that is not loaded."""
+    """The KV shape of a model that is not loaded."""
     return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size, kv)
 
 

@@ -65,7 +65,7 @@ class BlockStore(Protocol):
         """Where the disk slots lie in their file, numbered from 0 without the host slots; None: no disk."""
 
     def host_of(self, slot: int) -> HostStore | None:
-        """Where the slot lies in host memory; None: it does not."""
+        """The place of a slot in host memory; None: it is not there."""
 
     def is_listed(self, slot: int, name: bytes) -> bool:
         """Whether a restart finds that name in the slot."""

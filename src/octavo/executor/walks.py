@@ -30,7 +30,7 @@ class _VerifyState:
 
     @property
     def row(self) -> int:
-        """The sequence's."""
+        """The row of the sequence."""
         return self.draw.row
 
     @property

@@ -168,7 +168,7 @@ def view_tables(live: LiveSequences, blocks: VisibleBlocks) -> Iterator[TableVie
 
 
 def view_pin(pin: Pin, now: float) -> PinView:
-    """One pin."""
+    """The view of a pin."""
     return PinView(
         now=now,
         tenant=pin.tenant,
@@ -292,5 +292,5 @@ def view_tier(transfers: Transfers, cold_blocks_per_s: float | None) -> TierView
 
 
 def _num_kept(pin: Pin) -> int:
-    """Its blocks in the tier that only damage drops."""
+    """The session's blocks in the tier that only damage drops."""
     return len(pin.names) - len(pin.missing) if pin.is_kept else 0

@@ -269,7 +269,7 @@ class PreparedRows(Protocol):
     """A compiled function of rows, for many calls, one call at a time."""
 
     def __call__(self, x: Floats) -> Floats:
-        """Its result for rows x (R, width), valid until the next call."""
+        """The result for rows x (R, width), valid until the next call."""
 
     def argmax(self, x: Floats) -> Ints:
         """(R,): the lowest index of the largest number in each row of its result; -1 for a row that holds
@@ -343,4 +343,4 @@ class Ops(StepOps[Floats, Ints, KvPool], WeightOps, Protocol):
         """The step for sequences with some blocks in slots; None: not supported."""
 
     def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
-        """The same for a function of rows (R, width)."""
+        """Prepare a function of rows (R, width)."""

@@ -97,7 +97,7 @@ class RowNorm(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope(Node):
-    """Rope."""
+    """Rotary position embedding of x."""
 
     x: Node
     cos: Vector
@@ -201,7 +201,7 @@ class NodeRecorder:
         return self.note(Gather(x, widths))
 
     def columns(self, x: Node, first: int, last: int) -> Columns:
-        """Some of x."""
+        """Columns [first, last) of x."""
         return self.note(Columns(x, first, last))
 
     def take(self, x: Node, rows: StepArray) -> Take:

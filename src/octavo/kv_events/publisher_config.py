@@ -59,7 +59,7 @@ class PublisherConfig:
         return f"kv@{host}:{port}@{model}" if self.endpoint.startswith("tcp:") else f"kv@{host}@{model}"
 
     def source(self, model: str) -> EventSource:
-        """Its entry in `GET /kv_event_sources`."""
+        """The entry in `GET /kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

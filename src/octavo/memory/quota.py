@@ -100,7 +100,7 @@ class Quotas:
         return self._pool.charged[self.owner(tenant)]
 
     def cached(self, tenant: str) -> int:
-        """Its cached blocks."""
+        """The tenant's cached blocks."""
         return self._pool.cached[self.owner(tenant)]
 
     def room(self, owner: int) -> int:

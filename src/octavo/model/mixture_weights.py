@@ -39,7 +39,7 @@ class _MixtureSizes:
         return (self.hidden, self.inner) if part == "down" else (self.inner, self.hidden)
 
     def own(self, part: str) -> range:
-        """The rank's rows."""
+        """The rows of a part that this rank reads."""
         return self.split.rows(self.shape(part)[0])
 
 

@@ -249,7 +249,7 @@ class WeightReader:
         return self._vector(name, size)
 
     def _own(self, vector: Floats | None) -> Vector | None:
-        """In the backend's form."""
+        """The tensor in the backend's form."""
         return None if vector is None else self._ops.vector(vector)
 
     def _vector(self, name: str, size: int) -> Floats:

@@ -79,7 +79,7 @@ class RopeSpec:
         return self
 
     def table(self, context_length: int) -> RopeTable:
-        """For positions 0 to context_length - 1."""
+        """The tables for positions 0 to context_length - 1."""
         inverse = self.inverse_frequencies(context_length)
         angles = np.arange(context_length, dtype=np.float32)[:, None] * inverse[None, :]
         factor = np.float32(self.attention_factor)

@@ -89,7 +89,7 @@ class Mixture:
 
     @property
     def linears(self) -> list[Linear]:
-        """All of them."""
+        """The router's and all experts' linear layers."""
         parts = [[expert.gate, expert.up, expert.down] for expert in self.experts]
         return [self.router, *(linear for part in parts for linear in part)]
 
@@ -116,14 +116,14 @@ class LayerWeights:
 
     @property
     def linears(self) -> list[Linear]:
-        """Those that it has."""
+        """The linear layers that are not None."""
         all_of_them = (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
         routed = [] if self.mixture is None else self.mixture.linears
         return [linear for linear in all_of_them if linear is not None] + routed
 
     @property
     def norms(self) -> list[Norm]:
-        """Those that it has."""
+        """The norms that are not None."""
         behind = (self.attention_post_norm, self.ffn_post_norm)
         all_of_them = (self.attention_norm, self.q_norm, self.k_norm, self.ffn_norm, *behind)
         return [norm for norm in all_of_them if norm is not None]

@@ -38,7 +38,7 @@ class Split:
         return self.num_ranks == 1
 
     def of(self, rank: int) -> Split:
-        """Another rank's."""
+        """The split of another rank."""
         return Split(rank, self.num_ranks)
 
     def starts(self, count: int) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Split:
         return tuple(count // unit * rank // self.num_ranks * unit for rank in range(self.num_ranks + 1))
 
     def rows(self, count: int) -> range:
-        """Its own."""
+        """The rows of this rank."""
         starts = self.starts(count)
         return range(starts[self.rank], starts[self.rank + 1])
 
@@ -56,7 +56,7 @@ class Split:
         return tuple(last - first for first, last in itertools.pairwise(self.starts(count)))
 
     def heads(self, num_heads: int) -> range:
-        """Its query heads."""
+        """The query heads of this rank."""
         each = num_heads // self.num_ranks
         return range(self.rank * each, (self.rank + 1) * each)
 

@@ -141,7 +141,7 @@ def _read_feed_forward(reader: WeightReader, layer: int) -> _FeedForward:
 
 
 def _read_inner(reader: WeightReader, role: str, layer: int, inner: int) -> Linear:
-    """A gate or up."""
+    """A gate or up projection."""
     shape = (inner, reader.description.spec.hidden_size)
     return reader.linear(role, layer, shape, own=reader.split.rows(inner))
 

@@ -109,7 +109,7 @@ class Pins:
         return self._by_tenant.get(tenant, 0) - soft
 
     def kept(self, *, hard_only: bool = False) -> dict[str, int]:
-        """The same for every tenant that has any. O(tenants)."""
+        """`blocks_of` for every tenant that has any. O(tenants)."""
         return {tenant: self.blocks_of(tenant, hard_only=hard_only) for tenant in self._by_tenant}
 
     def num_of(self, tenant: str) -> int:

@@ -21,7 +21,7 @@ class AcceptedRequests(Protocol):
     """The accepted requests that have not ended."""
 
     def requests(self) -> list[Request]:
-        """All of them."""
+        """All accepted requests."""
 
     def running_requests(self) -> list[Request]:
         """Requests with a running sequence."""

@@ -68,7 +68,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """Its state, from its turn and pins."""
+        """The session's state, which follows from its turn and pins."""
         if self.turn is not None:
             return SessionState.ACTIVE
         if self.resumed is not None:

@@ -491,5 +491,5 @@ class Transfers:
 
 
 def _common_names(tenant: str, chain: NameChain) -> frozenset[bytes]:
-    """Those of these names that all tenants share. O(names)."""
+    """The names of a chain that all tenants share. O(names)."""
     return frozenset(chain.names if tenant == SHARED else chain.names[: chain.num_shared])

@@ -188,7 +188,7 @@ class WarmPins:
         return None
 
     def requeue(self, name: bytes) -> None:
-        """Its store cannot begin now: retry first."""
+        """Retry a store first, which could not begin."""
         if name in self._waiting:
             self._pending_stores.appendleft(name)
 
@@ -198,7 +198,7 @@ class WarmPins:
             self._failed[name] = None
 
     def stored(self, name: bytes) -> None:
-        """Its bytes are in the tier."""
+        """Record that the bytes of a name are in the tier."""
         for pin in self._waiting.pop(name, ()):
             pin.missing.discard(name)
             self._settle(pin)

@@ -89,7 +89,7 @@ class Matcher:
         self._ahead: list[int] = []  # forced tokens that were found and not accepted yet, in reverse order
 
     def copy(self) -> Matcher:
-        """For a fork."""
+        """A copy for a fork."""
         twin = Matcher(self._compiled, self._inner.deep_copy(), self._num_words, self._end_id)
         twin._ahead = list(self._ahead)
         return twin

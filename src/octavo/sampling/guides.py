@@ -77,7 +77,7 @@ class Guide:
             self._answer()
 
     def copy(self) -> Guide:
-        """For a fork."""
+        """A copy for a fork."""
         twin = object.__new__(Guide)
         twin._grammars, twin._grammar, twin._thinking = self._grammars, self._grammar, self._thinking
         twin._phase, twin._num_thought = self._phase, self._num_thought

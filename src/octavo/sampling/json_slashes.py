@@ -73,7 +73,7 @@ class SlashMatcher:
         self._without: llguidance.LLMatcher | None = None  # the state without that backslash
 
     def deep_copy(self) -> SlashMatcher:
-        """For a fork."""
+        """A copy for a fork."""
         twin = SlashMatcher(self._inner.deep_copy(), self._slashes)
         twin._is_inside = self._is_inside
         twin._without = None if self._without is None else self._without.deep_copy()

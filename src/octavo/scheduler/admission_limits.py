@@ -77,7 +77,7 @@ class AdmissionLimits:
         self._released_tables, self._released_blocks = [], set()
 
     def release_holds(self, sequence: Sequence) -> None:
-        """It is admitted or loaded: release the holds that block it."""
+        """Release the holds that block a sequence which is admitted or loaded."""
         if self._released_tables or self.is_crowded(sequence):
             self._soft_holds.reclaim_soft_holds(sequence.request)
             self.note_holds_released()

@@ -236,7 +236,7 @@ class Admission:
     # -- one sequence
 
     def _examine(self, sequence: Sequence) -> int | None:
-        """Its hits, or None while it waits for blocks that will come."""
+        """The sequence's hits, or None while it waits for blocks that will come."""
         num_leaders = len(self._prefixes.leaders)
         num_hits = self._prefixes.examine(sequence)
         if len(self._prefixes.leaders) > num_leaders:

@@ -92,7 +92,7 @@ class VirtualTokenCounter:
         self._weights.clear()
 
     def admit(self, sequence: Sequence) -> None:
-        """It is admitted: the rest of its prompt will be computed."""
+        """Record an admission: the rest of the prompt will be computed."""
         self.admitted[sequence.request.tenant] += sequence.num_prompt_unserved
 
     def withdraw(self, sequence: Sequence) -> None:

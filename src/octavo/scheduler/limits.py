@@ -70,7 +70,7 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
 
 
 def _length_text(request: Request) -> str:
-    """Its greatest length, as text."""
+    """The greatest length of a request, as text."""
     prompt, params = f"prompt of {len(request.prompt):,} tokens", request.params
     if params.pooling is not None:
         return prompt

@@ -65,7 +65,7 @@ class LiveSequences:
         return list(self.unfinished.get(request_id, ()))
 
     def heads_of(self, request_id: int) -> list[Sequence]:
-        """The same, but of a beam group only its leader."""
+        """These sequences, but of a beam group only the leader."""
         sequences = self.sequences_of(request_id)
         return [s for s in sequences if s.group is None or s.group.leader is s]
 

@@ -110,7 +110,7 @@ class LongContexts:
         return long
 
     def on_queued(self, request: Request) -> None:
-        """It is queued."""
+        """Claim slots of the tier for a request that was queued."""
         if request.hot_blocks:
             slots = slots_needed(request, self._context.ledger.block_size)
             self._claims[request.request_id] = (request.tenant, slots)

@@ -108,7 +108,7 @@ class PrefixLookup:
         self._transfers.fetch(sequence.seq_id, request.tenant, sequence.rank, chain, names)
 
     def await_blocks(self, sequence: Sequence) -> None:
-        """It waits for blocks that are being loaded."""
+        """Let a sequence wait for blocks that are being loaded."""
         sequence.await_blocks(self._context.now)
 
     def num_to_compute(self, sequence: Sequence, num_hits: int) -> int:

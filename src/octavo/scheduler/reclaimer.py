@@ -130,7 +130,7 @@ class Reclaimer:
         return self._transfers.complete(tenant)
 
     def fetches_behind(self, sequence: Sequence, tenant: str | None) -> list[Holder]:
-        """Of these, the ones for sequences that rank after this one."""
+        """The fetches for sequences that rank after this one."""
         return [holder for holder in self._transfers.complete(tenant) if holder.rank > sequence.rank]
 
     def borrowed_fetches(self, sequence: Sequence) -> list[Holder]:

@@ -90,7 +90,7 @@ class Sequence:
         self.own_rank = self.rank = (-self.request.priority, self.request.request_id, place)
 
     def as_holder(self) -> Holder:
-        """Its record, with the values that change from step to step."""
+        """The sequence's record, with the values that change from step to step."""
         holder = self.holder
         holder.rank, holder.num_planned = self.rank, self.num_planned - self.num_guessed
         holder.is_findable = not self.computes_all
@@ -198,7 +198,7 @@ class Sequence:
 
     @property
     def priority(self) -> int:
-        """Its own, or that of a follower that waits for its blocks."""
+        """The request's priority, or that of a follower that waits for its blocks."""
         return -self.rank[0]
 
     def borrow(self, priority: int) -> None:
@@ -284,7 +284,7 @@ class Sequence:
         return None, None
 
     def await_blocks(self, now: float) -> None:
-        """It waits for blocks from the offload tier."""
+        """Wait for blocks from the offload tier."""
         self.queue.wait, phases = LOADING, self.phases
         if phases.admitted is None and (phases.loading_begun is None or phases.loaded is not None):
             begun = now if phases.loading_begun is None else phases.loading_begun
@@ -296,13 +296,13 @@ class Sequence:
             self.phases = replace(self.phases, loaded=now)
 
     def note_admission(self, now: float) -> None:
-        """It was admitted. Only the first time counts."""
+        """Record the admission. Only the first one counts."""
         if self.phases.admitted is None:
             self.end_loading(now)
             self.phases = replace(self.phases, admitted=now)
 
     def note_token(self, now: float) -> None:
-        """It has an output token. Only the first counts."""
+        """Record an output token. Only the first one counts."""
         if self.phases.first_token is None:
             self.phases = replace(self.phases, first_token=now)
 
@@ -319,7 +319,7 @@ class Sequence:
         ledger.describe(self.chain, self.tokens, request.tenant, request.cache_salt, start, stop)
 
     def usage(self, now: float) -> Usage:
-        """Its cost so far."""
+        """The cost of the sequence so far."""
         self.count_blocks(now)
         drafting, use, split = self.drafting, self.block_use, self.split
         return Usage(

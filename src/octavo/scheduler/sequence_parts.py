@@ -26,7 +26,7 @@ class DraftState:
     is_awaited: bool = False  # plan nothing while a sample is in flight: drafts follow
 
     def clear_in_flight(self) -> None:
-        """No drafts are in flight."""
+        """Forget the drafts in flight."""
         self.num_guessed = self.blocks_guessed = 0
 
 
@@ -55,7 +55,7 @@ class BlockUse:
     _counted_at: float = 0.0
 
     def count(self, num_blocks: int, now: float) -> None:
-        """It holds so many now: add the time with the previous number."""
+        """Set the number of held blocks; add the time with the previous number."""
         self.block_seconds += self._num_blocks * (now - self._counted_at)
         self._counted_at = now
         self._num_blocks = num_blocks

@@ -91,7 +91,7 @@ class TenantShares:
         return without.charged(self._quotas.owner(tenant)) + len(once_shared)
 
     def _once_shared_of(self, tenant: str) -> set[int]:
-        """O(blocks that its holders list) with such blocks, else O(1)."""
+        """The tenant's blocks that the operator once shared. O(blocks of its holders), or O(1) if none."""
         pool = self._context.ledger.pool
         if not pool.charged[self._quotas.once_shared]:
             return set()

@@ -148,7 +148,7 @@ class TenantBounds:
                 )
 
     def _num_loading(self, tenant: str) -> int:
-        """Its blocks held by incomplete fetches."""
+        """The tenant's blocks held by incomplete fetches."""
         pool, owner = self._context.ledger.pool, self._quotas.owner(tenant)
         loading = (
             holder.blocks

@@ -95,7 +95,7 @@ class EmbeddingsResult:
 
     @property
     def num_cached(self) -> int:
-        """Those of them that were cached."""
+        """The prompt tokens that were cached."""
         return sum(one.usage.num_cached for one in self.embedded)
 
     def usage(self) -> JsonObject:

@@ -223,7 +223,7 @@ class EngineCollector(Collector):
         )
 
     def _target_families(self, stats: EngineStats) -> Iterator[Metric]:
-        """Of targets for latency, if there are any."""
+        """The families of latency targets, if there are any."""
         if stats.target is not None:
             target = stats.target
             yield self._gauge(
@@ -264,7 +264,7 @@ class EngineCollector(Collector):
             )
 
     def _rank_families(self, stats: EngineStats) -> Iterator[Metric]:
-        """Of devices that compute a model together."""
+        """The families of devices that compute a model together."""
         yield self._counter_by(
             "octavo_rank_wait_seconds",
             "Time that each device waited for the others that compute the model with it",

@@ -62,7 +62,7 @@ def request_row(request: RequestView) -> JsonObject:
 
 
 def event_row(event: Event) -> JsonObject:
-    """One event."""
+    """The row of an event."""
     row: JsonObject = {"at": round(event.at, 3), "kind": event.kind.value, "text": event.text}
     if event.request_id is not None:
         row["request"] = event.request_id

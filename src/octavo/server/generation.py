@@ -210,7 +210,7 @@ class Generation:
         return ({**head, "choices": [], "usage": self.usage()},) if options.last else ()
 
     def usage_of(self, index: int) -> Usage:
-        """What a choice has cost so far."""
+        """The cost of a choice so far."""
         return self._usage.get(index, Usage(0, 0, 0, 0))
 
     def usage(self) -> JsonObject:

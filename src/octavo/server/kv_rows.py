@@ -139,7 +139,7 @@ def _sequence_row(sequence: SequenceView) -> JsonObject:
 
 
 def pin_row(pin: PinView) -> JsonObject:
-    """A pin."""
+    """The JSON of a pin."""
     return with_former_fields(
         {
             "tenant": pin.tenant,
@@ -157,7 +157,7 @@ def pin_row(pin: PinView) -> JsonObject:
 
 
 def use_row(use: TenantUse) -> JsonObject:
-    """What a tenant uses."""
+    """The row of a tenant's use."""
     return {
         "name": use.name,
         "running": use.running,

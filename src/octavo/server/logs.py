@@ -71,7 +71,7 @@ class JsonLines(logging.Formatter):
         self._own: dict[str, object] = {} if replica is None else {"replica": replica}
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record as one line."""
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, object] = {
             "time": when.isoformat(timespec="milliseconds"),

@@ -286,12 +286,12 @@ class RequestWatch:
 
     @property
     def first_token_s(self) -> float | None:
-        """From arrival to the first token; None before it."""
+        """Seconds from arrival to the first token; None before it."""
         return self._first_s
 
     @property
     def age_s(self) -> float:
-        """From arrival until now."""
+        """Seconds from arrival until now."""
         return time.perf_counter() - self._begun
 
     @property

@@ -103,7 +103,7 @@ class OtelTrace:
 
     @property
     def trace_id(self) -> str:
-        """As 32 hexadecimal digits."""
+        """The trace id as 32 hexadecimal digits."""
         return str(api.format_trace_id(self._context.trace_id))
 
     def end(self, request: RequestEnd) -> None:
@@ -165,7 +165,7 @@ class OtelTrace:
             self._add(own, "prefill", phases.admitted, phases.first_token, what)
 
     def _add_decode_span(self, own: Context, choice: ChoiceTimes) -> None:
-        """From its first token to its last."""
+        """Add a span from the first token to the last."""
         if choice.first_token is None or choice.last_token is None or choice.usage is None:
             return
         what: Attributes = {

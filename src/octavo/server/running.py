@@ -32,7 +32,7 @@ class OtherAnswers(Protocol):
         """Register an answer of this front end."""
 
     def answer_ended(self, tenant: str, answer_id: str) -> None:
-        """Remove it."""
+        """Remove an answer that has ended."""
 
     def is_answering(self, tenant: str, answer_id: str) -> bool:
         """Whether it runs in any front end."""

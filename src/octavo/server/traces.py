@@ -54,7 +54,7 @@ class RequestTrace(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """As 32 hexadecimal digits."""
+        """The trace id as 32 hexadecimal digits."""
 
     def end(self, request: RequestEnd) -> None:
         """End the trace; another thread sends it. Never raises, never blocks."""

@@ -90,7 +90,7 @@ class EngineClient:
 
     @property
     def event_source(self) -> EventSource | None:
-        """Where routers read KV events."""
+        """The endpoints at which routers read KV events."""
         return self.facts.event_source
 
     @property

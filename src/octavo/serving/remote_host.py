@@ -164,7 +164,7 @@ class RemoteHost:
         self._send(AnswerStarted(tenant, answer_id))
 
     def answer_ended(self, tenant: str, answer_id: str) -> None:
-        """Report its end."""
+        """Report the end of an answer."""
         self._send(AnswerEnded(tenant, answer_id))
 
     def is_answering(self, tenant: str, answer_id: str) -> bool:

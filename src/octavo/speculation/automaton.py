@@ -58,7 +58,7 @@ class SuffixAutomaton:
         return arrays + _DICT_BYTES * len(self._more) + _ENTRY_BYTES * len(self._more.get(0, ()))
 
     def copy(self) -> SuffixAutomaton:
-        """For a fork. O(tokens)."""
+        """A copy for a fork. O(tokens)."""
         twin = object.__new__(SuffixAutomaton)
         twin._text, twin._last = self._text[:], self._last
         twin._length, twin._link, twin._end = self._length[:], self._link[:], self._end[:]

@@ -44,7 +44,7 @@ class Drafter(Protocol):
         """At most `limit` guesses at what follows the tokens read so far; possibly none."""
 
     def copy(self) -> Drafter:
-        """For a fork."""
+        """A copy for a fork."""
 
 
 NewDrafter = Callable[[], Drafter]

@@ -78,7 +78,7 @@ class Acceptance:
         return self._rates[min(match.bit_length(), len(self._rates) - 1)]
 
     def learn(self, match: int, is_right: bool) -> None:
-        """One more guess was compared."""
+        """Count a compared guess."""
         bucket = min(match.bit_length(), len(self._rates) - 1)
         self._rates[bucket] = smoothed(self._rates[bucket], is_right, _SMOOTHING)
 
@@ -92,7 +92,7 @@ class Fate:
         self._right, self._expected = right, expected
 
     def copy(self) -> Fate:
-        """For a fork."""
+        """A copy for a fork."""
         return Fate(self._right, self._expected)
 
     def rate(self, acceptance: Acceptance, match: int) -> float:

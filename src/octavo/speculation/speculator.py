@@ -77,7 +77,7 @@ class Speculator:
         return twin
 
     def end(self, drafting: DrafterState) -> None:
-        """Its sequence has ended."""
+        """Forget a sequence that has ended."""
         self.num_bytes -= drafting.drafter.num_bytes
 
     def forget_sequences(self) -> None:

@@ -76,7 +76,7 @@ class LatencyTarget:
         self._times.observe_gap(max(0.0, gap - seconds))
 
     def note_idle(self) -> None:
-        """Nothing runs: the next gap is a pause, and is not counted."""
+        """Record that nothing runs: the next gap is a pause, and is not counted."""
         self._decoded_at = None
 
     def _count(self, work: StepWork, gap: float) -> None:

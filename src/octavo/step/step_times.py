@@ -49,12 +49,12 @@ class StepWork:
 
     @property
     def positions(self) -> int:
-        """That are computed."""
+        """The number of computed positions."""
         return self.decoding + self.guesses + self.prompt
 
 
 def work_of(chunks: Iterable[Chunk]) -> StepWork:
-    """Of a plan's chunks. O(chunks)."""
+    """The work of a plan's chunks. O(chunks)."""
     decoding = guesses = prompt = read = prompt_read = 0
     for chunk in chunks:
         length = chunk.length
@@ -166,7 +166,7 @@ class LeastSquares:
 
     @staticmethod
     def features(work: StepWork) -> tuple[float, ...]:
-        """What the terms are multiplied by."""
+        """The factors of the terms."""
         rows = work.decoding + work.guesses
         return work.prompt, 1.0, rows, work.read / _READS, work.prompt_read / _READS
 

@@ -145,7 +145,7 @@ class ChatTemplate:
         return self.turn_format.tools is not ToolsPlace.NOWHERE
 
     def in_words(self) -> str:
-        """Its formats of calls and thinking, in words."""
+        """The template's formats of calls and thinking, in words."""
         calls = "its own tool calls" if self.fits_no_format else f"tool calls as {self.tool_format.name}"
         thinking = (
             "no thinking" if self.thinking_format is None else f"thinking as {self.thinking_format.name}"

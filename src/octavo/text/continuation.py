@@ -19,7 +19,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 def encode_rendered(tokenizer: Tokenizer, rendered: RenderedText) -> list[int]:
-    """Its token ids; the template writes its own begin token."""
+    """The token ids of a rendered chat; the template writes its own begin token."""
     if rendered.parts is not None:
         return tokenizer.encode_parts(rendered.parts)
     return tokenizer.encode(rendered.text, add_bos=False)

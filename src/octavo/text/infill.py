@@ -22,7 +22,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """Their ids."""
+    """The ids of a model's infill tokens."""
 
     prefix: int
     suffix: int

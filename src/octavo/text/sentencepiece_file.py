@@ -113,7 +113,7 @@ class _Malformed(Exception):
 
 
 def _message(field: _Field) -> dict[int, int | memoryview]:
-    """Its fields by number, the last of each."""
+    """A message's fields by number, the last of each."""
     if isinstance(field.value, int):
         raise _Malformed(f"field {field.number} is a number, not a message")
     return {inner.number: inner.value for inner in _fields(field.value)}

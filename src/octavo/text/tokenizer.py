@@ -201,7 +201,7 @@ class Tokenizer:
         return frozenset(self._controls)
 
     def to_json(self) -> str:
-        """In the format of tokenizer.json. O(tokens)."""
+        """The tokenizer in the format of tokenizer.json. O(tokens)."""
         text: str = self._backend.to_str()
         return text
 

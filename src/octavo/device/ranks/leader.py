@@ -105,7 +105,7 @@ class LeadArithmetic:
         self._own, self._rows, self._ranks, self._group = own, rows, ranks, group
 
     def warm(self, step_tokens: int, progress: Callable[[str], None]) -> None:
-        """On all ranks at once."""
+        """Warm all ranks at once."""
         with on_all(self._ranks, Warm(step_tokens)):
             self._own.warm(step_tokens, progress)
 
@@ -127,7 +127,7 @@ class LeadArithmetic:
         return None
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Each rank its own part."""
+        """Copy blocks; each rank copies its own part."""
         with on_all(self._ranks, CopyBlocks(tuple(sources), tuple(targets))):
             self._own.copy_blocks(sources, targets)
 
@@ -142,7 +142,7 @@ class LeadArithmetic:
         return self._own.new_hidden(num_rows)
 
     def way(self) -> StepWay | None:
-        """As on this rank."""
+        """How this rank ran the last step."""
         return self._own.way()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class LeadRows(DeviceRows):
     ranks: Ranks
 
     def fork(self, fork: Fork) -> None:
-        """On all ranks."""
+        """Fork a row on all ranks."""
         with on_all(self.ranks, ForkRow(fork.parent_row, fork.child_row)):
             super().fork(fork)
 
@@ -180,13 +180,13 @@ class RankedBlocks:
         self._fence = 0
 
     def fence(self) -> None:
-        """On all ranks."""
+        """Set a fence on all ranks."""
         with on_all(self._ranks, Fence(self._fence + 1)):
             self._own.fence()
             self._fence += 1
 
     def read_block(self, block: int) -> memoryview:
-        """Its bytes, until the next call."""
+        """The bytes of a block, valid until the next call."""
         self._move([block], is_store=True)
         return self._places[0].data.toreadonly()
 
@@ -252,7 +252,7 @@ class RankedForward(DeviceForward):
         self._ranks.check()
 
     def ranks(self) -> tuple[RankState, ...]:
-        """All of them."""
+        """The states of all ranks."""
         return self._states()
 
     def wake_when_lost(self, wake: Callable[[], None]) -> None:

@@ -110,7 +110,7 @@ class Fence(Message, frozen=True, tag=True, gc=False):
 
 
 class Close(Message, frozen=True, tag=True, gc=False):
-    """End."""
+    """End the rank's process."""
 
 
 AnyMessage = (
@@ -228,7 +228,7 @@ def encode_shape(shape: StepShape) -> tuple[bytes, bytes, bytes, bytes, bytes, b
 
 
 def decode_shape(arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]) -> StepShape:
-    """The inverse."""
+    """The shape that `encode_shape` encoded."""
     return StepShape(*map(ints, arrays))
 
 

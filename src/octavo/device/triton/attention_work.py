@@ -48,7 +48,7 @@ class AttentionWork:
 
     @property
     def tiles_max(self) -> int:
-        """M."""
+        """M, the most tiles of a step."""
         return self.tile_chunks.shape[0]
 
 

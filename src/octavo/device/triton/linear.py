@@ -58,7 +58,7 @@ class Tiling:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """As kernels take them."""
+        """The constants that kernels take."""
         return {
             "ROWS": self.rows,
             "OUTPUTS": self.outputs,

@@ -210,7 +210,7 @@ def _write(
     LARGEST_CODE: tl.constexpr,
     IS_FP8: tl.constexpr,
 ) -> None:
-    """One head as the pool holds it."""
+    """Write one head in the pool's form."""
     if LARGEST_CODE is None:
         tl.store(to + at, x.to(to.dtype.element_ty), mask=mask)
     else:

@@ -22,7 +22,7 @@ _UNNORMED_EXPERTS, _GGUF_CHUNK = 128, 8192
 
 
 def with_chunks_of_config(config: Fields, description: Description) -> Description:
-    """From config.json. Raises BadModelFile for an absurd number."""
+    """Read the chunk length from config.json. Raises BadModelFile for an absurd number."""
     if not description.family.attends_in_chunks:
         return description
     tuned = config.values.get("attn_temperature_tuning", True)  # some files have a number for true
@@ -37,7 +37,7 @@ def with_chunks_of_config(config: Fields, description: Description) -> Descripti
 
 
 def with_chunks_of_gguf(description: Description) -> Description:
-    """From what the architecture implies."""
+    """Set the chunk length that the architecture implies."""
     if not description.family.attends_in_chunks:
         return description
     is_normed = description.spec.num_experts != _UNNORMED_EXPERTS

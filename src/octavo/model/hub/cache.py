@@ -115,7 +115,7 @@ def files_of(model: ModelPath) -> list[Path]:
 
 
 def bytes_of(model: ModelPath) -> int:
-    """Their bytes."""
+    """The bytes of a model's files."""
     return _bytes_of(files_of(model))
 
 

@@ -103,7 +103,7 @@ class _Remote:
         )
 
     def _attempt(self, path: Path, start: int, stop: int) -> str:
-        """What went wrong; "": nothing."""
+        """Try once; returns the failure in words, or ""."""
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(self.repository.name, self.name, revision=self.repository.commit)

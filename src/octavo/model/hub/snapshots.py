@@ -32,7 +32,7 @@ class Snapshot:
 
     @property
     def commit(self) -> str:
-        """Its name."""
+        """The name of the commit."""
         return self.folder.name
 
 

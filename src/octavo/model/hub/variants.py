@@ -49,7 +49,7 @@ class GgufSet:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """The variant's name in messages."""
         return self.quant or self.names[0]
 
 

@@ -113,7 +113,7 @@ _FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 
 def find_gptq(parts: Parts, module: str, settings: Quantisation) -> QuantisedMatrix:
-    """From qweight, scales, qzeros and, if present, g_idx."""
+    """Find matrices of qweight, scales, qzeros and, if present, g_idx."""
     name, bits = f"{module}.qweight", settings.bits
     words, outputs = parts.matrix(name, _INT32)
     order = parts.find(f"{module}.g_idx")

@@ -91,7 +91,7 @@ class _Turn:
     call_id: str = ""
 
     def message(self) -> ChatMessage:
-        """In the chat path's form."""
+        """The message in the chat path's form."""
         text, thinking = "".join(self.text.pieces), "".join(self.thinking.pieces)
         calls = tuple(self.calls)
         return ChatMessage(self.role, text, self.function or None, calls, self.call_id, thinking)

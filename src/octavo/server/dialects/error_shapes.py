@@ -59,7 +59,7 @@ def anthropic_error(error: BaseException, request_id: str = "") -> JsonObject:
 
 
 def ollama_error(error: BaseException) -> JsonObject:
-    """In Ollama's shape."""
+    """The error in Ollama's shape."""
     return {"error": message_of(error)}
 
 

@@ -129,7 +129,7 @@ class ResponseRun(AnswerCodec[Step]):
         return [self._numbered(event) for event in self._last_events]
 
     def error(self, error: OctavoError) -> list[JsonObject]:
-        """The same for a response that failed."""
+        """The event of a response that failed."""
         self._error = error
         return self.end()
 
