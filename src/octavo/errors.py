@@ -213,7 +213,7 @@ def as_items(
 
 
 def as_tokens(name: str, given: object, most: int, *, of: str, least: int = 0) -> tuple[int, ...]:
-    """The same for token ids; whether the model has them is checked later."""
+    """As `as_items`, for token ids; whether the model has them is checked later."""
     allowed = "a list of token ids"
     items = as_items(name, given, allowed, most, of=of, least=least)
     for item in items:

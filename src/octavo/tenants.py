@@ -92,7 +92,7 @@ class Tenant:
     priority_min: int = 0
 
     def policy(self, bytes_per_block: int) -> TenantPolicy:
-        """Its bounds in blocks. Raises ConfigError if they contradict each other, or are under a block."""
+        """The tenant's bounds in blocks. Raises ConfigError if they contradict, or are under a block."""
         bounds = self.bounds
         found: dict[str, int | None] = {}
         for key, amount, size in (
@@ -168,7 +168,7 @@ def read_tenants(path: Path) -> Tenants:
 
 
 def parse_tenants(text: str) -> Tenants:
-    """The same from the text itself."""
+    """As `read_tenants`, from a text."""
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

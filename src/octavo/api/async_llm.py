@@ -89,7 +89,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """The same, from settings as a value."""
+        """An engine from settings as a value."""
         return cls(engine_args.model, **engine_args.settings)
 
     def __enter__(self) -> Self:

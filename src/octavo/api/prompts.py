@@ -69,7 +69,7 @@ class ReadPrompt:
     cache_salt: str = ""
 
     def cut_to(self, most: int | None, room: int) -> ReadPrompt:
-        """Its last `most` tokens; None: all, -1: as many as fit into `room`."""
+        """The last `most` tokens of a prompt; None: all, -1: as many as fit into `room`."""
         most = room if most == -1 else most
         return self if most is None else replace(self, tokens=self.tokens[-most:])
 

@@ -79,12 +79,12 @@ class TokenizerView:
 
     @property
     def bos_token(self) -> str | None:
-        """The same as text."""
+        """The token that begins a text, as text."""
         return self._text_of(self._tokenizer.bos_id)
 
     @property
     def eos_token(self) -> str | None:
-        """The same as text."""
+        """The token that ends a text, as text."""
         return self._text_of(self._tokenizer.eos_id)
 
     @property

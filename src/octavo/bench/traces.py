@@ -135,7 +135,7 @@ def scaled(
     seconds: float | None = None,
     longest: int | None = None,
 ) -> TrafficTrace:
-    """The same requests with these changes, in this order.
+    """The requests of a trace with these changes, in this order.
 
     `seconds`: only those within so many seconds of the first, which always stays. `rate`: they arrive so many
     times as fast. `longest`: prompt and output have at most so many tokens together, 2 at least: prompts are

@@ -104,7 +104,7 @@ def cannot_be_sent() -> InvalidRequest:
 
 
 def require_operator(kv: Mapping[str, object]) -> Mapping[str, object]:
-    """The same answer of /v1/kv. Raises InvalidRequest if it is a tenant's view, not an operator's."""
+    """Return an answer of /v1/kv. Raises InvalidRequest if it is a tenant's view, not an operator's."""
     if "counts" not in kv:
         raise InvalidRequest(f"the key is that of {kv.get('tenant')}; allowed: an operator's")
     return kv

@@ -56,7 +56,7 @@ def _relays_run() -> bool:
 
 
 def _checked(spec: ClusterSpec) -> ClusterSpec:
-    """The same spec. Raises ConfigError for a Ray without a token, or ClusterFailed."""
+    """Check the spec and return it. Raises ConfigError for a Ray without a token, or ClusterFailed."""
     if not spec.allow_open_cluster:
         check_token(str(ray.get_runtime_context().gcs_address))
     return spec

@@ -101,7 +101,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def with_template_digest(self) -> ClusterSpec:
-        """The same spec with the current digest of the template's file. Raises ConfigError."""
+        """This spec with the current digest of the template's file. Raises ConfigError."""
         from octavo.cluster.node_files import files_digest  # --help does without it
 
         templates = self._template_files()

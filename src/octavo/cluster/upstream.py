@@ -82,7 +82,7 @@ class OutgoingRequest:
         return cls(request.method, path, headers, body)
 
     def to(self, path: str) -> OutgoingRequest:
-        """The same request to another path, with its query."""
+        """This request to another path, with its query."""
         return replace(self, path=path)
 
 

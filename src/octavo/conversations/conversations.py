@@ -147,7 +147,7 @@ class Conversations:
         return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
 
     def _forget_if_gone(self, record: Record) -> None:
-        """Its registration may have come after the `ForgetSession` of its deletion."""
+        """A session's registration may have come after the `ForgetSession` of its deletion."""
         if not self.store.has(record.session_id):
             self.forget(record)
 

@@ -179,7 +179,7 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
 
 
 def _load(database: sqlite3.Connection) -> list[Record]:
-    """Its records, oldest first. Raises sqlite3.DatabaseError for a file of another kind."""
+    """The file's records, oldest first. Raises sqlite3.DatabaseError for a file of another kind."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
     if verdict != ("ok",) or schema not in [[(one,)] for one in _SCHEMAS]:

@@ -236,7 +236,7 @@ class Sessions:
         return is_synced
 
     def _found(self, record: Record) -> Record:
-        """Its current state. Raises UnknownSession if it was deleted meanwhile."""
+        """A session's current state. Raises UnknownSession if it was deleted meanwhile."""
         return self._store.find(record.tenant, record.session_id)
 
     async def resume(self, tenant: str, session_id: str) -> SessionView:

@@ -179,7 +179,7 @@ class StoreCalls:
         return self._sync_blocks(slots)
 
     def num_recoveries(self) -> int:
-        """Of the engine: after one, its scheduler may have older states of conversations."""
+        """The engine's recoveries: after one, its scheduler may have older states of conversations."""
         return self._num_recoveries()
 
 

@@ -106,7 +106,7 @@ class DeviceForward(Forward):
         self.arithmetic.copy_blocks(sources, targets)
 
     def discard_blocks(self, first: int, last: int) -> None:
-        """They stay allocated: a device's pool is one tensor, and no part of it can be freed."""
+        """Blocks stay allocated: a device's pool is one tensor, and no part of it can be freed."""
         log.info(
             "%s blocks are not used any more; their memory on %s stays allocated until the server ends: the "
             "pool is one allocation",

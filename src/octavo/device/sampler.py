@@ -287,7 +287,7 @@ def penalise(logits: Tensor, adjusted: Tensor, history: Tensor, positions: Tenso
 
 
 def add_biases(logits: Tensor, adjusted: Tensor, most: int) -> None:
-    """The same for biases, of which no row has more than `most`.
+    """Add biases to the logits; no row has more than `most`.
 
     A row with fewer biases repeats its first one, which gives the same; in a row without biases, adding minus
     zero changes nothing."""

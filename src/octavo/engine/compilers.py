@@ -55,7 +55,7 @@ class Compilers:
             raise
 
     def start(self, tenant: str, work: Callable[[], ResultT], stop: Event) -> Future[ResultT]:
-        """The same for any thread: `work` must end soon after `stop` is set. Raises QueueFull or
+        """As `run`, for any thread: `work` must end soon after `stop` is set. Raises QueueFull or
         EngineStopped."""
         future = self._threads.submit(tenant, work)
         with self._lock:

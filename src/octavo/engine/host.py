@@ -67,14 +67,14 @@ class Host(Protocol):
         """Execute it between two steps. Cancelling the future withdraws a command that was not executed."""
 
     def post(self, command: Command[ReplyT]) -> None:
-        """The same, without a reply."""
+        """As `send`, without a reply."""
 
     def submit(self, receiver: Receiver, command: Submit, held: object = None) -> Future[int]:
         """Queue a request, whose updates go to the receiver; `held` is kept alive until it ends. Raises
         QueueFull or EngineStopped, or the future does."""
 
     def withdraw(self, request_id: int) -> None:
-        """Its submitter has disconnected, or was refused: cancel it if it was queued."""
+        """Cancel a queued request whose submitter has disconnected or was refused."""
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it."""
@@ -89,7 +89,7 @@ class Host(Protocol):
         """Refuse new requests, and end after the current step. Idempotent."""
 
     def close(self) -> None:
-        """The same, and close the engine."""
+        """As `end`, and close the engine."""
 
 
 @dataclass(slots=True)
@@ -238,7 +238,7 @@ class EngineHost:
         self._loop.end()
 
     def close(self) -> None:
-        """The same, and close the executor. Requests still open end with an error."""
+        """As `end`, and close the executor. Requests still open end with an error."""
         self.end()
         self._loop.stop()
         self._end_all(self._closed or "")

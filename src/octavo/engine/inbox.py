@@ -22,7 +22,7 @@ class Envelope(Generic[ReplyT]):
     reply: Future[ReplyT] | None
 
     def fail(self, error: BaseException) -> None:
-        """It is not executed; does nothing if its sender has disconnected or has its reply."""
+        """Fail a command that is not executed, unless its sender has disconnected or has its reply."""
         reply = self.reply
         if reply is None or reply.done():
             return

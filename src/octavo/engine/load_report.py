@@ -22,7 +22,7 @@ _TENANTS_MAX = 32
 
 
 class LoadReporter:
-    """Of one scheduler. Called on its thread. Seconds are of the engine's clock."""
+    """Reports the load of one scheduler. Called on its thread. Seconds are of the engine's clock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -98,7 +98,7 @@ class LoadReporter:
         )
 
     def _tenants_full(self) -> tuple[str, ...]:
-        """Of the tenants with most requests in the queue, those that may queue no more."""
+        """The tenants that may queue no more, of those with most requests in the queue."""
         bounds, full = self._scheduler.tenants, list[str]()
         queued = Counter(s.request.tenant for s in self._scheduler.live.waiting)
         for tenant, _ in queued.most_common(_TENANTS_MAX):

@@ -59,7 +59,7 @@ class EngineLoop:
             self._thread.join()
 
     def stop(self) -> None:
-        """The same, and close the executor: memory, the disk cache and its lock. Idempotent."""
+        """As `end`, and close the executor: memory, the disk cache and its lock. Idempotent."""
         self.end()
         self._engine.close()
 

@@ -58,7 +58,7 @@ class NoEngine:
         return done
 
     def last_stats(self) -> Future[EngineStats]:
-        """The same."""
+        """Zeros."""
         return self.stats()
 
     def end(self) -> None:

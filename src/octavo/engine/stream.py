@@ -104,8 +104,8 @@ class DeltaStream:
                 self._has_ended = True
 
     def _put(self, delta: Delta) -> None:
-        """With too many waiting deltas, joins every second one to the previous one of its choice. So each
-        token is copied only as often as their number was halved."""
+        """Add a delta. With too many waiting, join every second one to the previous one of its choice. So
+        each token is copied only as often as their number was halved."""
         if len(self._waiting) >= self._waiting_max:
             self._waiting = deque(joined(self._waiting))
         self._waiting.append(delta)

@@ -178,7 +178,7 @@ class Submitter:
         self.host.end()
 
     def close(self) -> None:
-        """The same, and close the engine. Streams still open end with an error."""
+        """As `end`, and close the engine. Streams still open end with an error."""
         self.end()
         self.host.close()
         self.compilers.close()

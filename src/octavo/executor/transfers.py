@@ -62,7 +62,7 @@ class BlockStore(Protocol):
 
     @property
     def extents(self) -> Extents | None:
-        """Where the disk slots lie in their file, numbered from 0 without the host slots; None: no disk."""
+        """The places of disk slots in their file, numbered from 0 without the host slots; None: no disk."""
 
     def host_of(self, slot: int) -> HostStore | None:
         """The place of a slot in host memory; None: it is not there."""

@@ -180,7 +180,7 @@ class TokenSampler:
         taken.samples[entry.seq_id] = (*walk.taken, *map(SampledToken, forced))
 
     def _fail(self, walk: _VerifyState, entry: Row, failure: SampleFailure, taken: SamplingResult) -> None:
-        """Its position cannot be sampled. After accepted drafts, it fails only once it is the newest one."""
+        """Fail a position that cannot be sampled; after accepted drafts, only once it is the newest one."""
         walk.is_over = True
         if walk.taken:
             taken.samples[entry.seq_id] = tuple(walk.taken)

@@ -201,7 +201,7 @@ def floats_of(vector: Vector) -> Floats:
 
 
 def floats_or_none(vector: Vector | None) -> Floats | None:
-    """The same; None for None."""
+    """As `floats_of`; None for None."""
     return None if vector is None else floats_of(vector)
 
 

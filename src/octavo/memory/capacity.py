@@ -53,22 +53,22 @@ class Capacity:
         return room if request_maximum is None or fills_pin else min(room, request_maximum)
 
     def room_in_pool(self, tenant: str, own: int = 0) -> int:
-        """The same, bounded by the pool only."""
+        """As `room`, bounded by the pool only."""
         return self.num_blocks - self.pool_needed(tenant, 0) + own
 
     def room_in_maximum(self, tenant: str, own: int = 0) -> int:
-        """The same, bounded by the tenant's maximum only."""
+        """As `room`, bounded by the tenant's maximum only."""
         maximum = self.policy(tenant).maximum
         bound = self.num_blocks if maximum is None else maximum
         return bound - self.kept.get(tenant, 0) + own
 
     def visible_to(self, tenant: str) -> Capacity:
-        """The same without numbers that other tenants change: each other tenant counts with its guarantee
-        only. So the real room may be less."""
+        """This capacity without numbers that other tenants change: each other tenant counts with its
+        guarantee only. So the real room may be less."""
         return replace(self, kept={tenant: self.kept.get(tenant, 0)}) if tenant else self
 
     def with_more(self, tenant: str, more: int) -> Capacity:
-        """The same with `more` blocks kept for one tenant."""
+        """This capacity with `more` blocks kept for one tenant."""
         return replace(self, kept={**self.kept, tenant: self.kept.get(tenant, 0) + more})
 
     def reserved(self, tenant: str) -> int:

@@ -183,7 +183,7 @@ class Ledger:
         return [*self.cold_entries(table), *table.blocks]
 
     def cold_entries(self, table: BlockTable) -> list[int]:
-        """The same for the cold prefix."""
+        """As `entries`, for the cold prefix."""
         tier = self.tier
         return [] if tier is None else [COLD_FIRST + tier.slot_read(name) for name in table.cold]
 

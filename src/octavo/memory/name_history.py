@@ -60,7 +60,7 @@ class AgeCounts:
 
 
 class _Ages:
-    """The same, while it grows."""
+    """A histogram that grows."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(AGES_S) + 1)

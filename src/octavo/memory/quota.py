@@ -92,7 +92,7 @@ class Quotas:
         return list(self._policies)
 
     def by_name(self) -> dict[str, TenantPolicy]:
-        """The same by name."""
+        """All tenants ever seen, by name."""
         return {policy.name: policy for policy in self._policies}
 
     def charged(self, tenant: str) -> int:

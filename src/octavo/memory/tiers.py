@@ -139,7 +139,7 @@ class OffloadTier:
         return [name for name in used + others if name not in self._doomed]
 
     def stored_names(self) -> list[bytes]:
-        """The same in no order, with those that were forgotten while they were on their way: a copy."""
+        """As `names` in no order, with those that were forgotten while they were on their way: a copy."""
         return list(self._slot_of)
 
     def slots(self) -> dict[bytes, int]:

@@ -51,7 +51,7 @@ class ModelSpec:
     expert_ffn_size: int = 0
 
     def within(self, context_length: int) -> ModelSpec:
-        """The same with another context; a window that is not shorter than the context becomes None."""
+        """This spec with another context; a window that is not shorter than the context becomes None."""
         windows = tuple(
             window if window is not None and window < context_length else None for window in self.windows
         )

@@ -61,7 +61,7 @@ class Split:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Its KV heads; if there are more ranks than heads, several ranks have the same one."""
+        """The KV heads of this rank; if there are more ranks than heads, several ranks have the same one."""
         if num_kv_heads % self.num_ranks == 0:
             return self.heads(num_kv_heads)
         first = self.rank * num_kv_heads // self.num_ranks

@@ -87,7 +87,7 @@ class Room:
         return self.hard.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
 
     def room_with_all_pins(self, request: Request) -> int:
-        """The same with all soft holds."""
+        """As `room_with_hard_pins`, with all soft holds."""
         own = self.own_blocks(request)
         return self.everything.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
 
@@ -102,7 +102,7 @@ class Room:
         return filled + self.blocks_of_turn(request, session.shared, hard_only=hard_only)
 
     def own_of_new(self, request: Request, names: Many[bytes], *, hard_only: bool) -> int:
-        """The same for a request that is not queued yet; `names`: its blocks. O(blocks)."""
+        """As `own_blocks`, for a request that is not queued yet; `names`: its blocks. O(blocks)."""
         if request.session:
             return self.blocks_of_turn(request, names, hard_only=hard_only)
         return self.own_blocks(request, hard_only=hard_only)

@@ -80,7 +80,7 @@ class Session:
 
     @property
     def num_suspended(self) -> int:
-        """Its leading blocks that survive a restart, if undamaged; 0: it is not suspended. O(blocks)."""
+        """The session's leading blocks that survive a restart, if undamaged; 0: not suspended. O(blocks)."""
         if self.state is not SessionState.SUSPENDED or self.hold is None or not self.hold.names:
             return 0
         return self.names.index(self.hold.names[-1]) + 1

@@ -86,8 +86,8 @@ class WarmPins:
         return ""
 
     def pin_requested(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
-        """The same for a client's request, of that session or none. If needed and sufficient, unpin names of
-        other sessions that no client suspended. O(sessions + names kept) in that case."""
+        """As `keep`, for a client's request, of that session or none. If needed and sufficient, unpin names
+        of other sessions that no client suspended. O(sessions + names kept) in that case."""
         why_not = self.keep(tenant, names)
         if not why_not or tenant == SHARED:
             return why_not
@@ -95,7 +95,7 @@ class WarmPins:
         return self._keep_instead(spare, tenant, names, "a client asked to keep there")
 
     def _keep_soft(self, pin: Pin) -> str:
-        """The same for a session that no client suspended: unpin its tenant's responses, longest idle
+        """As `keep`, for a session that no client suspended: unpin its tenant's responses, longest idle
         first."""
         why_not = self.keep(pin.tenant, pin.names)
         if not why_not or pin.tenant == SHARED:
@@ -193,7 +193,7 @@ class WarmPins:
             self._pending_stores.appendleft(name)
 
     def defer(self, name: bytes) -> None:
-        """Its store cannot begin, or failed: retry after another transfer succeeds."""
+        """Retry a store that cannot begin, or that failed, after another transfer succeeds."""
         if name in self._waiting:
             self._failed[name] = None
 

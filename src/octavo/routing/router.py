@@ -349,8 +349,8 @@ class Router:
                 yield index
 
     def _of_ring(self, search: CostSearch, ranked: Sequence[PromptCost], most: PromptCost) -> PromptCost:
-        """Of the replicas at nearly the least cost, those with most hits; of these the first on the ring
-        after the prompt's first new block."""
+        """The first replica on the ring after the prompt's first new block, of those with most hits at nearly
+        the least cost."""
         prompt, least_s = search.prompt, ranked[0].total_s
         enough_s = least_s + max(MARGIN_S, MARGIN * least_s)
         near = [cost for cost in ranked if cost.total_s <= enough_s]

@@ -34,7 +34,7 @@ class BlockBudget:
         return sum(s.blocks_promised(size) for s in running)
 
     def promised_by_tenant(self, running: Iterable[Sequence]) -> Counter[str]:
-        """The same by tenant, and a block for each choice that will fork."""
+        """As `promised`, by tenant, and a block for each choice that will fork."""
         size, promised = self._context.ledger.block_size, Counter[str]()
         for s in running:
             promised[s.request.tenant] += s.blocks_promised(size) + s.forks_left

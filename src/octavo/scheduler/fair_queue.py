@@ -78,7 +78,7 @@ class VirtualTokenCounter:
         return self._counter.get(tenant, 0.0)
 
     def turn_of(self, tenant: str) -> float:
-        """The same including its admitted prompts: the least served is admitted next."""
+        """As `of`, including admitted prompts: the least served is admitted next."""
         return self.of(tenant) + self.admitted[tenant] / self._weight(tenant)
 
     def may_pass(self, passer: str, head: str, slots: int) -> bool:
@@ -96,7 +96,7 @@ class VirtualTokenCounter:
         self.admitted[sequence.request.tenant] += sequence.num_prompt_unserved
 
     def withdraw(self, sequence: Sequence) -> None:
-        """It stopped running: the rest of its prompt does not count any more."""
+        """Stop counting the rest of a prompt, whose sequence stopped running."""
         self.admitted[sequence.request.tenant] -= sequence.num_prompt_unserved
 
     def count(self, sequence: Sequence, stop: int) -> None:

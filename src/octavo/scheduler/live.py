@@ -108,7 +108,7 @@ class LiveSequences:
         self._context.plan.admit(sequence.admitted_row(), self._context.ledger.entries(sequence.table))
 
     def fork(self, parent: Sequence, in_flight: list[InFlightChunk]) -> None:
-        """In the plan that samples: the other choices become holders of the same table, one sample each."""
+        """Fork in the plan that samples: other choices become holders of the same table, one sample each."""
         assert parent.table is not None
         for choice in range(1, parent.request.n):
             child = parent.child(self.new_seq_id(), choice, self._free_rows.pop())

@@ -36,7 +36,7 @@ class PrefixLookup:
         self.leaders.clear()
 
     def examine(self, sequence: Sequence) -> int | None:
-        """Its hits, or None while it waits for blocks that will come; `wait` has the reason."""
+        """The sequence's hits, or None while it waits for blocks that will come; `wait` has the reason."""
         if sequence.pending:
             sequence.queue.wait = IN_FLIGHT
             return None

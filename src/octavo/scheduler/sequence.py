@@ -188,7 +188,7 @@ class Sequence:
         return blocks_for(self.known, block_size) + tails
 
     def blocks_promised(self, block_size: int) -> int:
-        """Of these, the ones that it still needs from the pool."""
+        """The part of `blocks_known` that it still needs from the pool."""
         missing = self.blocks_known(block_size) - (0 if self.table is None else len(self.table))
         if self.request.hot_blocks:
             missing = min(
@@ -291,7 +291,7 @@ class Sequence:
             self.phases = replace(phases, loading_begun=begun, loaded=None)
 
     def end_loading(self, now: float) -> None:
-        """Its awaited blocks have come, or will not. Does nothing if none were awaited."""
+        """End the wait for blocks, which have come or will not. Does nothing if none were awaited."""
         if self.phases.loading_begun is not None and self.phases.loaded is None:
             self.phases = replace(self.phases, loaded=now)
 

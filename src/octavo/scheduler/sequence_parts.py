@@ -105,7 +105,7 @@ class PromptSplit(msgspec.Struct, frozen=True):
         return max((part.at for part in self.parts if part.at is not None), default=None)
 
     def for_tenant(self) -> PromptSplit:
-        """The same without other requests, and without their number."""
+        """This split without other requests, and without their number."""
         merged: dict[tuple[PromptSource, str], PromptPart] = {}
         for part in self.parts:
             known = merged.get((part.source, part.cause))

@@ -86,7 +86,7 @@ class TenantShares:
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
 
     def used_without(self, tenant: str, without: HypotheticalRelease) -> int:
-        """The same without some holders."""
+        """As `used`, without some holders."""
         once_shared = self._once_shared_of(tenant) - without.freed
         return without.charged(self._quotas.owner(tenant)) + len(once_shared)
 

@@ -41,7 +41,7 @@ class Victims:
         return [s for s in self._live.running if tenant in (None, s.request.tenant)]
 
     def running_holders(self) -> Iterator[Holder]:
-        """The same as holder records."""
+        """As `running`, as holder records."""
         return (s.holder for s in self._live.running)
 
     def is_borrower(self, tenant: str) -> bool:
@@ -92,8 +92,8 @@ class Victims:
         ]
 
     def preemptible_for(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
-        """Of these, the ones that may be preempted for another tenant's sequence until their tenants are down
-        to their guarantees; last in rank first. O(blocks of the candidates)."""
+        """Sequences of lower priority that may be preempted for another tenant's sequence until their tenants
+        are down to their guarantees; last in rank first. O(blocks of the candidates)."""
         quotas = self._context.ledger.quotas
         if not quotas.has_guarantees:
             return list(candidates)

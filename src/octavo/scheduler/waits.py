@@ -33,7 +33,7 @@ class Wait:
     request_id: int | None = None
 
     def in_words_of(self, tenant: str) -> str:
-        """The same for a tenant, without numbers and ids of others; "" is the operator."""
+        """As `in_words`, for a tenant, without numbers and ids of others; "" is the operator."""
         return _OWN_WORDS.get(self.reason, self.in_words()) if tenant else self.in_words()
 
     def in_words(self) -> str:

@@ -27,7 +27,7 @@ def hostname(given: str) -> str | None:
 
 
 def origin_host(origin: str) -> str | None:
-    """The same for an Origin header, scheme://host:port; None if it is not an origin."""
+    """As `hostname`, for an Origin header, scheme://host:port; None if it is not an origin."""
     found = _ORIGIN.fullmatch(origin)
     return None if found is None else hostname(found.group(1))
 

@@ -164,8 +164,8 @@ async def _encode(
     sampling: JsonObject,
     chat_fields: JsonObject,
 ) -> bytes:
-    """All of vLLM's keys, null if unused. The tokens are written in pieces, so that other streams run in
-    between."""
+    """Encode all of vLLM's keys, null if unused. The tokens are written in pieces, so that other streams run
+    in between."""
     options = body.stream_options
     rest: JsonObject = {
         "token_offsets": None,

@@ -191,7 +191,7 @@ def make_server(
     scrapes: socket.socket | None = None,
     kind: type[Server] | None = None,
 ) -> Server:
-    """The same for an application that `create_app` made. `kind`: a subclass of Server."""
+    """As `build_server`, for an application that `create_app` made. `kind`: a subclass of Server."""
     allowed = connections_allowed(settings.connections_max)
     connections = Connections(allowed, settings.headers_timeout_s, tls_context(settings))
     config = uvicorn.Config(

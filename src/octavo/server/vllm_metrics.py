@@ -99,7 +99,7 @@ class VllmCountsCollector(Collector):
 
 
 def _renamed(family: Metric, name: str) -> Metric:
-    """The same samples under another name, with vLLM's labels. Reasons that share a vLLM name are summed."""
+    """The samples under another name, with vLLM's labels. Reasons that share a vLLM name are summed."""
     renamed = Metric(name, family.documentation, family.type)
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:

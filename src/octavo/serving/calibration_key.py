@@ -34,7 +34,7 @@ def calibrate_command(model: str | None, options: StartOptions) -> str:
 
 
 def _calibrated_settings(options: StartOptions) -> dict[str, object]:
-    """Those that differ from their defaults, and None for the others."""
+    """The settings that differ from their defaults, and None for the others."""
     plain = replace(options, disk_cache=None if options.disk_cache is None else _FOLDER)
     return {
         name: None if getattr(plain, name) == getattr(StartOptions(), name) else getattr(plain, name)

@@ -36,7 +36,7 @@ def next_token(tokens: Sequence[int], seed: int, choice: int, vocab_size: int) -
 
 
 def likeliest(tokens: Sequence[int], seed: int, vocab_size: int, count: int) -> tuple[tuple[int, float], ...]:
-    """The same for a beam: the first `count` of the vocabulary, with stand-ins for their logprobs."""
+    """The candidates of a beam: the first `count` of the vocabulary, with stand-ins for their logprobs."""
     drawn = random.Random(next_token(tokens, seed, 0, 2**63))
     ranked = sorted((drawn.expovariate(0.5), token) for token in range(vocab_size))
     return tuple((token, -value) for value, token in ranked[:count])

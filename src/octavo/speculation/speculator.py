@@ -161,7 +161,7 @@ class Speculator:
 
 
 def _fixed(offers: Sequence[tuple[DrafterState, int]], budget: int) -> list[int]:
-    """The same number for each sequence with a match, until the budget is used up."""
+    """An equal number for each sequence with a match, until the budget is used up."""
     counts = []
     for drafting, limit in offers:
         draft = drafting.draft

@@ -67,7 +67,7 @@ class AliasEncoder:
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:
-    """The same token under another name, and not special."""
+    """A token under another name, and not special."""
     return AddedToken(
         name,
         single_word=token.single_word,

@@ -53,7 +53,7 @@ def is_sentencepiece(head: bytes) -> bool:
 
 
 def pieces_of(data: bytes, source: str) -> Pieces:
-    """The same, from the bytes of the file."""
+    """The pieces in the bytes of a file."""
     try:
         return _read(memoryview(data), source)
     except (IndexError, struct.error, _Malformed) as error:

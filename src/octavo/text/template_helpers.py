@@ -124,8 +124,8 @@ class _Helper(HelperProcess):
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
 
     def call(self, request: bytes, seconds: float) -> dict[str, object]:
-        """Its answer. Ends the process and raises InvalidRequest if that takes too long, sends too much, or
-        has ended."""
+        """The answer of the process. Ends the process and raises InvalidRequest if that takes too long, sends
+        too much, or has ended."""
         try:
             answer: dict[str, object] = json.loads(self.exchange(request, seconds))
         except HelperTimeout:

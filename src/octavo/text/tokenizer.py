@@ -159,7 +159,7 @@ class Tokenizer:
         )
 
     def with_template(self, source: str) -> Tokenizer:
-        """The same tokenizer with another chat template, a Jinja text."""
+        """This tokenizer with another chat template, a Jinja text."""
         other = copy.copy(self)
         other.chat_template = self._template(ModelTemplates(source))
         return other

@@ -265,7 +265,7 @@ def own_text(before: str, prompt: str, whole: str) -> tuple[str, str]:
 def with_tools_in_system(
     messages: Sequence[Message], tools: Sequence[object], place: ToolsPlace
 ) -> list[Message]:
-    """The same with the tools in a system message, if the template reads them there."""
+    """The chat with the tools in a system message, if the template reads them there."""
     value: object = (
         json.dumps(list(tools), ensure_ascii=False) if place is ToolsPlace.SYSTEM_TEXT else list(tools)
     )

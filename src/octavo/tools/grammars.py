@@ -57,7 +57,7 @@ def _calls_grammar(
     special_id: SpecialId,
     schemas: Sequence[Mapping[str, object]],
 ) -> Grammar:
-    """The same with these schemas of the tools that may be called."""
+    """As `calls_grammar`, with these schemas of the tools that may be called."""
     tools, writer = use.callable_tools, CallWriter(form, special_id)
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):

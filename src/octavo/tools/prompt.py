@@ -22,7 +22,7 @@ What it returns comes back between <tool_response> and </tool_response>."""
 def as_messages(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]], form: ToolFormat
 ) -> list[ChatMessage]:
-    """The same chat, in messages of text alone."""
+    """The chat, in messages of text alone."""
     text_only = [_without_calls(message, form) for message in _joined_results(messages)]
     if not tools:
         return text_only

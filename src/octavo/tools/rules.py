@@ -45,7 +45,7 @@ class CallWriter:
         return json.dumps(literal, ensure_ascii=False) if literal else ""
 
     def loose(self, literal: str) -> str:
-        """The same with optional line breaks, in formats that write tags."""
+        """The rule with optional line breaks, in formats that write tags."""
         if self._form.body is not Body.TAGGED:
             return self.text(literal)
         return r" /\n{0,2}/ ".join(map(self.text, literal.split("\n"))).strip()

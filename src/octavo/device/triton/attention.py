@@ -102,8 +102,8 @@ def attend_splitting(
     num_programs: int,
     log_sum_exp: torch.Tensor | None = None,
 ) -> None:
-    """The same by `num_programs` programs for each kv head. Overwrites `scratch`, which no concurrent launch
-    may use."""
+    """As `attend_walking`, by `num_programs` programs for each kv head. Overwrites `scratch`, which no
+    concurrent launch may use."""
     sizes = _check(out, q, pool, form, log_sum_exp)
     rows = work.tokens_per_tile * sizes.group
     assert scratch.largest.shape[0] >= work.items_max

@@ -49,7 +49,7 @@ class Tiling:
         return -(-num_rows // self.rows), -(-num_outputs // self.outputs)
 
     def within(self, shared_bytes: int, bytes_per_number: int) -> Tiling:
-        """The same with no more stages than fit into shared memory. Float32, whose products are no tensor
+        """This tiling with no more stages than fit into shared memory. Float32, whose products are no tensor
         core's and hold inputs in registers, has 64 of them at a time."""
         block_k = min(self.block_k, 64) if bytes_per_number > 2 else self.block_k
         bytes_per_stage = (self.rows + self.outputs) * block_k * bytes_per_number

@@ -39,7 +39,7 @@ def with_experts_of_config(config: Fields, description: Description) -> Descript
 
 
 def with_experts_of_gguf(metadata: Fields, arch: str, description: Description) -> Description:
-    """The same from GGUF metadata."""
+    """As `with_experts_of_config`, from GGUF metadata."""
     facts, spec = description.family.mixture, description.spec
     if facts is None:
         return description

@@ -100,7 +100,7 @@ def refuse_config(family: Family, config: Fields) -> None:
 
 
 def refuse_gguf(family: Family, metadata: Fields, arch: str) -> None:
-    """The same of GGUF metadata."""
+    """As `refuse_config`, for GGUF metadata."""
     for key, (understands, harmless) in _OF_GGUF.items():
         _refuse(family, metadata, f"{arch}.{key}", understands, harmless)
 

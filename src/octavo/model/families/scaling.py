@@ -100,7 +100,7 @@ def rope_scaling_of_gguf(
     context: int,
     tensors: RopeTensors,
 ) -> RopeScaling:
-    """The same from the architecture's keys and the tensors of factors."""
+    """The scaling from the architecture's keys and the tensors of factors."""
     if family.learned_positions:
         return RopeScaling((), (), context)
     rope = local = _rope_of_gguf(family, metadata, arch, head_size, context, tensors)
