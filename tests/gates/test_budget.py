@@ -30,7 +30,7 @@ MAX_LINES = {
     "routing": 982,
     "sampling": 2_155,
     "scheduler": 5_470,
-    "server": 13_871,
+    "server": 13_872,
     "serving": 2_333,
     "sim": 877,
     "speculation": 473,

@@ -105,14 +105,20 @@ def test_a_router_waits_for_no_step():
     assert max(timeouts) < 0.05
 
 
-def test_the_engines_numbers_are_of_now_and_the_edges_may_be_older():
-    metrics = Metrics("m", vllm_names=True)
+@pytest.mark.parametrize(
+    "vllm_names, current", [(False, "octavo_sequences_running"), (True, "vllm:num_requests_running")]
+)
+def test_what_routers_read_is_of_now_and_all_else_may_be_older(vllm_names, current):
+    metrics = Metrics("m", vllm_names=vllm_names)
     metrics.render(EngineStats())
     metrics.count_answer("/v1/models", 200)
-    text = metrics.render(EngineStats(running=3), edge_age_s=1e6).decode()
-    assert total(text, "vllm:num_requests_running") == total(text, "octavo_sequences_running") == 3
+    text = metrics.render(EngineStats(running=3), age_s=1e6).decode()
+    assert total(text, current) == 3
+    assert not vllm_names or total(text, "octavo_sequences_running") == 0
     assert total(text, "octavo_http_requests_total") == 0
-    assert total(metrics.render(EngineStats()).decode(), "octavo_http_requests_total") == 1
+    text = metrics.render(EngineStats(running=2)).decode()
+    assert total(text, "octavo_http_requests_total") == 1
+    assert total(text, "octavo_sequences_running") == 2
 
 
 def test_adapters_are_told_to_be_none_under_vllms_name():

@@ -360,7 +360,7 @@ class Relay:
             return await until_disconnect(request, self._pin(out))
         result = await until_disconnect(request, send_to_all(self._upstream, self._running(), out))
         if route.handler is about.metrics:
-            text = self._metrics.render() + generate_latest(edge.metrics.registries[1])
+            text = self._metrics.render() + generate_latest(edge.metrics.edge_registry)
             return merge_scrapes(result, {relay_label(): text})
         if route.handler is about.kv_event_sources:
             return merge_sources(result)

@@ -147,12 +147,13 @@ class Metrics:
             files = MultiProcessCollector(None, str(front_end.metrics))  # type: ignore[no-untyped-call]
             pid, counted = front_end.engine_pid, files.collect
         self._counted = counted
-        self._engine_registry = CollectorRegistry()
-        self._engine_registry.register(EngineCollector(lambda: self._stats, model_name))
-        self._edge_registry = CollectorRegistry()
-        ProcessCollector(pid=lambda: pid, registry=self._edge_registry)
-        self._edge_registry.register(_EdgeCollector(counted))
-        self._edge_text, self._edge_time = b"", -math.inf  # of the last scrape, and its time
+        engine_registry = CollectorRegistry()
+        engine_registry.register(EngineCollector(lambda: self._stats, model_name))
+        self.edge_registry = CollectorRegistry()  # with the metrics of the process
+        ProcessCollector(pid=lambda: pid, registry=self.edge_registry)
+        self.edge_registry.register(_EdgeCollector(counted))
+        self._current, self._older = [engine_registry], [self.edge_registry]  # see `render`
+        self._older_text, self._older_time = b"", -math.inf
         self._answers = Counter(
             "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
         )
@@ -168,22 +169,23 @@ class Metrics:
         if vllm_names:
             sources = {"request_success": _FINISHED}
             sources |= {name: f"octavo_{one.name}" for one in _FAMILIES for name in one.vllm}
-            self._engine_registry.register(VllmCollector(lambda: self._stats, model_name))
-            self._edge_registry.register(VllmCountsCollector(sources, counted))
+            self._current, self._older = [CollectorRegistry()], [engine_registry, self.edge_registry]
+            self._current[0].register(VllmCollector(lambda: self._stats, model_name))
+            self.edge_registry.register(VllmCountsCollector(sources, counted))
 
     @property
-    def registries(self) -> tuple[CollectorRegistry, CollectorRegistry]:
-        """The engine's, and the edge's with the process metrics."""
-        return self._engine_registry, self._edge_registry
+    def registries(self) -> tuple[CollectorRegistry, ...]:
+        """All registries that `render` reads."""
+        return (*self._current, *self._older)
 
-    def render(self, stats: EngineStats, edge_age_s: float = 0.0) -> bytes:
-        """The text of a scrape with the engine's current numbers. The edge's, nine tenths of the work, may be
-        `edge_age_s` old."""
+    def render(self, stats: EngineStats, age_s: float = 0.0) -> bytes:
+        """The text of a scrape with the engine's current numbers, by vLLM's names if they are on, else by
+        Octavo's. All others, over nine tenths of the work, may be `age_s` old."""
         self._stats = stats
         now = time.perf_counter()
-        if now - self._edge_time >= edge_age_s:
-            self._edge_text, self._edge_time = generate_latest(self._edge_registry), now
-        return generate_latest(self._engine_registry) + self._edge_text
+        if now - self._older_time >= age_s:
+            self._older_text, self._older_time = b"".join(map(generate_latest, self._older)), now
+        return b"".join(map(generate_latest, self._current)) + self._older_text
 
     def latency(self) -> dict[str, object]:
         """Counts of each latency by bucket: upper bounds in seconds (the last has none), and counts that only

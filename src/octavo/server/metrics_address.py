@@ -28,8 +28,7 @@ from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 
 STATS_TIMEOUT_S = 0.02
-# The edge's metrics may be this old: they are nine tenths of a scrape's work, and routers read none of them.
-EDGE_AGE_S = 1.0
+OLDER_S = 1.0  # metrics that no router reads may be this old
 CONNECTIONS_MAX = 64
 _BACKLOG = 16
 _KEEP_ALIVE_S = 30
@@ -87,7 +86,7 @@ def metrics_app(edge: Edge) -> ASGIApp:
             refusal = HttpRefusal(HTTPStatus.NOT_FOUND, what, code="unknown_route")
             await error_response(refusal, scope)(scope, receive, send)
             return
-        text = edge.metrics.render(await edge.model.stats(STATS_TIMEOUT_S), EDGE_AGE_S)
+        text = edge.metrics.render(await edge.model.stats(STATS_TIMEOUT_S), OLDER_S)
         await Response(text, headers={"Content-Type": CONTENT_TYPE})(scope, receive, send)
 
     return answer
