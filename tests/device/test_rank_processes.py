@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from tests.attack.house import House, free_port, serving
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo import LLM, SamplingParams
 from octavo.device.ranks.collectives import RankGroup
@@ -65,10 +65,10 @@ def test_three_ranks_give_the_bits_of_one() -> None:
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-@pytest.mark.parametrize(("sent", "words", "seconds"), [("KILL", "SIGKILL", 10), ("STOP", "is stopped", 20)])
+@pytest.mark.parametrize(("sent", "words"), [("KILL", "SIGKILL"), ("STOP", "is stopped")])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_one_that_dies_or_stops_ends_all(
-    sent: str, words: str, seconds: float, rank: int, is_busy: bool, tmp_path: Path
+    sent: str, words: str, rank: int, is_busy: bool, tmp_path: Path
 ) -> None:
     with serving(tmp_path, *TORCH, "-tp", "3") as house:
         house.ended = True
@@ -80,7 +80,7 @@ def test_one_that_dies_or_stops_ends_all(
             reader.start()
             wait_until(lambda: lines)
         os.kill(pids[rank - 1], getattr(signal, f"SIG{sent}"))
-        status = house.process.wait(seconds)
+        status = house.process.wait(LIMIT_S)
         assert status not in (None, 0)
         wait_until_gone(pids)
         log = house.log.read_text()
@@ -117,7 +117,7 @@ def test_one_that_dies_while_it_loads_ends_all(rank: int, tmp_path: Path) -> Non
     wait_until(lambda: len(rank_pids(process.pid)) == 2)
     pids = rank_pids(process.pid)
     os.kill(process.pid if rank == 0 else pids[0], signal.SIGKILL)
-    assert process.wait(30) != 0
+    assert process.wait(LIMIT_S) != 0
     wait_until_gone(pids)
     assert set(Path("/tmp").glob("octavo-ranks-*")) == before
     if rank:
@@ -133,7 +133,7 @@ def test_what_listens_is_the_loopback_alone_and_starts_leave_nothing(tmp_path: P
             assert {address for pid in pids for address in listening(pid)} == {"0100007F"}
             assert house.ask("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
             house.process.terminate()
-            assert house.process.wait(10) == 0
+            assert house.process.wait(LIMIT_S) == 0
             wait_until_gone(pids[1:])
     assert set(Path("/tmp").glob("octavo-ranks-*")) == before
 
