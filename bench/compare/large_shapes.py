@@ -111,11 +111,6 @@ def tiny(shape: Shape) -> Shape:
     )
 
 
-def has_window(shape: Shape, layer: int) -> bool:
-    """Whether the layer has an attention window: the first five of six layers, if there are windows."""
-    return shape.window > 0 and (layer + 1) % shape.window_period != 0
-
-
 def takes_more_bits(layer: int, layers: int) -> bool:
     """Whether llama.cpp's mixes store this layer's values and down projections in the larger kind: the first
     eighth, the last, and every third between."""

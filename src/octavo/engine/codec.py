@@ -1,9 +1,9 @@
-"""The encoding of a command, and of its reply: for another process, or for a recording.
+"""The commands that another process or a recording may contain, and the encoding of their replies.
 
-    [ version | kind | msgpack ]        kind: 0 a command or a reply, 1 a refusal
+    [ version | kind | msgpack ]        kind: 0 a reply, 1 a refusal
 
-Both are bounded before they are decoded, and decoding checks every type. So any bytes make a valid command or
-an InvalidRequest.
+A reply is bounded before it is decoded, and decoding checks every type. So any bytes make a valid reply or an
+InvalidRequest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from octavo.engine.port import Command, ReplyT
 from octavo.errors import InvalidRequest, OctavoError, QueueFull
 
 VERSION = 2
-COMMAND_BYTES_MAX = 64 << 20  # the longest prompt, with its session's tokens, and a grammar
 REPLY_BYTES_MAX = 256 << 20  # a glimpse of the largest pool
 
 AnyCommand = (
@@ -89,43 +88,33 @@ class Refusal(msgspec.Struct, frozen=True):
         return kind(self.text)
 
 
-def encode_command(command: Command[ReplyT]) -> bytes:
-    """Raises InvalidRequest where it has more than `COMMAND_BYTES_MAX`."""
-    data = _VALUE + msgspec.msgpack.encode(command)
-    _check_length("command", data, COMMAND_BYTES_MAX)
-    return data
-
-
-def decode_command(data: bytes) -> AnyCommand:
-    """Raises InvalidRequest for what is none, and as the values in it do."""
-    _check_length("command", data, COMMAND_BYTES_MAX)
-    _check_head("command", data, (_VALUE,))
-    return cast(AnyCommand, _decode("command", data, AnyCommand))
-
-
 def encode_reply(reply: object) -> bytes:
     """A reply, or the OctavoError in its place. Raises InvalidRequest for more than `REPLY_BYTES_MAX`."""
     if isinstance(reply, OctavoError):
         data = _REFUSAL + msgspec.msgpack.encode(Refusal.of(reply))
     else:
         data = _VALUE + msgspec.msgpack.encode(reply)
-    _check_length("reply", data, REPLY_BYTES_MAX)
+    _check_length(data)
     return data
-
-
-def decode_reply(command: type[Command[ReplyT]], data: bytes) -> ReplyT:
-    """The reply to a command of this kind. Raises as `decode_reply_as`."""
-    return cast(ReplyT, decode_reply_as(reply_type(command), data))
 
 
 def decode_reply_as(kind: object, data: bytes) -> object:
     """The reply of that type. Raises the error that was encoded in its place, or InvalidRequest for what is
     no such reply."""
-    _check_length("reply", data, REPLY_BYTES_MAX)
-    _check_head("reply", data, (_VALUE, _REFUSAL))
-    if data.startswith(_REFUSAL):
-        raise cast(Refusal, _decode("reply", data, Refusal)).to_error()
-    return _decode("reply", data, kind)
+    _check_length(data)
+    if not data.startswith((_VALUE, _REFUSAL)):
+        raise InvalidRequest(
+            f"the reply begins with bytes {data[:2].hex(' ') or 'none'}; allowed: {_VALUE.hex(' ')} or "
+            f"{_REFUSAL.hex(' ')} (version {VERSION})"
+        )
+    is_refusal = data.startswith(_REFUSAL)
+    try:
+        reply = _decoder(Refusal if is_refusal else kind).decode(memoryview(data)[len(_VALUE) :])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"these bytes are no reply: {error}") from None
+    if is_refusal:
+        raise cast(Refusal, reply).to_error()
+    return reply
 
 
 @cache
@@ -141,21 +130,6 @@ def _decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
     return msgspec.msgpack.Decoder(kind)
 
 
-def _decode(what: str, data: bytes, kind: object) -> object:
-    try:
-        return _decoder(kind).decode(memoryview(data)[len(_VALUE) :])
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"these bytes are no {what}: {error}") from None
-
-
-def _check_length(what: str, data: bytes, most: int) -> None:
-    if len(data) > most:
-        raise InvalidRequest(f"a {what} of {len(data):,} bytes; allowed: {most:,}")
-
-
-def _check_head(what: str, data: bytes, allowed: tuple[bytes, ...]) -> None:
-    if not data.startswith(allowed):
-        raise InvalidRequest(
-            f"the {what} begins with bytes {data[:2].hex(' ') or 'none'}; allowed: "
-            f"{' or '.join(head.hex(' ') for head in allowed)} (version {VERSION})"
-        )
+def _check_length(data: bytes) -> None:
+    if len(data) > REPLY_BYTES_MAX:
+        raise InvalidRequest(f"a reply of {len(data):,} bytes; allowed: {REPLY_BYTES_MAX:,}")
