@@ -85,7 +85,10 @@ def test_an_update_notices_that_a_templates_file_has_changed(tmp_path: Path) -> 
     running = ClusterSpec(engine={"chat_template": str(template)}).with_template_digest()
     changed = ClusterSpec(engine={"chat_template": str(template), "max_seqs": 8})
     running.check_update(changed.with_template_digest())
+    running.check_template()
     template.write_text("{{ messages }} ")
+    with pytest.raises(ConfigError, match="has changed since relays read it"):
+        running.check_template()
     with pytest.raises(ConfigError, match=r"has changed since relays read it; allowed: .*stop"):
         running.check_update(changed.with_template_digest())
     assert ClusterSpec(engine={"chat_template": "chatml"}).with_template_digest().template_digest is None

@@ -48,9 +48,10 @@ class EngineReplica:
     """One `octavo serve` with its own slot."""
 
     async def __init__(self, spec: dict[str, object]) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raises ReplicaEnded if the child cannot serve: Serve reports that and tries again."""
+        """Raises ConfigError or ReplicaEnded if it cannot serve: Serve reports that and tries again."""
         self._spec = read_spec(spec)
         check_reach(living_nodes(), self._spec)  # a machine may have joined since the start
+        self._spec.check_template()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
         self._is_ending = False

@@ -93,12 +93,15 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"have {'the default' if now is None else shown(now)}; allowed: octavo cluster stop, "
                     f"then octavo cluster serve {flag}"
                 )
-
         if self.template_digest not in (None, changed.template_digest):
             raise ConfigError(
                 f"the file {shown(self.engine['chat_template'])} has changed since relays read it; allowed: "
                 "the earlier file, or octavo cluster stop, then octavo cluster serve"
             )
+
+    def check_template(self) -> None:
+        """Raises ConfigError if the template's file has changed since relays read it."""
+        self.check_update(self.with_template_digest())
 
     def with_template_digest(self) -> ClusterSpec:
         """This spec with the current digest of the template's file. Raises ConfigError."""
