@@ -60,7 +60,7 @@ def test_what_raises_in_a_transaction_is_undone(path: Path) -> None:
     assert rows(path) == [(1,)]
 
 
-def test_nothing_of_a_file_that_is_begun_anew_is_left(path: Path) -> None:
+def test_nothing_of_a_file_that_is_begun_again_is_left(path: Path) -> None:
     for suffix in ("-wal", "-shm", "-journal", ""):
         path.with_name(path.name + suffix).write_bytes(b"of another")
     with pytest.raises(sqlite3.DatabaseError) as caught:

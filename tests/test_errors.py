@@ -80,7 +80,7 @@ def test_no_more_is_printed_than_is_shown() -> None:
     assert Counted.printed < 200
 
 
-def test_the_home_of_no_user_is_told(monkeypatch):
+def test_the_home_of_no_user_is_reported(monkeypatch):
     with pytest.raises(ConfigError, match="disk_cache is '~nosuchuser/x', and there is no such user"):
         StartOptions(disk_cache="~nosuchuser/x")
     monkeypatch.setenv("OCTAVO_CACHE", "~nosuchuser/x")

@@ -46,7 +46,7 @@ def test_what_no_value_can_break_is_let_go_without_a_word(
 
 
 @pytest.mark.parametrize("name", ["password", "binary", "byte", "int32", "path", "my-own", "json-string"])
-def test_a_format_that_json_schema_does_not_know_annotates_and_is_told(name: str) -> None:
+def test_a_format_that_json_schema_does_not_know_annotates_and_is_reported(name: str) -> None:
     found = without_effect(at_x({"type": "string", "format": name, "maxLength": 5}))
     assert found.schema == at_x({"type": "string", "maxLength": 5})
     assert found.not_enforced == ("format (at #/properties/x)",)
@@ -114,7 +114,7 @@ def test_names_of_properties_are_no_keywords() -> None:
         ),
     ],
 )
-def test_a_reader_that_is_lenient_lets_single_keys_go_and_tells_each(
+def test_a_reader_that_is_lenient_lets_single_keys_go_and_shows_each(
     part: dict[str, object], left: dict[str, object], told: list[str]
 ) -> None:
     found = readable(at_x(part))

@@ -126,7 +126,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[message[:50] for _, message in WRONG])
-def test_a_mistake_is_told_with_whose_it_is_and_what_is_allowed(text: str, message: str) -> None:
+def test_a_mistake_is_reported_with_whose_it_is_and_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as told:
         parse_tenants(text)
     assert message in str(told.value)
@@ -196,7 +196,7 @@ def test_a_file_is_bounded_read_as_utf8_and_named_in_errors(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("given", ["9" * 5_000, "-" + "9" * 5_000, "[1, " + "9" * 5_000 + "]"])
-def test_a_number_of_too_many_digits_is_told_in_words_of_toml(given: str) -> None:
+def test_a_number_of_too_many_digits_is_reported_in_words_of_toml(given: str) -> None:
     with pytest.raises(ConfigError, match=r"not sound TOML: a number has more than 4,300 digits$"):
         parse_tenants(entry(f"max_running = {given}"))
 

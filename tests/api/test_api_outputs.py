@@ -27,7 +27,7 @@ A = TokenInfo(5, b"a", -0.5, ((5, b"a", -0.5), (6, b"b", -1.0)))
 RARE = TokenInfo(9, b"\xff", -7.0, ((5, b"a", -0.5), (6, b"b", -1.0)))
 
 
-def test_each_place_tells_its_token_first_and_ranks_as_far_as_they_are_known() -> None:
+def test_each_place_shows_its_token_first_and_ranks_as_far_as_they_are_known() -> None:
     found = gathered(logprobs=2)
     found.take(delta("a", A, RARE, finish=FinishReason.LENGTH), 101.0)
     (output,) = found.output().outputs
@@ -119,7 +119,7 @@ def test_pieces_join_to_the_whole() -> None:
     assert [piece.finished for piece in told] == [False, False, False, False, True]
 
 
-def test_an_output_that_was_told_does_not_change_any_more() -> None:
+def test_an_output_that_was_sent_does_not_change_any_more() -> None:
     found = gathered()
     found.take(delta("a", A), 101.0)
     before = found.output()

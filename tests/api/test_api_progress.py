@@ -32,7 +32,7 @@ def test_long_work_shows_how_much_is_done_and_how_fast() -> None:
     "use_tqdm, seconds, is_terminal",
     [(True, APPEARS_AFTER_S - 0.1, True), (False, 9.0, True), (True, 9.0, False)],
 )
-def test_nothing_is_shown_too_early_unasked_or_where_nobody_looks(
+def test_nothing_is_shown_too_early_unasked_or_where_no_one_looks(
     use_tqdm: bool, seconds: float, is_terminal: bool
 ) -> None:
     assert drawn(use_tqdm, seconds, is_terminal=is_terminal) == ""
@@ -63,7 +63,7 @@ class Theirs:
         self.is_closed = True
 
 
-def test_a_programs_own_bar_is_told_of_each_request_and_closed(make_llm: Callable[..., LLM]) -> None:
+def test_a_programs_own_bar_is_reported_of_each_request_and_closed(make_llm: Callable[..., LLM]) -> None:
     made: list[Theirs] = []
 
     def make(total: int, desc: str) -> Theirs:

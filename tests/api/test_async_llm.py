@@ -41,7 +41,7 @@ def idle(llm: AsyncLLM) -> bool:
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
-def test_each_kind_of_output_tells_the_whole_answer(
+def test_each_kind_of_output_shows_the_whole_answer(
     make_async_llm: Callable[..., AsyncLLM], kind: RequestOutputKind
 ) -> None:
     llm = make_async_llm()

@@ -140,7 +140,7 @@ def test_a_failed_request_ends_the_call_and_the_next_call_works(
     assert output.outputs[0].token_ids == wanted.tokens
 
 
-def test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits() -> None:
+def test_a_greedy_row_without_numbers_fails_alone_though_no_one_asked_for_logits() -> None:
     engine = tiny_engine(NativeOps(), model=poisoned_model())
     wanted = [request(i, prompt_of(i, 5 + i), 6, logprobs=None) for i in range(5)]
     wanted[2] = request(2, [*prompt_of(2, 5), POISON], 6, logprobs=None)
@@ -248,7 +248,7 @@ def test_a_cancelled_request_ends_and_the_others_go_on(make_llm: Callable[..., L
     nothing_is_left(llm)
 
 
-def test_a_failed_request_ends_alone_for_whoever_steps(make_llm: Callable[..., LLM]) -> None:
+def test_a_failed_request_ends_alone_for_who_steps(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(model=poisoned_model())
     bad = llm.add_request([5, POISON], greedy(6, **NEVER_POISON))
     good = llm.add_request(prompt_of(3, 20), greedy(6, **NEVER_POISON))

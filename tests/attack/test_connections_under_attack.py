@@ -101,7 +101,7 @@ def test_a_storm_of_cancels_leaves_no_block_held(house: House) -> None:
     assert answer_of(house) == alone
 
 
-def test_slow_readers_hold_up_nobody(house: House) -> None:
+def test_slow_readers_hold_up_no_one(house: House) -> None:
     alone = answer_of(house)
     body = json.dumps(
         {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 20}
@@ -152,7 +152,7 @@ def test_bodies_of_a_hundred_megabytes_are_refused_without_being_kept(house: Hou
     assert grown < 200
 
 
-def test_a_term_beside_thirty_streams_tells_every_client(tmp_path: Path) -> None:
+def test_a_term_alongside_thirty_streams_informs_every_client(tmp_path: Path) -> None:
     with serving(tmp_path, "--drain-timeout", "1") as house:
 
         async def one() -> bytes:

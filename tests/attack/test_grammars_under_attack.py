@@ -130,7 +130,7 @@ def test_what_is_kept_of_many_grammars_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(0)  # it takes as long as it is meant to
-def test_random_grammars_disturb_nobody(tmp_path: Path) -> None:
+def test_random_grammars_disturb_no_one(tmp_path: Path) -> None:
     seconds = 60 * float(os.environ.get("ATTACK_MINUTES", "1"))
     rng, statuses = random.Random(os.environ.get("ATTACK_SEED", "0")), Counter[int]()
     memory: list[float] = []

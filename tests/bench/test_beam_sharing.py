@@ -25,7 +25,7 @@ def test_beams_share_their_prompt_and_more_the_more_there_are() -> None:
     engine.scheduler.check()
 
 
-def test_nothing_is_saved_where_nobody_shares() -> None:
+def test_nothing_is_saved_where_no_one_shares() -> None:
     engine = tiny_engine(NativeOps(), prefix_caching=False)
     alone = [Request(1, tuple(TOKENS[:40]), SamplerParams(temperature=0.0, ignore_eos=True), 20, 0)]
     assert beam_sharing("mine", 1, alone, engine).saved == 0.0

@@ -77,7 +77,7 @@ def test_steps_are_predicted(fitted: Calibration, work: StepWork) -> None:
     assert fitted.predicted_s(work) == pytest.approx(true_s(work), rel=0.12)
 
 
-def test_what_is_between_steps_and_beside_the_engine_is_told(fitted: Calibration) -> None:
+def test_what_is_between_steps_and_alongside_the_engine_is_reported(fitted: Calibration) -> None:
     for rows in (1, 8):
         expected = BETWEEN_S + ROW_BETWEEN_S * rows
         assert fitted.between(StepWork(rows)) == pytest.approx(expected, rel=0.5)

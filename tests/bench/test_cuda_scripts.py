@@ -96,7 +96,7 @@ def lines_of(*command: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_tiny_run_tells_what_is_promised(name: str) -> None:
+def test_a_tiny_run_shows_what_is_promised(name: str) -> None:
     lines = lines_of(str(SCRIPTS / f"{name}.py"), "--device", "cpu", "--tiny")
     assert lines[0]["what"] == "machine"
     assert {line["probe"] for line in lines} == {name}
@@ -112,7 +112,7 @@ def test_a_tiny_run_tells_what_is_promised(name: str) -> None:
             assert line.get("ok", line.get("equal")) is True, line
 
 
-def test_the_build_tells_what_is_there() -> None:
+def test_the_build_shows_what_is_there() -> None:
     lines = lines_of(str(SCRIPTS / "build.py"), "--device", "cpu", "--tiny", "--no-build", "--no-kernels")
     assert {"tool", "imports", "summary"} <= {line["what"] for line in lines}
     groups = {line["group"]: line for line in lines if line["what"] == "imports"}

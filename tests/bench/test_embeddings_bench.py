@@ -49,7 +49,7 @@ def test_a_round_is_every_text_once_for_each_pooling():
         measure_embeddings(served.llm, ["a"], list(Pooling), 0)
 
 
-def test_ours_is_set_beside_each_peer_at_its_best_size_of_batch(monkeypatch, capsys):
+def test_ours_is_set_alongside_each_peer_at_its_best_size_of_batch(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(FOLDER))
     script = importlib.import_module("embeddings")
     speeds = {

@@ -160,7 +160,7 @@ def test_copies_are_exact_and_wrong_sizes_are_refused():
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_the_command_tells_limits_and_every_kernel(monkeypatch, capsys, as_json):
+def test_the_command_shows_limits_and_every_kernel(monkeypatch, capsys, as_json):
     cases = [Case("norm", "10 x 10", 0, "f32", lambda: PreparedCase(lambda: None, 100.0))]
     monkeypatch.setattr(kernels, "all_cases", lambda: iter(cases))
     monkeypatch.setattr(bench_kernels, "measure_limits", lambda: LIMITS)

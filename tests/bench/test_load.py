@@ -191,7 +191,7 @@ def test_a_request_of_a_trace_that_is_too_long_for_the_server_is_counted(served)
     assert (report.completed, report.errors) == (1, {"HTTP 400": 1})
 
 
-def test_a_refusing_server_is_told_with_its_words(served):
+def test_a_refusing_server_is_reported_with_its_words(served):
     url, model = served
     model.refusal = QueueFull("the queue is full")
     try:

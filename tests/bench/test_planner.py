@@ -145,7 +145,7 @@ def test_a_search_says_where_it_ended() -> None:
     assert wide.highest(many, 10, 400).bound == "calibration"
 
 
-def test_a_request_that_never_fits_is_told() -> None:
+def test_a_request_that_never_fits_is_reported() -> None:
     forecast = planner_of(setup_of(blocks=4)).forecast(Traffic(trace_of(TraceRequest(0.0, 500, 5))))
     assert sum(forecast.refused.values()) == 1
 

@@ -19,7 +19,7 @@ def test_the_report_compares_both_ways() -> None:
 
 
 @pytest.mark.parametrize("turns", [[], [SecondTurn(100, 120, 96, 0.0, 0.0)]])
-def test_a_report_of_no_turns_or_of_answers_without_text_is_told_too(turns: list[SecondTurn]) -> None:
+def test_a_report_of_no_turns_or_of_answers_without_text_is_reported_too(turns: list[SecondTurn]) -> None:
     assert lines_of(turns)[-1].endswith("(no text came first)")
 
 

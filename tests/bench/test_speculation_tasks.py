@@ -57,7 +57,7 @@ def test_a_task_has_the_same_prompts_every_time_and_all_of_them_differ(task: str
     assert {prompt.params.max_tokens for prompt in prompts} == {200}
 
 
-def test_an_unknown_task_is_told_with_those_that_there_are() -> None:
+def test_an_unknown_task_is_reported_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'writing'; allowed: editing, quoting, .*random"):
         chosen_tasks(["chat", "writing"])
     with pytest.raises(ConfigError, match="allowed: editing"):
@@ -357,7 +357,7 @@ def test_outputs_that_changed_are_counted_and_speeds_are_over_all_prompts(compar
     assert "1 of 2" in compare.table_of([line])
 
 
-def test_our_own_lines_set_both_modes_beside_off(compare: ModuleType) -> None:
+def test_our_own_lines_set_both_modes_alongside_off(compare: ModuleType) -> None:
     rows = [json.loads(json.dumps(asdict(result))) for result in results(2.0)]
     (line,) = compare.our_lines_of([*rows, {"summary": {}}])
     assert (line.program, line.task, line.without, line.with_it) == ("octavo auto", "chat", 100.0, 200.0)

@@ -107,7 +107,7 @@ def url() -> Iterator[str]:
     assert not thread.is_alive()
 
 
-def test_a_reader_reads_until_it_is_told_to_end(url: str) -> None:
+def test_a_reader_reads_until_it_is_ended(url: str) -> None:
     with reading(url) as read:
         pass
     assert read[0].frames >= 1

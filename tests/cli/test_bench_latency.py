@@ -79,7 +79,7 @@ def test_a_failed_request_fails_the_run():
         asyncio.run(measure(model, SCENARIO, "chunked", 0))
 
 
-def test_ratios_are_taken_within_a_run_and_their_median_is_told():
+def test_ratios_are_taken_within_a_run_and_their_median_is_reported():
     summary = summarise([run(1.0, 2.0), run(10.0, 15.0), run(1.0, 9.0)])
     assert summary.p50_ratio == 2.0
     assert summary.p95_ratio == 4.0
@@ -94,7 +94,7 @@ def test_too_few_tokens_before_are_refused():
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_both_configurations_run_in_turns_and_are_told(monkeypatch, capsys, as_json):
+def test_both_configurations_run_in_turns_and_are_reported(monkeypatch, capsys, as_json):
     seen = []
 
     class Started:

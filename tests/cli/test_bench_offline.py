@@ -159,7 +159,7 @@ def test_reports_are_json_lines_and_a_table():
     assert len(offline_table([report, report]).columns) == 3
 
 
-def test_planning_is_told_by_step_and_as_a_share_of_the_steps_of_the_run():
+def test_planning_is_reported_by_step_and_as_a_share_of_the_steps_of_the_run():
     report = measure(FakeLLM(), w1(4, 8, 4, 2))
     assert (report.steps, report.step_seconds) == (8, 4.0)
     assert report.plan_share == pytest.approx(0.01)
@@ -183,7 +183,7 @@ def test_w3_sends_its_long_prompts_at_once():
     assert (report.workload.name, report.output_tokens) == ("W3", 32)
 
 
-def test_prefill_and_decode_are_told_apart(monkeypatch):
+def test_prefill_and_decode_are_distinguished(monkeypatch):
     llm = FakeLLM(pause_s=0.005, first_s=0.06)
     monkeypatch.setattr(offline, "time", SimpleNamespace(perf_counter=lambda: llm.now))
     report = measure(llm, w1(2, 30, 11, 2))
@@ -266,7 +266,7 @@ def test_a_run_that_fails_lets_go_of_the_engine(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json):
+def test_what_was_resolved_is_reported_with_the_figures(monkeypatch, capsys, as_json):
     llm = FakeLLM()
     engine = {"weights": "int8", "weight_bytes": 1 << 20, "kv": "f32"}
     monkeypatch.setattr(bench, "LLM", lambda *given: llm)

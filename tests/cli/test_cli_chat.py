@@ -87,7 +87,7 @@ def test_commands_answer_without_the_model(model: FakeModel, answerer: Answerer)
     assert not model.submitted
 
 
-def test_stats_tell_the_last_answer(answerer: Answerer) -> None:
+def test_stats_show_the_last_answer(answerer: Answerer) -> None:
     shown, _ = converse(answerer, "hi", "/stats")
     assert "8 prompt tokens (4 from the cache)" in shown
     assert "then 6 tokens" in shown
@@ -161,9 +161,7 @@ def test_an_error_ends_the_answer_and_leaves_the_history(model: FakeModel, answe
     assert said(conversation) == []
 
 
-def test_a_conversation_beyond_the_context_is_told_what_makes_room(
-    model: FakeModel, answerer: Answerer
-) -> None:
+def test_a_conversation_beyond_the_context_gets_what_makes_room(model: FakeModel, answerer: Answerer) -> None:
     model.refusal = RequestTooLarge("the prompt has too many tokens")
     shown, _ = converse(answerer, "hi")
     assert shown == "the prompt has too many tokens; /clear starts a new conversation\n"

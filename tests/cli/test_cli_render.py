@@ -110,7 +110,7 @@ def test_nothing_is_generated_without_an_engine(renderer):
 
 
 @pytest.mark.real_model
-def test_a_renderer_tells_the_tokens_of_its_model_until_it_is_ended():
+def test_a_renderer_shows_the_tokens_of_its_model_until_it_is_ended():
     command = [sys.executable, "-m", "octavo", "render", "--port", "0", "--context-length", "512"]
     with running(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         url = url_told(process)

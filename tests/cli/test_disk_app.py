@@ -48,7 +48,7 @@ def test_what_is_open_is_listed_and_not_offered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["list"], ["clean", "--yes"]])
-def test_a_folder_that_is_not_there_is_told_and_no_empty_one(tmp_path: Path, words: list[str]) -> None:
+def test_a_folder_that_is_not_there_is_reported_and_no_empty_one(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "file").touch()
     for given, why in (
         (str(tmp_path / "nope"), "No such file or directory"),
@@ -64,7 +64,7 @@ def test_a_folder_that_is_not_there_is_told_and_no_empty_one(tmp_path: Path, wor
 
 
 @pytest.mark.parametrize("own", [NAMESPACE, "0" * 32])
-def test_doctor_tells_the_disk_cache(tmp_path: Path, own: str) -> None:
+def test_doctor_shows_the_disk_cache(tmp_path: Path, own: str) -> None:
     filled(tmp_path)
     lines = disk_lines(StartOptions(disk_cache=str(tmp_path)), own)
     told = dict(lines)

@@ -11,7 +11,7 @@ from octavo.config import StartOptions
 from octavo.kernels.native_ops import NativeOps
 
 
-def test_the_weights_are_told_kind_by_kind():
+def test_the_weights_are_reported_kind_by_kind():
     weights = tiny_model(over_weights_of("Q4_K", NativeOps())).weights
     sizes = weights.bytes_by_kind
     assert list(sizes) == ["Q4_K", "Q8_0"]  # the most first
@@ -20,7 +20,7 @@ def test_the_weights_are_told_kind_by_kind():
 
 
 @pytest.mark.real_model
-def test_the_budget_is_told_in_words_and_what_to_change(capsys):
+def test_the_budget_is_reported_in_words_and_what_to_change(capsys):
     run(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=64 * 720 * 1024), load=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "64 blocks of 16 tokens = 1,024 tokens = 45.0 MiB; 0 sequences of 3,000 tokens" in said
@@ -32,20 +32,20 @@ def test_the_budget_is_told_in_words_and_what_to_change(capsys):
 
 
 @pytest.mark.real_model
-def test_the_kind_of_kv_and_what_a_token_takes_are_told(capsys):
+def test_the_kind_of_kv_and_what_a_token_takes_are_reported(capsys):
     run(None, StartOptions(weights="f32", kv="int8", kv_memory_bytes=64 * 720 * 1024), load=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "3 KV heads of 64, held as int8; 192 KiB per block, 12.0 KiB per token" in said
 
 
 @pytest.mark.real_model
-def test_what_a_loaded_model_came_to_is_told_as_json_too(capsys):
+def test_what_a_loaded_model_came_to_is_reported_as_json_too(capsys):
     assert run(None, StartOptions(kv_memory_bytes=64 * 720 * 1024), load=True, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert "smollm2-135m" in json.dumps(told)
 
 
-def test_packed_weights_are_told_where_they_lie_and_how_large_they_are(tmp_path):
+def test_packed_weights_are_reported_where_they_lie_and_how_large_they_are(tmp_path):
     own, other = tmp_path / "a-1.packed", tmp_path / "b-1.packed"
     assert packed_lines(tmp_path, own, False)[0][1].startswith("off: --packed-cache")
     assert "nothing yet" in packed_lines(tmp_path, own, True)[1][1]

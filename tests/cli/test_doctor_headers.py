@@ -31,7 +31,7 @@ def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
     return diagnose_files(path, options, BackendChoice(backend, "given"), lambda: 1e6)
 
 
-def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: ModelPath) -> None:
+def test_a_model_that_fits_is_reported_with_its_memory_users_and_speed(folder: ModelPath) -> None:
     found = ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE)
     said = dict(found.lines)
     assert found.fit is not None
@@ -55,7 +55,7 @@ def test_a_token_reads_the_keys_and_values_that_it_sees(folder: ModelPath) -> No
     assert fit.tokens_per_s(1e6, 100) == 1e6 / (read + 8 * 768)
 
 
-def test_what_windows_waste_is_told(folder: ModelPath) -> None:
+def test_what_windows_waste_is_reported(folder: ModelPath) -> None:
     said = dict(ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE).lines)
     # Of 128 positions all three layers read the last 8.
     assert said["windows"] == (
@@ -64,7 +64,7 @@ def test_what_windows_waste_is_told(folder: ModelPath) -> None:
     )
 
 
-def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath) -> None:
+def test_what_does_not_fit_is_reported_with_what_would_make_it_fit(folder: ModelPath) -> None:
     roomy = ask(folder, StartOptions(weights="f32"), 16 * MEBIBYTE).fit
     assert roomy is not None
     found = ask(folder, StartOptions(weights="f32"), roomy.model.num_bytes + 8 * 1024)
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath
     assert not any("none of these" in line for line in found.advice)
 
 
-def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(
+def test_the_largest_tensor_is_needed_alongside_the_weights_while_they_load(
     folder: ModelPath, tmp_path: Path
 ) -> None:
     path = save_checkpoint("llama-wide", tmp_path)  # whose largest tensor has 512 KiB
@@ -95,7 +95,7 @@ def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(
     assert other.needed == other.model.num_bytes + other.kv_needed
 
 
-def test_what_nothing_makes_fit_is_told(folder: ModelPath) -> None:
+def test_what_nothing_makes_fit_is_reported(folder: ModelPath) -> None:
     found = ask(folder, StartOptions(), 16 * 1024)
     assert found.fit is not None
     assert not found.fit.fits
@@ -112,7 +112,7 @@ def test_advice_is_what_the_settings_come_to(folder: ModelPath) -> None:
     assert not any(line.startswith("--weights") for line in then.advice)
 
 
-def test_a_model_in_bf16_is_told_what_int8_gives(folder: ModelPath) -> None:
+def test_a_model_in_bf16_gets_what_int8_gives(folder: ModelPath) -> None:
     wide, now, then = (
         ask(folder, StartOptions(weights=kind, kv="f32"), 16 * MEBIBYTE) for kind in ("f32", "bf16", "int8")
     )
@@ -122,7 +122,7 @@ def test_a_model_in_bf16_is_told_what_int8_gives(folder: ModelPath) -> None:
     assert not any("--weights int8" in line for line in [*wide.advice, *then.advice])
 
 
-def test_a_short_pool_is_told_how_to_hold_one_context(folder: ModelPath) -> None:
+def test_a_short_pool_gets_how_to_hold_one_context(folder: ModelPath) -> None:
     found = ask(folder, StartOptions(kv="f32", kv_memory_bytes=7 * 12 * 1024), 16 * MEBIBYTE)
     assert found.fit is not None
     assert found.fit.users(128) == 0
@@ -142,7 +142,7 @@ def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> Non
     assert "'mamba'; allowed: " in found.lines[1][1]
 
 
-def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) -> None:
+def test_scripts_are_reported_the_same_as_values(folder: ModelPath, tmp_path: Path) -> None:
     found = ask(folder, StartOptions(weights="f32"), 16 * MEBIBYTE)
     told = json.loads(json.dumps(diagnosis_json(found)))
     assert found.fit is not None
@@ -157,14 +157,14 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
     assert "tokenizer" in str(told["problems"])
 
 
-def test_a_guess_of_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guess_of_the_tokenizer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
     path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     found = ask(path, StartOptions(), 16 * MEBIBYTE)
     assert any("how texts are cut" in line for line in found.advice)
 
 
-def test_a_model_without_a_template_is_told_to_refuse_chats(folder: ModelPath) -> None:
+def test_a_model_without_a_template_refuses_chats(folder: ModelPath) -> None:
     assert any("--chat-template" in line for line in ask(folder, StartOptions(), 16 * MEBIBYTE).advice)
     given = StartOptions(chat_template="chatml")
     assert not any("--chat-template" in line for line in ask(folder, given, 16 * MEBIBYTE).advice)

@@ -88,7 +88,7 @@ def test_a_model_that_is_pulled_is_listed_with_what_there_is_to_know(hub):
     }  # fmt: skip
 
 
-def test_what_was_chosen_is_told_by_a_pull(hub):
+def test_what_was_chosen_is_reported_by_a_pull(hub):
     result = run("pull", "owner/name")
     assert f"owner/name: {Q4} is taken, the first of Q4_K_M, " in result.stderr
 

@@ -88,7 +88,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
     assert "Traceback" not in err
 
 
-def test_the_statuses_are_told_by_help_and_by_the_page() -> None:
+def test_the_statuses_are_reported_by_help_and_by_the_page() -> None:
     told = b" ".join(written(HELP, {}, in_terminal=False).split())
     page = (ROOT / "docs" / "commands.md").read_text()
     for status in (0, 1, 2, 130):

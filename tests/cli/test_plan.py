@@ -194,7 +194,7 @@ def test_a_key_is_that_of_settings_which_change_steps() -> None:
     assert command == "octavo bench calibrate 'my model' --max-seqs 8 --disk-cache FOLDER"
 
 
-def test_what_was_expected_stands_beside_what_a_play_measured() -> None:
+def test_what_was_expected_stands_alongside_what_a_play_measured() -> None:
     trace = TrafficTrace("two", (TraceRequest(0.0, 16, 4), TraceRequest(1.0, 16, 4)))
     report = predict(path_of(KEY), trace, WorkloadTargets())
     assert report.arrival == "predicted"

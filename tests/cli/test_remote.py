@@ -90,7 +90,7 @@ def test_a_session_of_any_name_is_asked_for_and_not_found(octavo: Callable[..., 
         octavo("sessions", "show", "--", name)
 
 
-def test_what_cannot_be_sent_is_told(octavo: Callable[..., str]) -> None:
+def test_what_cannot_be_sent_is_reported(octavo: Callable[..., str]) -> None:
     with pytest.raises(InvalidRequest, match="UTF-8 text, and an ASCII key"):
         octavo("pins", "add", "a", "\udcff")
     with pytest.raises(InvalidRequest, match="UTF-8 text, and an ASCII key"):

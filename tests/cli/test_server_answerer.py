@@ -233,7 +233,7 @@ def test_an_engine_says_the_same_here_and_behind_a_server(params: dict[str, floa
 
 
 # -- what a server says ------------------------------------------------------------------------------------
-def test_a_key_is_sent_and_a_wrong_one_is_told() -> None:
+def test_a_key_is_sent_and_a_wrong_one_is_reported() -> None:
     with serving(FakeModel(), ServerSettings(api_keys=("secret",))) as url:
         assert octavo("generate", "--url", url, "--api-key", "secret", "hi") == "Hello wörld!\n"
         assert octavo("generate", "hi", env={"OCTAVO_URL": url, "OCTAVO_API_KEY": "secret"})
@@ -249,7 +249,7 @@ def test_a_refusal_is_in_the_server_s_words(url: str) -> None:
         octavo("generate", "--url", url, "a\udcffb")
 
 
-def test_a_model_without_a_chat_template_is_told_before_anything_is_said(
+def test_a_model_without_a_chat_template_is_reported_before_anything_is_said(
     model: FakeModel, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "tokenizer_info", lambda: {"chat_template": None})
@@ -328,7 +328,7 @@ def scripted() -> Iterator[Callable[..., str]]:
         ([MODELS, http('data: {"error": {"message": "it broke"}}\n\n', EVENTS)], "^it broke$", "\n"),
     ],
 )
-def test_a_server_that_is_no_octavo_or_breaks_off_is_told(
+def test_a_server_that_is_no_octavo_or_breaks_off_is_reported(
     scripted: Callable[..., str], answers: list[bytes], says: str, written: str
 ) -> None:
     result = CliRunner().invoke(app, ["generate", "--url", scripted(*answers), "hi"])

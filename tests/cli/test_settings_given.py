@@ -167,7 +167,7 @@ def test_what_is_on_by_a_file_is_off_by_a_flag(start, write):
     assert (found.engine.packed_cache, found.server.insecure) == (False, False)
 
 
-def test_a_server_paces_and_takes_memory_at_start_unless_told_otherwise(start):
+def test_a_server_paces_and_takes_memory_at_start_unless_set_otherwise(start):
     assert start().engine == StartOptions(pace=True, kv_ready_bytes=2**30)
     assert start("--no-pace").engine.pace is False
 
@@ -217,7 +217,7 @@ def test_a_variable_that_cannot_be_meant_is_refused_by_name(monkeypatch, variabl
     assert says in str(result.exception)
 
 
-def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
+def test_a_variable_that_means_nothing_is_reported_and_left(monkeypatch):
     monkeypatch.setattr(serve, "run", lambda *given: None)
     for name in [each for each in os.environ if each.startswith("OCTAVO_")]:
         monkeypatch.delenv(name)

@@ -45,18 +45,18 @@ def test_output_that_cannot_be_written_ends_a_command_with_one_line(command: str
 @pytest.mark.parametrize(
     "where", [">/dev/full 2>&1", *map(full, [">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>&-"])]
 )
-def test_where_there_is_no_place_to_say_it_only_the_status_tells(where: str) -> None:
+def test_where_there_is_no_place_to_say_it_only_the_status_shows(where: str) -> None:
     assert shell(f"octavo --version {where}") == (1, "", "")
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", full("2>&-"), full("<&- 2>&-")])
-def test_errors_that_cannot_be_told_change_no_status(where: str) -> None:
+def test_errors_that_cannot_be_reported_change_no_status(where: str) -> None:
     assert shell(f"octavo --version {where}")[::2] == (0, "")
     assert shell(f"octavo disk list /no/such/folder {where}") == (2, "", "")
     assert shell(f"octavo no-such-command {where}") == (2, "", "")
 
 
-def test_a_pipe_that_nobody_reads_any_more_is_left_in_silence() -> None:
+def test_a_pipe_that_no_one_reads_any_more_is_left_in_silence() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -72,7 +72,7 @@ def test_a_pipe_that_nobody_reads_any_more_is_left_in_silence() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_what_fails_otherwise_says_so_beside_an_output_that_is_lost() -> None:
+def test_what_fails_otherwise_says_so_alongside_an_output_that_is_lost() -> None:
     status, _, told = shell("octavo disk list /no/such/folder >/dev/full")
     assert (status, told.startswith("octavo: /no/such/folder cannot be read")) == (2, True)
 

@@ -80,7 +80,7 @@ def test_a_wrong_file_is_refused_before_anything_is_loaded(tmp_path: Path, comma
         octavo(*command, str(path) + "x")
 
 
-def test_keys_of_nobody_beside_tenants_are_refused(tmp_path: Path) -> None:
+def test_keys_of_no_one_alongside_tenants_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("a").hex()}"\n')
     with pytest.raises(ConfigError, match="are both given; allowed: one of them"):
@@ -114,7 +114,7 @@ def test_an_operator_lists_the_tenants_of_a_server(url: str) -> None:
         octavo("tenants", "list", "--url", url, "--api-key", "a")
 
 
-def test_a_tenant_that_asks_for_what_is_the_operators_is_told_so(url: str) -> None:
+def test_a_tenant_that_asks_for_what_is_the_operators_is_refused(url: str) -> None:
     with pytest.raises(RequestFailed, match="PATCH /v1/kv is not for this key"):
         octavo("pool", "resize", "3MiB", "--url", url, "--api-key", "a")
     added = row(octavo("pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a"))

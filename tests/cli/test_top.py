@@ -162,7 +162,7 @@ def test_running_ones_come_first_and_others_as_they_stand_in_the_queue() -> None
     assert [line.split()[0] for line in lines[1:] if line[0] != " "] == ["9.0", "9.1", "8.0", "7.0"]
 
 
-def test_a_prompt_s_progress_is_told_in_tokens_and_as_a_bar() -> None:
+def test_a_prompt_s_progress_is_reported_in_tokens_and_as_a_bar() -> None:
     stream = Stream().tell(glimpse(requests=(request(1), request(2, choice(num_computed=9000)))))
     first, second = requests_of(stream)[1:]
     assert "512/2,048  █░░░░" in first
@@ -384,7 +384,7 @@ def test_a_table_loses_the_columns_first_that_matter_least() -> None:
 
 
 # -- what else is shown --------------------------------------------------------------------------------------
-def test_a_tenant_is_shown_its_own_and_told_nothing_of_others() -> None:
+def test_a_tenant_is_shown_its_own_and_nothing_of_others() -> None:
     own = glimpse(
         tables=(
             held(HolderKind.SEQUENCE, 0, 1, tenant="alice"),

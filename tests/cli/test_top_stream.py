@@ -106,7 +106,7 @@ def test_a_frame_may_come_in_pieces(follow: Callable[..., Watch]) -> None:
         ([b"\x04\0\0\0" + b"\xff" * 4], f"trying again: {URL} sent a malformed frame"),
     ],
 )
-def test_a_lost_connection_is_told_and_what_was_seen_stays(
+def test_a_lost_connection_is_reported_and_what_was_seen_stays(
     follow: Callable[..., Watch], ending: Parts, words: str
 ) -> None:
     watch = follow([snapshot(), *ending])
@@ -124,7 +124,9 @@ def test_a_connection_that_was_made_again_is_live_and_shows_what_it_says(
     assert watch.reader.requests == {}
 
 
-def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+def test_silence_is_reported_and_a_new_frame_ends_it(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
     async def read() -> None:
         watch, more = Watch(URL, ""), asyncio.Event()
 
@@ -143,7 +145,7 @@ def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch
     asyncio.run(read())
 
 
-def test_another_run_of_the_server_is_told_and_its_clock_is_not_that_of_the_last(
+def test_another_run_of_the_server_is_reported_and_its_clock_is_not_that_of_the_last(
     follow: Callable[..., Watch], now: list[float]
 ) -> None:
     watch = follow([snapshot()], [snapshot("2", a_glimpse(requests=SEEN.requests, now=3.0)), HANGS])
@@ -229,7 +231,7 @@ def test_once_shows_a_server_that_does_nothing_and_leaves() -> None:
             octavo_top("--url", f"{url}/v2", "--api-key", "secret")
 
 
-def test_a_server_that_is_not_there_and_one_that_is_not_octavo_are_told() -> None:
+def test_a_server_that_is_not_there_and_one_that_is_not_octavo_are_reported() -> None:
     with pytest.raises(RequestFailed, match=r"does not answer: .*is `octavo serve` running there\?"):
         octavo_top("--url", "http://127.0.0.1:9")
     with pytest.raises(RequestFailed, match="does not answer"):

@@ -132,7 +132,7 @@ def test_ollama(house: House) -> None:
     assert found["length"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_ollama_is_told_what_is_served(house: House) -> None:
+def test_ollama_gets_what_is_served(house: House) -> None:
     found = told(house, "ollama")
     assert found["listed"] == found["running"] == [f"{MODEL}:latest"]
     assert found["capabilities"] == ["completion", "tools", "embedding"]

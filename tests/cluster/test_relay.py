@@ -305,7 +305,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_replica(renderer, pair):
     run(renderer, pair, act)
 
 
-def test_a_relay_that_ends_tells_the_clients_that_still_read(renderer, pair):
+def test_a_relay_that_ends_informs_the_clients_that_still_read(renderer, pair):
     async def waits(got: Got, writer: asyncio.StreamWriter) -> None:
         if got.json.get("stream"):
             writer.write(STREAM % b"text/event-stream" + b'd\r\ndata: {"n"}\n\n\r\n')

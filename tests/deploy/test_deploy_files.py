@@ -253,7 +253,7 @@ def test_selectors_find_the_pods_and_volumes_are_declared():
     ] == [claim]
 
 
-def test_nobody_is_root():
+def test_no_one_is_root():
     spec, pod = container()
     [user] = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
     assert user == (str(spec["securityContext"]["runAsUser"]), str(spec["securityContext"]["runAsGroup"]))

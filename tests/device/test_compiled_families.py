@@ -130,7 +130,7 @@ def test_a_layer_is_eight_kernels(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind, more", [("greedy", 6), ("temperature", 8), ("filtered", 10)])
-def test_a_step_has_six_launches_beside_its_layers_and_few_more_where_it_samples(
+def test_a_step_has_six_launches_alongside_its_layers_and_few_more_where_it_samples(
     kind: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = loaded("llama", tmp_path)

@@ -103,7 +103,7 @@ def test_a_size_of_prompts_is_launched_before_it_is_captured(engine: Any) -> Non
 
 
 @pytest.mark.usefixtures("chained_dots")
-def test_more_tiles_of_a_prompt_than_rows_beside_one_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tiles_of_a_prompt_than_rows_alongside_one_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists have one length, but partials of single tokens have room for the rows alone."""
     monkeypatch.setattr(open_backend, "_PROCESSORS_OF_A_CPU", 64)
     monkeypatch.setattr(sized_steps, "_LAUNCHED_FIRST", 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.api import test_llm
 from tests.api.test_llm import (  # noqa: F401
-    test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits,
+    test_a_greedy_row_without_numbers_fails_alone_though_no_one_asked_for_logits,
 )
 from tests.device.over_torch import TinyTorch
 from tests.device.reusing import TorchInstead, torch_instead_of_native
@@ -26,7 +26,7 @@ from tests.engine.test_beam_search import (  # noqa: F401 - collected here, with
     test_a_beam_of_one_is_greedy,
     test_a_broken_step_ends_every_choice_of_a_search,
     test_a_prefix_hit_is_equal,
-    test_hypotheses_are_told_once_best_first_and_differ,
+    test_hypotheses_are_reported_once_best_first_and_differ,
     test_streams_of_clients_end_whatever_happens,
 )
 from tests.engine.test_client import (  # noqa: F401

@@ -22,7 +22,7 @@ from tests.server.test_options_on_an_engine import (  # noqa: F401
     test_a_loglikelihood_as_lm_eval_asks_for_it_is_that_of_the_tokens_asked_about,
     test_a_prompt_scores_the_same_whether_or_not_an_answer_follows,
     test_the_best_of_many_are_the_likeliest_of_the_same_choices,
-    test_token_ids_that_are_told_continue_a_prompt_exactly,
+    test_token_ids_that_are_reported_continue_a_prompt_exactly,
     tiny,
 )
 

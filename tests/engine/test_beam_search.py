@@ -98,7 +98,7 @@ def test_a_prefix_hit_is_equal(ops: Ops) -> None:
     assert essences(first, wanted) == essences(second, wanted)
 
 
-def test_hypotheses_are_told_once_best_first_and_differ(ops: Ops) -> None:
+def test_hypotheses_are_reported_once_best_first_and_differ(ops: Ops) -> None:
     prompt = random_prompt(np.random.default_rng(2), 20)
     wanted = request(1, prompt, 12, 3, beams=BeamParams(6, length_penalty=0.5), logprobs=0)
     engine = tiny_engine(ops)

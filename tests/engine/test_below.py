@@ -161,7 +161,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer(house: House) -> None:
     assert any("will be recomputed" in event.text for event in engine.scheduler.events.recent(1000))
 
 
-def test_after_a_restart_a_prefix_is_found_below_under_its_own_salt_alone(house: House) -> None:
+def test_after_a_restart_a_prefix_is_found_in_a_tier_under_its_own_salt_alone(house: House) -> None:
     prompt = random_prompt(np.random.default_rng(1), 100)
 
     def answer_under(engine: Engine, request_id: int, salt: str) -> Answer:

@@ -49,7 +49,7 @@ def nothing_is_left(served: Served) -> None:
     served.engine.scheduler.check()
 
 
-def test_a_stream_tells_what_the_engine_made_bit_for_bit(served: Served) -> None:
+def test_a_stream_shows_what_the_engine_made_bit_for_bit(served: Served) -> None:
     async def scenario() -> None:
         streams = [await served.llm.submit(request_for(prompt_of(i), greedy(10 + i))) for i in range(6)]
         told = await asyncio.gather(*(read(stream) for stream in streams))

@@ -152,7 +152,7 @@ def test_a_queue_that_others_fill_refuses_a_list_at_once() -> None:
     served.llm.close()
 
 
-def test_a_deadline_that_passes_is_told(served: Served) -> None:
+def test_a_deadline_that_passes_is_reported(served: Served) -> None:
     async def scenario() -> None:
         stream = await served.llm.submit(request_for(prompt_of(1), greedy(300)))
         wanted = Request(timeouts=Timeouts(total=1e-6))
@@ -191,7 +191,7 @@ def test_what_a_tenant_embeds_is_found_by_it_alone(served: Served) -> None:
         {"beams": BeamParams(), "temperature": 0.0},
     ],
 )
-def test_what_makes_no_sense_beside_pooling_is_refused(fields: dict[str, object]) -> None:
+def test_what_makes_no_sense_alongside_pooling_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="allowed with pooling"):
         SamplerParams(pooling=Pooling.LAST, **fields)  # type: ignore[arg-type]
 

@@ -188,7 +188,7 @@ def test_a_mean_is_the_mean_of_all_hidden_rows_and_last_is_the_last_of_them(ops:
         assert found == rows[-1].tobytes()
 
 
-def test_an_embedding_makes_no_logits_tells_no_token_and_counts_no_output(pooling: Pooling) -> None:
+def test_an_embedding_makes_no_logits_shows_no_token_and_counts_no_output(pooling: Pooling) -> None:
     prompt = random_prompt(np.random.default_rng(9), 70)
     asked: list[str] = []
 

@@ -23,7 +23,7 @@ SCHEMA = {
 }
 
 
-def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None:
+def test_statistics_and_the_view_of_a_request_show_what_a_grammar_does() -> None:
     llm = start_engine(None, StartOptions(kv_memory_bytes=2**26, context_length=512), lambda phase: None)
 
     async def run() -> None:

@@ -114,7 +114,7 @@ def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() ->
         served.llm.close()
 
 
-def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: Served) -> None:
+def test_a_pin_that_was_replaced_while_it_filled_is_not_reported_as_its_own(served: Served) -> None:
     async def scenario() -> None:
         ledger = served.llm.control
         served.turnstile.permits = threading.Semaphore(0)
@@ -172,7 +172,7 @@ def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> Non
     wait_until(lambda: stats_of(served.llm).blocks_held == 0)
 
 
-def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served) -> None:
+def test_a_question_that_no_one_waits_for_any_more_breaks_nothing(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
         stream = await served.llm.submit(request_for(prompt_of(1), greedy(30)))
@@ -190,7 +190,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
     asyncio.run(scenario())
 
 
-def test_after_the_end_there_is_nobody_to_ask(served: Served) -> None:
+def test_after_the_end_there_is_no_one_to_ask(served: Served) -> None:
     served.llm.close()
     with pytest.raises(EngineStopped):
         asyncio.run(served.llm.control.kv())

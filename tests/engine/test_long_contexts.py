@@ -123,7 +123,7 @@ def test_in_a_crowd_with_choices_and_scored_prompts(house: House, depth: int) ->
     assert num_cold(engine)
 
 
-def test_preempted_it_goes_on_with_what_is_below(house: House) -> None:
+def test_preempted_it_goes_on_with_what_is_offloaded(house: House) -> None:
     long = long_request()
     expected = run(house.plain(), [long])
     engine = house.engine(8, step_tokens=32)

@@ -129,7 +129,7 @@ def test_an_idle_engine_looks_once_a_second_and_steps_back_without_work() -> Non
     assert engine.stats.blocks_total == engine.stats.blocks_wanted == 40
 
 
-def test_a_machine_that_tells_nothing_is_not_asked_again() -> None:
+def test_a_machine_that_shows_nothing_is_not_asked_again() -> None:
     machine = Machine()
     engine = machine.engine(idle_return_s=5.0)
     machine.available = -1
@@ -139,7 +139,7 @@ def test_a_machine_that_tells_nothing_is_not_asked_again() -> None:
     assert engine.stats.events[EventKind.RETURNED] == 1
 
 
-def test_a_smaller_pool_stays_smaller_after_the_engine_started_afresh() -> None:
+def test_a_smaller_pool_stays_smaller_after_the_engine_started_again() -> None:
     machine = Machine()
     engine = machine.engine(num_blocks=40)
     run(engine, asks(1, 3))

@@ -123,7 +123,7 @@ def test_a_request_that_still_lies_in_the_inbox_is_served(served: Served) -> Non
     nothing_is_left(served)
 
 
-def test_a_request_that_the_broken_step_had_just_ended_is_told_too(
+def test_a_request_that_the_broken_step_had_just_ended_is_reported_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that breaks half-way has closed sequences whose final updates are lost with it."""
@@ -147,7 +147,7 @@ def test_a_request_that_the_broken_step_had_just_ended_is_told_too(
     asyncio.run(scenario())
 
 
-def test_a_request_that_the_broken_step_was_just_taking_is_told_too(
+def test_a_request_that_the_broken_step_was_just_taking_is_reported_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was drained with the command that broke is served by the engine that begins afresh."""
@@ -172,7 +172,7 @@ def test_a_request_that_the_broken_step_was_just_taking_is_told_too(
     nothing_is_left(served)
 
 
-def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served: Served) -> None:
+def test_a_question_that_breaks_the_engine_keeps_no_one_behind_it_waiting(served: Served) -> None:
     def break_it(scheduler: Scheduler, now: float) -> None:
         raise AssertionError("a broken invariant")
 
@@ -202,7 +202,7 @@ def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served
     asyncio.run(scenario())
 
 
-def test_whoever_waits_behind_the_failure_that_was_one_too_many_is_told_so(served: Served) -> None:
+def test_who_waits_behind_the_failure_that_was_one_too_many_is_refused(served: Served) -> None:
     def break_it(scheduler: Scheduler, now: float) -> None:
         raise AssertionError("a broken invariant")
 
@@ -283,7 +283,7 @@ def test_three_failures_in_longer_than_a_minute_do_not(
     assert served.llm.gave_up is None
 
 
-def test_an_engine_that_cannot_be_made_afresh_gives_up_at_once(
+def test_an_engine_that_cannot_be_made_again_gives_up_at_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:

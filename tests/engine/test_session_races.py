@@ -200,7 +200,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
     run(work())
 
 
-def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_disk_fails(
+def test_a_suspension_that_no_one_waits_for_leaves_no_session_busy_where_the_disk_fails(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -243,7 +243,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
 
 
 @pytest.mark.parametrize("act", ["create", "turn", "fork"])
-def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) -> None:
+def test_a_new_session_for_which_no_one_waits_any_more_is_not_there(act: str) -> None:
     async def work() -> None:
         chat = open_chat()
         llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm.submitter._reply_to
@@ -360,7 +360,7 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
     run(work())
 
 
-def test_a_session_that_is_deleted_while_it_is_viewed_is_not_told_as_idle() -> None:
+def test_a_session_that_is_deleted_while_it_is_viewed_is_not_reported_as_idle() -> None:
     async def work() -> None:
         chat = open_chat()
         submitter, sessions = chat.llm.submitter, chat.llm.sessions

@@ -78,7 +78,7 @@ def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
     return chain.names
 
 
-def test_the_store_forgets_whom_nobody_used_for_its_ttl() -> None:
+def test_the_store_forgets_whom_no_one_used_for_its_ttl() -> None:
     clock = Clock()
     store = ConversationStore(clock)
     first, second = store.create("", 10.0), store.create("", 20.0)
@@ -162,7 +162,7 @@ def test_what_was_said_takes_four_bytes_a_token() -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "another schema", "nothing"])
-def test_a_damaged_file_is_begun_afresh(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_begun_again(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "sessions.sqlite"
     if damage == "another schema":
         with sqlite3.connect(path) as database:
@@ -296,7 +296,7 @@ def test_a_damaged_list_of_turns_costs_the_turns_and_not_the_session(tmp_path: P
         again.close()
 
 
-def test_a_write_that_fails_is_told_and_counted(tmp_path: Path) -> None:
+def test_a_write_that_fails_is_reported_and_counted(tmp_path: Path) -> None:
     armed = False
     faults = seeded(1, 1.0, [FaultKind.ENOSPC])
     files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)

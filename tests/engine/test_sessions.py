@@ -224,7 +224,7 @@ def test_messages_that_do_not_extend_what_was_said_fall_back_and_say_so() -> Non
     run(work())
 
 
-def test_a_stop_string_ends_what_was_said_where_the_client_was_told() -> None:
+def test_a_stop_string_ends_what_was_said_where_the_client_saw_it() -> None:
     async def work() -> None:
         chat = open_chat()
         try:

@@ -194,7 +194,7 @@ class BrokenTokenizer(PairTokenizer):
         pass
 
 
-def test_a_broken_template_is_told_at_start_and_the_server_starts(
+def test_a_broken_template_is_reported_at_start_and_the_server_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ops, told = NativeOps(), threading.Event()
@@ -215,7 +215,7 @@ def test_a_broken_template_is_told_at_start_and_the_server_starts(
     assert "will be refused" in caplog.text
 
 
-def test_a_sound_template_and_none_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sound_template_and_none_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     check_template(SilentTokenizer())  # type: ignore[arg-type]
     check_template(PairTokenizer())  # type: ignore[arg-type]
     assert caplog.text == ""
@@ -279,7 +279,7 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_lock(
 
 
 @pytest.mark.parametrize("weights, is_told", [("bf16", True), ("f32", False), ("int8", False)])
-def test_a_start_in_bf16_tells_what_int8_gives(
+def test_a_start_in_bf16_shows_what_int8_gives(
     weights: str, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_checkpoint("mistral-window", tmp_path)

@@ -49,7 +49,7 @@ def machine() -> Machine:
 
 
 @pytest.mark.parametrize("ahead", [2 * DAY, -2 * DAY, 10_000 * DAY])
-def test_while_it_runs_no_change_of_the_wall_clock_moves_it_and_each_is_told_once(
+def test_while_it_runs_no_change_of_the_wall_clock_moves_it_and_each_is_reported_once(
     ahead: float, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SteadyClock(None, machine.sources())
@@ -95,7 +95,7 @@ def test_in_the_same_boot_the_next_process_goes_on_and_is_sure(machine: Machine,
 
 
 @pytest.mark.parametrize("moved, now", [(2 * DAY, NOON + 10), (-2 * DAY, NOON + 10 - 2 * DAY)])
-def test_a_wall_clock_that_was_moved_between_two_processes_is_told_and_the_earlier_time_counts(
+def test_a_wall_clock_that_was_moved_between_two_processes_is_reported_and_the_earlier_time_counts(
     moved: float, now: float, machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / CLOCK_FILE
@@ -137,7 +137,7 @@ def test_where_the_boot_has_no_name_nothing_is_sure(machine: Machine) -> None:
     assert not SteadyClock(ClockReading("", 1000.0, NOON + DAY), machine.sources()).is_sure
 
 
-def test_a_disk_that_refuses_the_time_is_told(
+def test_a_disk_that_refuses_the_time_is_reported(
     machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     SteadyClock(None, machine.sources()).keep(tmp_path / "nowhere" / CLOCK_FILE)

@@ -212,7 +212,7 @@ GONE = ("", "blocks", "index.sqlite", "index.sqlite-wal", "sessions.sqlite", "se
 
 
 @pytest.mark.parametrize("gone", GONE)
-def test_a_folder_that_vanished_is_told_and_the_server_goes_on(
+def test_a_folder_that_vanished_is_reported_and_the_server_goes_on(
     tmp_path: Path, gone: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

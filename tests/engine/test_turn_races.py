@@ -27,7 +27,7 @@ from octavo.types import ChatMessage, FinishReason
 
 
 @pytest.mark.parametrize("kind", ["turn", "pin"])
-def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs_for_nobody(
+def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs_for_no_one(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -177,7 +177,7 @@ def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
     run(work())
 
 
-def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> None:
+def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_no_one() -> None:
     chat = open_chat()
     params = SamplerParams(max_tokens=400, temperature=0.0, ignore_eos=True)
     messages = [ChatMessage("user", HELLO)]

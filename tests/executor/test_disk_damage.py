@@ -41,7 +41,7 @@ def rewrite_meta(folder: Path, assignment: str) -> None:
         ("block_bytes = 4096", "4096 bytes"),
     ],
 )
-def test_an_index_that_is_bound_to_something_else_is_begun_afresh(
+def test_an_index_that_is_bound_to_something_else_is_begun_again(
     tmp_path: Path, assignment: str, words: str
 ) -> None:
     filled(tmp_path)
@@ -119,7 +119,7 @@ def test_a_flipped_byte_anywhere_in_the_index_is_no_crash_and_no_wrong_answer(tm
     "sound, damaged",
     [(b"CREATE TABLE blocks", b"CREATE T\xafBLE blocks"), (b"INTEGER PRIMARY", b"INTEGEA PRIMARY")],
 )
-def test_a_damaged_schema_is_begun_afresh(tmp_path: Path, sound: bytes, damaged: bytes) -> None:
+def test_a_damaged_schema_is_begun_again(tmp_path: Path, sound: bytes, damaged: bytes) -> None:
     filled(tmp_path)
     index = tmp_path / NAMESPACE / "index.sqlite"
     index.write_bytes(index.read_bytes().replace(sound, damaged))
@@ -129,7 +129,7 @@ def test_a_damaged_schema_is_begun_afresh(tmp_path: Path, sound: bytes, damaged:
     store.close()
 
 
-def test_an_index_with_anything_of_anybody_else_in_it_is_begun_afresh(tmp_path: Path) -> None:
+def test_an_index_with_anything_of_anyone_else_in_it_is_begun_again(tmp_path: Path) -> None:
     filled(tmp_path)
     database = sqlite3.connect(tmp_path / NAMESPACE / "index.sqlite")
     database.execute("CREATE TRIGGER thief AFTER INSERT ON blocks BEGIN DELETE FROM blocks; END")

@@ -29,7 +29,7 @@ def last_used(namespace: Path, at: float) -> None:
         os.utime(path, (at, at))
 
 
-def test_namespaces_are_told_longest_unused_first(tmp_path: Path) -> None:
+def test_namespaces_are_reported_longest_unused_first(tmp_path: Path) -> None:
     filled(tmp_path)
     last_used(other(tmp_path), NOW - DAY)
     last_used(tmp_path / NAMESPACE, NOW)
@@ -40,7 +40,7 @@ def test_namespaces_are_told_longest_unused_first(tmp_path: Path) -> None:
     assert check_reads_back(open_store(tmp_path))  # looking changed nothing
 
 
-def test_a_namespace_that_is_open_is_told_and_never_removed(tmp_path: Path) -> None:
+def test_a_namespace_that_is_open_is_reported_and_never_removed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert put(store, 0, 1)
     (found,) = survey(tmp_path)
@@ -123,7 +123,7 @@ def test_there_may_be_no_folder(tmp_path: Path) -> None:
     assert bytes_free(tmp_path / "none" / "at" / "all") == bytes_free(tmp_path)
 
 
-def test_a_start_tells_what_others_left_and_what_it_removed(
+def test_a_start_shows_what_others_left_and_what_it_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     last_used(other(tmp_path), NOW - 40 * DAY)

@@ -144,7 +144,7 @@ def test_a_store_that_grows_or_shrinks_keeps_its_lanes_and_blocks(
     back.close()
 
 
-def test_fewer_slots_than_lanes_begin_afresh(tmp_path: Path) -> None:
+def test_fewer_slots_than_lanes_begin_again(tmp_path: Path) -> None:
     filled(tmp_path)
     store = open_striped(tmp_path, num_slots=3)
     assert store.reset_reason == "its stripes had 4 slots, and there is room for 3"
@@ -159,7 +159,7 @@ def test_fewer_slots_than_lanes_begin_afresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [PIECE // 2, 2 * PIECE, None])
-def test_other_pieces_begin_afresh(tmp_path: Path, piece_bytes: int | None) -> None:
+def test_other_pieces_begin_again(tmp_path: Path, piece_bytes: int | None) -> None:
     filled(tmp_path)
     store = DiskStore.open(tmp_path, 4 * 8192, BLOCK, FINGERPRINT, piece_bytes=piece_bytes)
     assert f"its pieces had {PIECE} bytes; these have {piece_bytes or 0}" in store.reset_reason
@@ -173,7 +173,7 @@ def test_other_pieces_begin_afresh(tmp_path: Path, piece_bytes: int | None) -> N
 
 
 @pytest.mark.parametrize("lanes", ["0", "-4", "3", "512", "'four'", "NULL", "4.0"])
-def test_lanes_that_make_no_sense_begin_afresh(tmp_path: Path, lanes: str) -> None:
+def test_lanes_that_make_no_sense_begin_again(tmp_path: Path, lanes: str) -> None:
     filled(tmp_path)
     rewrite_meta(tmp_path, f"lanes = {lanes}")
     store = open_striped(tmp_path, num_slots=600)
@@ -195,7 +195,7 @@ def test_lanes_that_are_wrong_are_misses(tmp_path: Path, lanes: int) -> None:
     again.close()
 
 
-def test_an_index_of_the_format_before_begins_afresh(tmp_path: Path) -> None:
+def test_an_index_of_the_format_before_begins_again(tmp_path: Path) -> None:
     filled(tmp_path)
     index = tmp_path / NAMESPACE / "index.sqlite"
     index.unlink()
@@ -339,7 +339,7 @@ def test_host_memory_has_no_extents_and_the_disk_behind_it_numbers_its_own(tmp_p
     store.close()
 
 
-def test_the_worker_verifies_without_a_block_and_tells_how_it_ended(tmp_path: Path) -> None:
+def test_the_worker_verifies_without_a_block_and_shows_how_it_ended(tmp_path: Path) -> None:
     store, done = TieredStore(HostStore(8192, BLOCK), open_striped(tmp_path)), list[TransferDone]()
     pool = np.frombuffer(bytes_of(name_of(0)) + bytes_of(name_of(1)), np.uint8).reshape(2, BLOCK)
     before, blocks = pool.copy(), ArrayBlocks(pool)

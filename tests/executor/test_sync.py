@@ -68,7 +68,7 @@ def test_a_sync_that_the_medium_refuses_names_what_is_lost(tmp_path: Path) -> No
     worker.close()
 
 
-def test_whoever_left_before_a_sync_was_answered_stops_nobody(tmp_path: Path) -> None:
+def test_who_left_before_a_sync_was_answered_stops_no_one(tmp_path: Path) -> None:
     worker, done = worker_over(open_store(tmp_path))
     gone = worker.sync([(0, name_of(0))])
     gone.cancel()

@@ -34,7 +34,9 @@ def test_the_page_of_settings_has_them_all() -> None:
     assert [name for name in names if f"`{name.removesuffix('_bytes')}`" not in text] == []
 
 
-def test_variables_that_are_no_setting_are_documented_and_there_are_at_most_3_beside_that_of_tests() -> None:
+def test_variables_that_are_no_setting_are_documented_and_there_are_at_most_3_alongside_that_of_tests() -> (
+    None
+):
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]pp")]
     used = set().union(*(re.findall(r"\"(OCTAVO_[A-Z_]+)\"", path.read_text()) for path in sources))
     text = (DOCS / "settings.md").read_text()

@@ -47,7 +47,7 @@ def test_the_last_answer_is_held_found_and_drawn_although_others_fill_the_pool()
     house.scheduler.check()
 
 
-def test_it_goes_when_a_request_could_not_run_beside_it_and_a_smaller_pool_moves_it() -> None:
+def test_it_goes_when_a_request_could_not_run_alongside_it_and_a_smaller_pool_moves_it() -> None:
     house = served(blocks=20, pins=10)
     to_the_end(house, house.add(tuple(range(100, 130)), 3, tenant="a"))
     assert house.scheduler.resizer.resize(12)

@@ -44,7 +44,7 @@ def test_every_error_event_and_route_has_a_row_with_words() -> None:
     assert [row for row in [*errors, *happened] if not row[1]] == []
 
 
-def test_labels_and_buckets_of_metrics_are_told() -> None:
+def test_labels_and_buckets_of_metrics_are_reported() -> None:
     rows = {row[0]: row for row in reference.metric_rows()}
     assert rows["`octavo_blocks`"][2].endswith("`state` (cached, free, held)")
     assert rows["`octavo_events_total`"][2] == "`kind`"

@@ -98,7 +98,7 @@ def test_a_glimpse_changes_nothing() -> None:
 
 
 # -- requests ------------------------------------------------------------------------------------------------
-def test_a_waiting_request_tells_why_and_its_place_and_a_running_one_neither() -> None:
+def test_a_waiting_request_shows_why_and_its_place_and_a_running_one_neither() -> None:
     served = Served(rows=1)
     first, second, third = (
         served.add(8, 4),
@@ -116,7 +116,7 @@ def test_a_waiting_request_tells_why_and_its_place_and_a_running_one_neither() -
     assert (rows[first].deadline, rows[third].deadline) == (None, 9.0)
 
 
-def test_a_tenants_waiting_request_tells_words_without_others_numbers_and_no_place() -> None:
+def test_a_tenants_waiting_request_shows_words_without_others_numbers_and_no_place() -> None:
     served = Served(rows=1)
     served.add(8, 4, tenant="b")
     served.add(8, 4, tenant="a")
@@ -186,7 +186,7 @@ def test_the_window_of_below_goes_round(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_without_a_tier_nothing_is_below() -> None:
+def test_without_a_tier_nothing_is_offloaded() -> None:
     glimpse = look(crowded_without_tier())
     assert (set(glimpse.offloaded), len(glimpse.offloaded), totals_of(glimpse).tier) == ({0}, 24, None)
 
@@ -198,7 +198,7 @@ def crowded_without_tier() -> Served:
     return served
 
 
-def test_pins_and_sessions_tell_what_is_held() -> None:
+def test_pins_and_sessions_show_what_is_held() -> None:
     chats = Chats(blocks=40)
     pinned(chats)
     chats.whole_turn("s", tuple(range(500, 522)))
@@ -211,7 +211,7 @@ def test_pins_and_sessions_tell_what_is_held() -> None:
     assert {g.kind: len(g.blocks) for g in glimpse.tables} == {HolderKind.PIN: 5, HolderKind.SESSION: 5}
 
 
-def test_a_session_whose_blocks_are_below_tells_them_as_kept() -> None:
+def test_a_session_whose_blocks_are_in_a_tier_shows_them_as_kept() -> None:
     chats = Chats(blocks=40, slots=50)
     chats.whole_turn("s", tuple(range(500, 522)))
     chats.settle()
@@ -220,7 +220,7 @@ def test_a_session_whose_blocks_are_below_tells_them_as_kept() -> None:
     assert (session.held, session.kept) == (wanted.held, wanted.kept) == (0, 5)
 
 
-def test_a_pin_is_told_while_it_fills() -> None:
+def test_a_pin_is_reported_while_it_fills() -> None:
     served = Served()
     served.scheduler.client_pins.open(PinRequest("greeting", PINNED, 60.0), served.next_id, 0.0)
     filler = served.add(PINNED, 1, fills_pin="greeting")
@@ -230,7 +230,7 @@ def test_a_pin_is_told_while_it_fills() -> None:
     assert [(row.request_id, row.fills_pin) for row in glimpse.requests] == [(filler, "greeting")]
 
 
-def test_the_operator_is_told_of_each_tenants_share() -> None:
+def test_the_operator_sees_each_tenants_share() -> None:
     served = Served(rows=1)
     served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=5, maximum=20), TenantPolicy("b")])
     served.add(8, 4, tenant="a")
@@ -284,7 +284,7 @@ def lives_of(*taken: int) -> list[object]:
     return seen
 
 
-def test_places_of_a_tenants_blocks_do_not_tell_how_many_another_takes() -> None:
+def test_places_of_a_tenants_blocks_do_not_show_how_many_another_takes() -> None:
     alone = lives_of(0, 0, 0, 0, 0)
     assert alone == lives_of(3, 7, 0, 12, 1)
     assert alone == lives_of(0, 1, 9, 0, 2)
@@ -313,7 +313,7 @@ def test_a_tenants_blocks_have_one_number_in_every_view_and_its_pins_the_first()
     assert {entry.holders for sequence in told.sequences for entry in sequence.table} == {1, 2}
 
 
-def test_how_many_others_hold_a_block_is_not_told() -> None:
+def test_how_many_others_hold_a_block_is_not_reported() -> None:
     served = Served(blocks=60, rows=4)
     number = served.add(13, 8, tenant="a")
     run_for(served, 2)

@@ -50,7 +50,7 @@ def test_modes_have_different_arithmetic(backend: type[NativeOps] | type[Referen
     assert len({backend(weights).arithmetic_id for weights in MODES}) == len(MODES)
 
 
-def test_the_settings_page_tells_what_each_kind_takes() -> None:
+def test_the_settings_page_shows_what_each_kind_takes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     told: dict[str, int] = {}
     for line in page.splitlines():
@@ -83,7 +83,7 @@ def _awkward(rng: np.random.Generator) -> Floats:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-def test_quantising_anew_is_that_of_the_gguf_package(kind: str, rng: np.random.Generator) -> None:
+def test_quantising_again_is_that_of_the_gguf_package(kind: str, rng: np.random.Generator) -> None:
     raw = floats_tensor(_awkward(rng))
     wanted = encoded(raw, kind)
     np.testing.assert_array_equal(integer_reference.requantised(raw, kind).data, wanted.data)
@@ -92,7 +92,7 @@ def test_quantising_anew_is_that_of_the_gguf_package(kind: str, rng: np.random.G
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 @pytest.mark.parametrize("source", ["F16", "BF16", *QUANTISED])
-def test_every_kind_can_be_quantised_anew(kind: str, source: str, rng: np.random.Generator) -> None:
+def test_every_kind_can_be_quantised_again(kind: str, source: str, rng: np.random.Generator) -> None:
     if source in ("F16", "BF16"):
         raw = encoded(floats_tensor(_awkward(rng)), source)
         halves = raw.data.view(np.uint16)
@@ -119,7 +119,7 @@ def test_a_group_that_is_no_number_stays_none(kind: str, poison: float, rng: np.
 
 
 @pytest.mark.parametrize("kind, levels", [("Q8_0", 254), ("Q4_1", 15)])
-def test_weights_quantised_anew_are_within_half_a_step(
+def test_weights_quantised_again_are_within_half_a_step(
     kind: str, levels: int, rng: np.random.Generator
 ) -> None:
     values = rng.standard_normal((40, 64, 32)).astype(np.float32)

@@ -90,7 +90,7 @@ def test_a_buffer_of_many_bytes_begins_a_new_story_too() -> None:
     assert numbers.count(0) == 2
 
 
-def test_without_replay_numbers_never_go_back_and_all_is_told_again_now_and_then() -> None:
+def test_without_replay_numbers_never_go_back_and_all_is_reported_again_now_and_then() -> None:
     stream = stream_of(replays=False, batches_max=3)
     told = [batch for n in range(20) for batch in stream.apply([change(n)])]
     assert [batch.number for batch in told] == [*range(len(told))]
@@ -99,7 +99,7 @@ def test_without_replay_numbers_never_go_back_and_all_is_told_again_now_and_then
 
 
 @pytest.mark.parametrize("replays", [True, False])
-def test_all_is_told_at_the_next_numbers(replays: bool) -> None:
+def test_all_is_reported_at_the_next_numbers(replays: bool) -> None:
     stream = stream_of(replays=replays)
     assert [batch.number for batch in stream.begin([])] == [0]
     stream.apply([change(1)])

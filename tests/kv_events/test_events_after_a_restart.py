@@ -12,7 +12,7 @@ from octavo.memory.changes import ChangeRecord, Place
 from octavo.memory.names import NameChain
 
 
-def test_blocks_on_disk_are_told_with_their_tokens_after_a_restart(tmp_path: Path) -> None:
+def test_blocks_on_disk_are_reported_with_their_tokens_after_a_restart(tmp_path: Path) -> None:
     tokens, chain = array("I", [1, 2, 3, 4]), NameChain(b"r" * 32, 2)
     chain.names = [name_of(0), name_of(1)]
     store, record = open_store(tmp_path), ChangeRecord()
@@ -38,7 +38,7 @@ def test_blocks_on_disk_are_told_with_their_tokens_after_a_restart(tmp_path: Pat
     again.close()
 
 
-def test_of_what_a_restart_finds_the_published_tenants_blocks_alone_are_told(tmp_path: Path) -> None:
+def test_of_what_a_restart_finds_the_published_tenants_blocks_alone_are_reported(tmp_path: Path) -> None:
     record = ChangeRecord(["a"])
     full = ChangeRecord()
     chain = NameChain(b"r" * 32, 2)

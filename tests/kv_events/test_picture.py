@@ -120,7 +120,7 @@ def test_a_reader_that_drops_a_block_at_its_first_removal_finds_it_until_the_las
     assert reader.num_lost == 0
 
 
-def test_a_block_behind_one_that_left_is_told_again_when_that_is_back() -> None:
+def test_a_block_behind_one_that_left_is_published_again_when_that_is_back() -> None:
     picture, contents = Picture(Identity()), [Content(None, bytes(8)), Content(name_of(1), bytes(8))]
     first, second = (
         Change(name_of(number), "", Place.POOL, True, content) for number, content in enumerate(contents, 1)
@@ -138,7 +138,7 @@ def test_a_block_behind_one_that_left_is_told_again_when_that_is_back() -> None:
     assert len(picture) == 0
 
 
-def test_a_block_that_moves_to_another_medium_is_never_told_to_be_nowhere() -> None:
+def test_a_block_that_moves_to_another_medium_is_never_reported_to_be_nowhere() -> None:
     picture, content = Picture(Identity()), Content(None, bytes(8), "a")
     host = Change(name_of(1), "", Place.HOST, True, content)
     picture.apply([host])

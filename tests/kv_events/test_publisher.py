@@ -56,7 +56,7 @@ def replay_of(socket: zmq.Socket[bytes], start: int) -> list[tuple[int, bytes]]:
     return topical_replay_of(socket, start, TOPIC)
 
 
-def test_a_late_subscriber_is_told_a_whole_story_then_what_changes() -> None:
+def test_a_late_subscriber_gets_a_whole_story_then_what_changes() -> None:
     record = ChangeRecord()
     add(record, 1)
     with publishing(record) as publisher, client(zmq.SUB, publisher.endpoint) as sub:
@@ -123,7 +123,7 @@ def test_a_full_queue_is_a_gap_that_is_counted_and_the_whole_takes_its_place() -
     assert queue.put(record)
 
 
-def test_a_gap_is_told_in_the_log_and_routers_learn_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gap_is_reported_in_the_log_and_routers_learn_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     record = ChangeRecord()
     with (
         caplog.at_level(logging.WARNING),
@@ -209,7 +209,7 @@ def test_without_the_package_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch
         publishing_of(StartOptions(kv_events=LOCAL), has_tenants=False)
 
 
-def test_where_events_are_read_is_told_in_vllms_words() -> None:
+def test_where_events_are_read_is_reported_in_vllms_words() -> None:
     publishing = publishing_of(StartOptions(kv_events="tcp://127.0.0.1:5557"), has_tenants=False)
     assert publishing is not None
     source = publishing.source("model")

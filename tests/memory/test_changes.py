@@ -42,7 +42,7 @@ def compute(ledger: Ledger, chain: NameChain, tenant: str = "") -> None:
     ledger.close(table)
 
 
-def test_blocks_are_told_head_first_with_parent_and_tokens_and_leave_tail_first() -> None:
+def test_blocks_are_reported_head_first_with_parent_and_tokens_and_leave_tail_first() -> None:
     ledger, record = ledger_of(2)
     first, second = chain_of().names
     compute(ledger, chain_of())
@@ -54,7 +54,7 @@ def test_blocks_are_told_head_first_with_parent_and_tokens_and_leave_tail_first(
     assert len(record) == 0
 
 
-def test_a_block_that_is_computed_twice_is_told_once() -> None:
+def test_a_block_that_is_computed_twice_is_reported_once() -> None:
     ledger, record = ledger_of(4)
     compute(ledger, chain_of())
     record.take()
@@ -62,7 +62,7 @@ def test_a_block_that_is_computed_twice_is_told_once() -> None:
     assert told(record) == []
 
 
-def test_poisoned_names_and_those_of_a_smaller_pool_are_told() -> None:
+def test_poisoned_names_and_those_of_a_smaller_pool_are_reported() -> None:
     ledger, record = ledger_of(4)
     first, second = chain_of().names
     compute(ledger, chain_of())
@@ -91,7 +91,7 @@ def test_a_name_keeps_its_tokens_while_any_tier_has_it_or_gets_it() -> None:
     assert len(record) == 0
 
 
-def test_a_store_that_fails_tells_nothing_and_keeps_nothing() -> None:
+def test_a_store_that_fails_shows_nothing_and_keeps_nothing() -> None:
     ledger, record = ledger_of(1, num_slots=1)
     assert ledger.tier is not None
     ledger.tier.begin_store(A)
@@ -100,7 +100,7 @@ def test_a_store_that_fails_tells_nothing_and_keeps_nothing() -> None:
     assert len(record) == 0
 
 
-def test_names_of_an_older_process_are_told_when_a_request_finds_them() -> None:
+def test_names_of_an_older_process_are_reported_when_a_request_finds_them() -> None:
     ledger, record = Ledger(1, 2), ChangeRecord()
     ledger.history.changes = record
     chain = chain_of()
@@ -111,7 +111,7 @@ def test_names_of_an_older_process_are_told_when_a_request_finds_them() -> None:
     assert told(record) == [(chain.names[0], "t", "disk", True)]
 
 
-def test_a_shared_name_is_told_for_each_tenant_that_used_it_and_leaves_for_all() -> None:
+def test_a_shared_name_is_reported_for_each_tenant_that_used_it_and_leaves_for_all() -> None:
     ledger, record = ledger_of(4)
     whole = chain_of(TOKENS[:2])
     (shared,) = whole.names
@@ -127,7 +127,7 @@ def test_a_shared_name_is_told_for_each_tenant_that_used_it_and_leaves_for_all()
     assert told(record) == [(shared, "u", "pool", False), (shared, "v", "pool", False)]
 
 
-def test_tenants_that_are_not_published_are_not_told_and_their_tokens_are_not_kept() -> None:
+def test_tenants_that_are_not_published_are_not_reported_and_their_tokens_are_not_kept() -> None:
     record = ChangeRecord(["u"])
     chain = chain_of()
     record.describe(chain, TOKENS, "v", "", 0, 2)

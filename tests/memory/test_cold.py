@@ -73,7 +73,7 @@ def test_positions_behind_a_cold_prefix_are_written_copied_and_cut_by_their_own_
     check(memory)
 
 
-def test_a_slot_that_is_read_is_not_taken_and_a_name_forgotten_meanwhile_leaves_it_when_nobody_reads_it() -> (
+def test_a_slot_that_is_read_is_not_taken_and_a_name_forgotten_meanwhile_leaves_it_when_no_one_reads_it() -> (
     None
 ):
     memory = ledger_over(num_slots=4)
@@ -93,7 +93,7 @@ def test_a_slot_that_is_read_is_not_taken_and_a_name_forgotten_meanwhile_leaves_
     assert NAMES[0] not in tier.slots()
 
 
-def test_a_table_begins_with_what_is_below_once_that_is_known_to_be_right() -> None:
+def test_a_table_begins_with_what_is_offloaded_once_that_is_known_to_be_right() -> None:
     memory = Ledger(4, SIZE)
     tier = memory.tier = OffloadTier(8, [(name, slot) for slot, name in enumerate(NAMES)], num_readable=6)
     assert not tier.may_read(NAMES[0])
@@ -121,7 +121,7 @@ def test_what_moves_to_disk_cannot_become_cold_before_it_is_there() -> None:
     assert tier.may_read(NAMES[0])
 
 
-def test_names_are_kept_beside_what_requests_claim() -> None:
+def test_names_are_kept_alongside_what_requests_claim() -> None:
     tier = OffloadTier(16, num_readable=16)
     assert tier.kept_max == 12
     assert tier.num_to_read == 14

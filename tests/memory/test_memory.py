@@ -164,7 +164,7 @@ def test_what_a_poisoned_request_wrote_is_never_found_again() -> None:
     check(memory)
 
 
-def test_what_only_a_copy_on_its_way_holds_is_charged_to_nobody_whoever_held_it_before() -> None:
+def test_what_only_a_copy_on_its_way_holds_is_charged_to_no_one_who_held_it_before() -> None:
     memory, names = Ledger(10, 4), [b"a", b"b"]
     table = memory.open(Holder(HolderKind.SEQUENCE, "t"))
     memory.reserve(table, 0, 8)
@@ -198,7 +198,7 @@ def test_check_notices_a_count_that_is_wrong() -> None:
         check(memory)
 
 
-def test_a_name_is_forgotten_also_where_nobody_holds_its_block() -> None:
+def test_a_name_is_forgotten_also_where_no_one_holds_its_block() -> None:
     memory = Ledger(2, 4)
     names = names_of(list(range(8)), 4)
     memory.close(filled(memory, list(range(8))))

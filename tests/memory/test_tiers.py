@@ -87,7 +87,7 @@ def test_a_move_that_failed_loses_the_name_unless_it_is_elsewhere_by_now() -> No
     assert tier.dropped == [moved.target]
 
 
-def test_names_on_disk_that_nobody_uses_are_forgotten_a_few_at_a_time() -> None:
+def test_names_on_disk_that_no_one_uses_are_forgotten_a_few_at_a_time() -> None:
     kept = [(bytes([i]), i) for i in range(40)]
     tier = OffloadTier(50, kept, max_age_s=100.0)
     tier.expire(1000.0)

@@ -164,7 +164,7 @@ def test_tied_output_is_the_very_embedding(tmp_path):
     assert apart.output is not apart.embedding
 
 
-def test_fingerprint_tells_weights_and_settings_apart(tmp_path):
+def test_fingerprint_distinguishes_weights_and_settings(tmp_path):
     def print_of(seed, **changed):
         folder = tmp_path / f"{seed}-{len(changed)}"
         path = save_model(make_model("llama", seed), folder)

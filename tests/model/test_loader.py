@@ -225,7 +225,7 @@ def test_unknown_settings_of_a_gguf_are_refused_by_name(key, value, error, messa
         load_model(ModelPath("tiny", path, "gguf"), ReferenceOps())
 
 
-def test_a_guess_at_how_texts_are_cut_is_told_at_the_start(tmp_path, monkeypatch):
+def test_a_guess_at_how_texts_are_cut_is_reported_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
     path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     told: list[str] = []

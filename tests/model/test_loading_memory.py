@@ -61,7 +61,7 @@ def test_the_peak_is_the_weights_and_one_tensor_of_the_file(large, weights):
     assert grown <= measured.num_bytes + measured.largest_tensor_bytes + SPARE
 
 
-def test_progress_is_told_in_bytes_of_the_file(tmp_path, monkeypatch):
+def test_progress_is_reported_in_bytes_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "_PROGRESS_EVERY_S", -1.0)
     path = write_model(make_model("llama-wide"), tmp_path / "tiny.gguf", "F16")
     said: list[str] = []

@@ -34,7 +34,7 @@ def test_a_sound_model_has_no_problem_and_is_described(tmp_path):
     assert checked.vocabulary.template is None
 
 
-def test_every_step_tells_its_problems_whatever_the_others_found(tmp_path):
+def test_every_step_shows_its_problems_whatever_the_others_found(tmp_path):
     path = tmp_path / "many.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for name, number in (("context_length", 128), ("embedding_length", 256), ("block_count", 4)):
@@ -105,7 +105,7 @@ def test_a_tensor_of_an_unknown_kind_is_bounded_by_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_told_to_run_is_loaded_and_what_is_not_is_refused(seed, tmp_path):
+def test_what_is_run_is_loaded_and_what_is_not_is_refused(seed, tmp_path):
     path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     data = np.frombuffer(path.path.read_bytes(), np.uint8)
     header_bytes = read_gguf(path.path).header_bytes

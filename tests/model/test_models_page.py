@@ -31,7 +31,7 @@ def test_every_family_has_a_tiny_model_against_transformers():
     assert sorted(set(FAMILIES) - tested) == []
 
 
-def test_a_fact_of_a_row_is_told():
+def test_a_fact_of_a_row_is_reported():
     assert printer.variations(FAMILIES["llama"]) == []
     assert "soft caps" in printer.variations(FAMILIES["gemma2"])
     assert printer.variations(Family("x", norm="layer", sinks=True)) == [

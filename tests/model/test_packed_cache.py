@@ -85,7 +85,7 @@ def test_on_a_second_load_no_weight_of_the_model_is_read(loader, monkeypatch):
     assert loader.load()[0] == first
 
 
-def test_a_file_that_changed_where_no_sample_looks_is_packed_anew(loader, monkeypatch, caplog):
+def test_a_file_that_changed_where_no_sample_looks_is_packed_again(loader, monkeypatch, caplog):
     monkeypatch.setattr("octavo.model.loader.hash_files", lambda *_: b"sampled".ljust(32))
     first, made = loader.load()
     weights = loader.path.path / "model.safetensors"
@@ -167,7 +167,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_copy_is_told_and_made_anew(damage, loader, caplog):
+def test_a_damaged_copy_is_reported_and_made_again(damage, loader, caplog):
     first, _ = loader.load()
     sound = loader.file.read_bytes()
     loader.file.write_bytes(DAMAGE[damage](sound))
@@ -270,7 +270,7 @@ def test_a_copy_under_anothers_name_is_refused(loader, tmp_path, caplog):
     assert "made of another model" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_the_load_goes_on(loader, caplog, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_and_the_load_goes_on(loader, caplog, tmp_path):
     (tmp_path / "packed").write_text("a file, not a folder")
     with caplog.at_level(logging.WARNING, "octavo.packed"):
         _, loaded = loader.load()
@@ -324,7 +324,7 @@ def test_a_part_that_another_start_removes_before_it_is_locked_is_begun_again(lo
     assert loader.packed == []
 
 
-def test_a_copy_whose_part_is_gone_at_the_end_is_told_and_the_load_goes_on(loader, monkeypatch, caplog):
+def test_a_copy_whose_part_is_gone_at_the_end_is_reported_and_the_load_goes_on(loader, monkeypatch, caplog):
     finish = PackWriter.finish
 
     def cleaned(writer, *made_of):

@@ -319,7 +319,7 @@ def test_every_alert_fires_when_it_must_and_is_silent_when_all_is_well(tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_a_server_that_ends_is_told(watched):
+def test_a_server_that_ends_is_reported(watched):
     """Last: it ends the server."""
     house, watcher, _ = watched
     house.kill()

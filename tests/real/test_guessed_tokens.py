@@ -94,7 +94,7 @@ def complete(url: str, **fields: object) -> dict[str, object]:
     return answer.json()
 
 
-def test_usage_tells_what_was_guessed_and_a_request_can_do_without(url: str) -> None:
+def test_usage_shows_what_was_guessed_and_a_request_can_do_without(url: str) -> None:
     guessed, plain = complete(url), complete(url, speculate=False)
     assert guessed["choices"] == plain["choices"]
     usage = guessed["usage"]

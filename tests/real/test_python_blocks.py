@@ -23,7 +23,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("page, block", BLOCKS, ids=[page for page, _ in BLOCKS])
-def test_what_a_page_tells_to_write_runs_and_says_something(page: str, block: str) -> None:
+def test_what_a_page_says_to_write_runs_and_says_something(page: str, block: str) -> None:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", block]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

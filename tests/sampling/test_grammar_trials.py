@@ -98,7 +98,7 @@ def test_a_crash_costs_one_trial(shared: GrammarTrials, grammar: str) -> None:
     assert shared.pid == pid
 
 
-def test_the_library_s_reason_is_told(shared: GrammarTrials) -> None:
+def test_the_library_s_reason_is_reported(shared: GrammarTrials) -> None:
     assert "Invalid type: frog" in try_it(shared, schema({"type": "frog"})).why_not
     assert "unclosed group" in try_it(shared, llguidance.LLMatcher.grammar_from_regex("(")).why_not
 

@@ -92,7 +92,7 @@ def test_a_copy_goes_its_own_way_and_tokens_put_a_new_matcher_where_an_old_one_w
     assert allowed(again) == allowed(two)
 
 
-def test_a_token_that_is_not_allowed_is_told(kept: KeptGrammars) -> None:
+def test_a_token_that_is_not_allowed_is_reported(kept: KeptGrammars) -> None:
     assert kept.begin(of_choices(["cat"]), []).accept(ord("x")) != ""
 
 

@@ -259,7 +259,7 @@ def test_a_group_larger_than_the_pool_is_refused_at_once() -> None:
 # -- ends ----------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_search_holds_nothing_and_tells_each_choice_once() -> None:
+def test_a_cancelled_search_holds_nothing_and_shows_each_choice_once() -> None:
     turned = Turned()
     turned.scheduler.submit(search(1, 9, 12, BeamParams(4), n=3))
     for _ in range(4):
@@ -284,7 +284,7 @@ def test_a_choice_that_was_cancelled_leaves_the_others_their_ranks() -> None:
     assert turned.outputs(1) == wanted(request)[1:]
 
 
-def test_a_deadline_tells_the_best_as_far_as_they_came() -> None:
+def test_a_deadline_shows_the_best_as_far_as_they_came() -> None:
     request = search(1, 9, 12, BeamParams(4), n=2, timeouts=Timeouts(total=5.0))
     turned = Turned()
     turned.scheduler.submit(request)
@@ -297,7 +297,7 @@ def test_a_deadline_tells_the_best_as_far_as_they_came() -> None:
     assert turned.memory.counts().held == 0
 
 
-def test_a_deadline_before_the_first_token_tells_nothing_but_why() -> None:
+def test_a_deadline_before_the_first_token_shows_nothing_but_why() -> None:
     turned = Turned(rows=4)
     turned.scheduler.submit(search(1, 9, 12, BeamParams(4)))
     turned.scheduler.submit(search(2, 9, 12, BeamParams(4), n=2, timeouts=Timeouts(queue=1.0)))
@@ -307,7 +307,7 @@ def test_a_deadline_before_the_first_token_tells_nothing_but_why() -> None:
     assert "rows" in updates[0].error
 
 
-def test_stop_tokens_end_hypotheses_and_are_told() -> None:
+def test_stop_tokens_end_hypotheses_and_are_reported() -> None:
     ends = tuple(range(20, 30))
     request = search(1, 9, 30, BeamParams(4), n=4, ends=ends)
     turned = Turned()

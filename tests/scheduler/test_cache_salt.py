@@ -39,7 +39,7 @@ def test_a_prefix_is_found_only_under_the_same_tenant_and_the_same_salt() -> Non
     assert {str(one.essence) for one in [*found, *again]} == {str(found[0].essence)}
 
 
-def test_nobody_waits_for_a_prefix_that_is_computed_under_another_salt() -> None:
+def test_no_one_waits_for_a_prefix_that_is_computed_under_another_salt() -> None:
     for other, follows in (("a", True), ("b", False), ("", False)):
         engine = tiny_engine(NativeOps(), step_tokens=20)
         answers = run(engine, [salted(1, "a"), salted(2, other)])
@@ -76,7 +76,7 @@ def test_a_salted_request_that_is_preempted_finds_its_own_blocks_again(depth: in
     engine.executor.close()
 
 
-def test_no_salt_is_the_tenants_own_root_bit_for_bit_and_a_salt_is_nobody_elses() -> None:
+def test_no_salt_is_the_tenants_own_root_bit_for_bit_and_a_salt_is_no_one_elses() -> None:
     root = root_name(b"alice")
     assert salted_root(root, "") == root
     salts = ["a", "b", "a" * 256, "\udc80", "é"]

@@ -109,7 +109,7 @@ def test_deadlines_come_soonest_first() -> None:
     assert timers.pop_due(10.0) == []
 
 
-def test_a_timer_that_was_set_anew_or_cancelled_is_due_once_or_never() -> None:
+def test_a_timer_that_was_set_again_or_cancelled_is_due_once_or_never() -> None:
     timers = Timers()
     for at in (5.0, 9.0, 2.0, 7.0):
         timers.set(TimerKind.SESSION, (0, "a"), at)

@@ -176,7 +176,7 @@ def test_growth_does_not_bring_the_pressure_back() -> None:
         assert could_take * 2 <= max(0, free - 5)
 
 
-def test_a_size_that_somebody_sets_is_the_one_that_is_wanted() -> None:
+def test_a_size_that_someone_sets_is_the_one_that_is_wanted() -> None:
     served, elasticity = Served(blocks=60, capacity=80), policy()
     assert served.scheduler.resizer.resize(30)
     elasticity.act(served.scheduler.resizer, 1e6, PLENTY, served.scheduler.has_work)

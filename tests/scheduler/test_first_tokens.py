@@ -7,8 +7,7 @@ from contextlib import suppress
 import pytest
 from tests.scheduler.test_latency_target import BETWEEN_S, DECODE_S, PROMPT_S
 
-from octavo.engine.codec import decode_reply, encode_reply
-from octavo.engine.port import Submit
+from octavo.engine.codec import decode_reply_as, encode_reply
 from octavo.errors import QueueFull
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -94,7 +93,7 @@ def test_late_ones_are_counted_and_end_as_others() -> None:
     assert len(server.first) == 12
 
 
-def test_with_shed_those_that_would_be_late_are_refused_and_told_when_to_come_again() -> None:
+def test_with_shed_those_that_would_be_late_are_refused_and_learn_when_to_come_again() -> None:
     server = Server(1.0, shed=True)
     warm(server)
     refused = list[QueueFull]()
@@ -160,7 +159,7 @@ def test_a_pause_is_not_between_two_steps() -> None:
     assert server.scheduler.context.times.between_s < 2 * before + 0.001
 
 
-def test_an_idle_server_refuses_nobody() -> None:
+def test_an_idle_server_refuses_no_one() -> None:
     server = Server(0.001, shed=True)
     warm_up = server.submit(100, 5)
     server.drain()
@@ -177,7 +176,7 @@ def test_without_a_target_nothing_is_predicted() -> None:
 def test_when_to_come_again_passes_between_processes_and_into_a_header() -> None:
     error = QueueFull("late", retry_after_s=3.2)
     with pytest.raises(QueueFull) as passed:
-        decode_reply(Submit, encode_reply(error))
+        decode_reply_as(int, encode_reply(error))
     assert passed.value.retry_after_s == 3.2
     assert error_headers(passed.value) == {"Retry-After": "4"}
     assert error_headers(QueueFull("full")) == {"Retry-After": "1"}

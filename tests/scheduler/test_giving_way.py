@@ -43,7 +43,7 @@ def test_a_request_that_only_the_pool_without_sessions_has_room_for_is_served() 
     assert (chats.blocks().held, chats.blocks().note) == (6, "")
 
 
-def test_what_fits_beside_idle_sessions_takes_nothing_of_them_however_much_of_it_there_is() -> None:
+def test_what_fits_alongside_idle_sessions_takes_nothing_of_them_however_much_of_it_there_is() -> None:
     chats = Chats(blocks=12, pins=6)
     chats.whole_turn("a", PROMPT)
     requests = [chats.add(12, 14) for _ in range(6)]  # 7 blocks each: they preempt each other
@@ -65,7 +65,7 @@ def test_the_longest_idle_goes_first_and_no_more_than_must() -> None:
     assert gave_way(chats) == 1
 
 
-def test_whoever_is_not_the_next_to_enter_takes_nothing() -> None:
+def test_who_is_not_the_next_to_enter_takes_nothing() -> None:
     chats = Chats(blocks=12, pins=6, rows=2)
     chats.whole_turn("a", PROMPT)
     chats.add(4, 16)
@@ -80,7 +80,7 @@ def test_whoever_is_not_the_next_to_enter_takes_nothing() -> None:
     assert chats.blocks().held == 0
 
 
-def test_pins_that_somebody_asked_for_stay() -> None:
+def test_pins_that_someone_asked_for_stay() -> None:
     chats = Chats(blocks=12, pins=10)
     pin(chats, "rules", OTHER[:16])
     chats.whole_turn("a", PROMPT)
@@ -92,7 +92,7 @@ def test_pins_that_somebody_asked_for_stay() -> None:
     assert [p.name for p in chats.scheduler.pins.all() if p.num_held] == ["rules"]
 
 
-def test_a_resumed_session_is_held_because_somebody_asked_for_it() -> None:
+def test_a_resumed_session_is_held_because_someone_asked_for_it() -> None:
     chats = Chats(blocks=10, pins=6)
     chats.whole_turn("a", PROMPT)
     resume(chats, PROMPT[:20])
@@ -302,7 +302,9 @@ def test_what_a_guarantee_covers_takes_holds_only_when_it_enters() -> None:
     assert (chats.finished(second) != {}, chats.blocks().held, gave_way(chats)) == (True, 0, 1)
 
 
-def test_what_enters_because_a_fetch_of_its_tenant_gave_way_is_not_beside_holds_that_crowd_it_out() -> None:
+def test_what_enters_because_a_fetch_of_its_tenant_gave_way_is_not_alongside_holds_that_crowd_it_out() -> (
+    None
+):
     chats = Chats(blocks=30, pins=10, slots=60, tokens=64)
     chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=12)])
     below = tuple(range(3000, 3033))

@@ -70,7 +70,7 @@ def test_idle_sessions_give_way_below_to_one_that_is_suspended_the_longest_idle_
     assert chats.scheduler.events.counts[EventKind.SESSION_RELEASED] == 1
 
 
-def test_what_was_suspended_gives_way_to_nobody_and_nobody_gives_way_in_vain(chats: Chats) -> None:
+def test_what_was_suspended_gives_way_to_no_one_and_no_one_gives_way_in_vain(chats: Chats) -> None:
     chat(chats, "a", "b", "c")
     suspend(chats, "a")
     suspend(chats, "c")
@@ -126,7 +126,7 @@ def test_a_tenants_own_sessions_give_way_below_before_those_of_others(chats: Cha
     assert kept(chats, "a", "c", "d") == [5, 5, 0], "what t has would not help"
 
 
-def test_of_restored_sessions_those_that_were_suspended_stay_below(chats: Chats) -> None:
+def test_of_restored_sessions_those_that_were_suspended_stay_in_a_tier(chats: Chats) -> None:
     chat(chats, "a", "b")
     for session, num_suspended in (("a", 5), ("b", 0)):
         chats.scheduler.session_holds.delete("", session)

@@ -127,7 +127,7 @@ def test_windows_are_kept_where_the_machine_becomes_half_as_fast() -> None:
     assert windows_kept(clock, 0.04) >= 0.95
 
 
-def test_a_target_under_the_floors_starves_nobody_and_is_counted() -> None:
+def test_a_target_under_the_floors_starves_no_one_and_is_counted() -> None:
     clock = Clock(0.003)
     for number in range(6):
         clock.submit(number, 200, 20)

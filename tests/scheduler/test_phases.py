@@ -57,7 +57,7 @@ def test_a_preemption_makes_no_second_admission() -> None:
     assert phases(served, low) == Phases(0.0, admitted=1.0, first_token=1.0)
 
 
-def test_every_choice_tells_the_admission_that_they_share() -> None:
+def test_every_choice_shows_the_admission_that_they_share() -> None:
     served = Served()
     request = served.add(4, 2, n=3)
     for now in (1.0, 2.0):
@@ -66,7 +66,7 @@ def test_every_choice_tells_the_admission_that_they_share() -> None:
     assert told == dict.fromkeys(range(3), Phases(0.0, admitted=1.0, first_token=1.0))
 
 
-def test_a_beam_search_tells_its_leaders_phases() -> None:
+def test_a_beam_search_shows_its_leaders_phases() -> None:
     served = Served()
     request = served.add(4, 2, n=2, beams=BeamParams(width=2), temperature=0.0)
     step_at(served, 1.0)  # samples without candidates: the search ends at once

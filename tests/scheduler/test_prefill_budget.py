@@ -68,17 +68,17 @@ def measured(decode_s: float, position_s: float) -> PrefillBudget:
     return PrefillBudget(512, times)
 
 
-def test_one_prompt_beside_eight_streams_takes_less_time_than_they_do() -> None:
+def test_one_prompt_alongside_eight_streams_takes_less_time_than_they_do() -> None:
     budget = measured(decode_s=0.040, position_s=0.002).prompt_budget(8, 1)
     assert 10 <= budget <= 16
     assert 0.040 + budget * 0.002 < 2 * 0.040
 
 
-def test_many_prompts_beside_one_stream_are_not_held_up_for_its_sake() -> None:
+def test_many_prompts_alongside_one_stream_are_not_held_up_for_its_sake() -> None:
     assert measured(decode_s=0.030, position_s=0.002).prompt_budget(1, 31) > 150
 
 
-def test_the_whole_budget_is_granted_when_nobody_decodes_or_nothing_was_measured() -> None:
+def test_the_whole_budget_is_granted_when_no_one_decodes_or_nothing_was_measured() -> None:
     assert measured(0.030, 0.002).prompt_budget(0, 1) == 512
     assert PrefillBudget(512, StepTimes()).prompt_budget(8, 1) == 504
 

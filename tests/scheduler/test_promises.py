@@ -53,7 +53,7 @@ def test_a_lower_priority_is_served_when_the_higher_load_ends() -> None:
     steps_until(served, lambda: bool(served.finished(low)), at_most=200)
 
 
-def test_a_long_prompt_advances_beside_an_endless_stream_of_short_ones() -> None:
+def test_a_long_prompt_advances_alongside_an_endless_stream_of_short_ones() -> None:
     served = Served(blocks=500, tokens=16)
     long = served.add(400)
     for _ in range(400 // 8 + 1):
@@ -119,7 +119,7 @@ def test_blocks_that_only_victims_share_count_as_room() -> None:
     assert served.state(forked) is State.WAITING
 
 
-def test_nobody_is_preempted_where_that_would_not_let_the_other_in() -> None:
+def test_no_one_is_preempted_where_that_would_not_let_the_other_in() -> None:
     served = Served(blocks=13, rows=4, tokens=64)
     shared = tuple(range(1, 21))
     served.add(16, 9)

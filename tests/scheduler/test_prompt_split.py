@@ -86,7 +86,7 @@ def test_what_was_evicted_says_when_and_for_which_request() -> None:
     assert view.split.in_words() == f"found: nothing; computed: 12 evicted for request {other}, 2 at its end"
 
 
-def test_a_tenant_is_not_told_for_whom_its_blocks_were_evicted_nor_for_how_many() -> None:
+def test_a_tenant_does_not_learn_for_whom_its_blocks_were_evicted_nor_for_how_many() -> None:
     served = Served(blocks=6)
     serve(served, FIRST, tenant="alice")
     for now, length in ((3.0, 16), (4.0, 23)):  # four blocks, and then all six

@@ -128,7 +128,7 @@ def test_a_fork_of_a_session_that_is_being_suspended_is_an_idle_one() -> None:
     chats.scheduler.check()
 
 
-def test_a_fork_of_a_suspended_session_keeps_its_names_below_and_a_turn_finds_them() -> None:
+def test_a_fork_of_a_suspended_session_keeps_its_names_in_a_tier_and_a_turn_finds_them() -> None:
     chats = Chats(blocks=30, slots=50)
     chats.whole_turn("a", PROMPT)
     chats.scheduler.session_holds.suspend("", "a")

@@ -37,7 +37,7 @@ def test_without_a_tier_a_session_holds_its_full_blocks_in_the_pins_budget() -> 
     assert chats.scheduler.pins.num_blocks == 6  # the first pin went when the second came
 
 
-def test_the_pool_and_its_map_tell_what_sessions_hold() -> None:
+def test_the_pool_and_its_map_show_what_sessions_hold() -> None:
     chats = Chats(blocks=20)
     chats.whole_turn("a", PROMPT)
     inspector = inspector_of(chats.scheduler)
@@ -58,7 +58,7 @@ def test_a_session_beyond_the_budget_is_best_effort_and_says_so() -> None:
     assert (chats.blocks().held, chats.blocks().note) == (2, "")
 
 
-def test_one_turn_at_a_time_and_no_choices_beside_it() -> None:
+def test_one_turn_at_a_time_and_no_choices_alongside_it() -> None:
     chats = Chats(blocks=30)
     chats.say("a", PROMPT, 5)
     with pytest.raises(SessionBusy, match="session a is active"):
@@ -88,7 +88,7 @@ def test_a_turn_that_ends_badly_changes_nothing(end: str) -> None:
     assert after.held == (before.held if end == "cancel" else 0)
 
 
-def test_a_turn_that_its_client_stopped_counts_as_far_as_it_was_told() -> None:
+def test_a_turn_that_its_client_stopped_counts_as_far_as_it_was_sent() -> None:
     chats = Chats(blocks=40)
     request = chats.say("a", PROMPT, 20)
     while len(chats.scheduler.live.sequences_of(request)[0].tokens) < len(PROMPT) + 9:
@@ -100,7 +100,7 @@ def test_a_turn_that_its_client_stopped_counts_as_far_as_it_was_told() -> None:
     assert chats.blocks().num_blocks == 6
 
 
-def test_a_warm_hold_goes_below_lets_the_pool_go_and_is_never_dropped_there() -> None:
+def test_a_warm_hold_goes_to_a_tier_lets_the_pool_go_and_is_never_dropped_there() -> None:
     chats = Chats(blocks=30, slots=12)
     chats.whole_turn("a", PROMPT)
     assert (chats.blocks().held, chats.scheduler.pins.num_blocks) == (5, 5)
@@ -271,7 +271,7 @@ def test_a_turn_may_use_what_its_own_session_holds_and_a_stranger_may_not() -> N
     assert chats.updates[-1].usage.num_cached == 20
 
 
-def test_damage_below_is_told_and_the_rest_is_kept() -> None:
+def test_damage_below_is_reported_and_the_rest_is_kept() -> None:
     chats = Chats(blocks=30, slots=50)
     chats.whole_turn("a", PROMPT)
     chats.settle()

@@ -164,7 +164,7 @@ def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_
     assert chats.scheduler.session_table.find("", "b").num_shared == 2
 
 
-def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_is_not_pinned() -> None:
+def test_a_restored_session_finds_its_blocks_in_a_tier_although_their_shared_prefix_is_not_pinned() -> None:
     chats = Chats(blocks=60, slots=50)
     share(chats, PROMPT[:8])
     chats.whole_turn("a", PROMPT)

@@ -80,7 +80,7 @@ def test_the_size_grows_back_and_later_each_time(monkeypatch: pytest.MonkeyPatch
     assert second.index(16) == 7  # twice as many steps
 
 
-def test_one_that_waits_is_not_told_that_its_prompt_was_scored() -> None:
+def test_one_that_waits_does_not_learn_that_its_prompt_was_scored() -> None:
     served = Served(tokens=16, blocks=12)
     scored = served.add(20, 2, prompt_logprobs=0, logprobs=0)
     plan = served.plan()

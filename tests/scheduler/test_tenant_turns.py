@@ -167,7 +167,7 @@ def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of
     assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"
 
 
-def test_a_tenant_that_comes_beside_prompts_that_were_admitted_gets_the_next_step() -> None:
+def test_a_tenant_that_comes_alongside_prompts_that_were_admitted_gets_the_next_step() -> None:
     served = Served(blocks=400, block=16, tokens=32)
     flood = [served.add(800, tenant="flood") for _ in range(4)]
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_a_prompt_that_is_cancelled_or_preempted_counts_for_what_was_computed_of
     served.drain()
 
 
-def test_what_the_best_ranked_prompt_gets_beside_the_turns_is_taken_from_the_last_of_them() -> None:
+def test_what_the_best_ranked_prompt_gets_alongside_the_turns_is_taken_from_the_last_of_them() -> None:
     served = Served(tokens=2)
     first, second, third = (served.add(20, tenant=tenant) for tenant in "aab")
 

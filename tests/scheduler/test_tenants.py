@@ -18,7 +18,7 @@ from octavo.scheduler.waits import WaitReason
 from octavo.types import FinishReason, TransferDone
 
 
-def test_nobody_holds_more_than_its_maximum() -> None:
+def test_no_one_holds_more_than_its_maximum() -> None:
     served = Served(blocks=40, block=16, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
     for i in range(8):
@@ -162,7 +162,7 @@ def test_pins_use_only_their_tenants_guarantee() -> None:
         served.scheduler.client_pins.open(PinRequest("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
 
 
-def test_a_tenant_is_told_no_number_that_others_move() -> None:
+def test_a_tenant_gets_no_number_that_others_move() -> None:
     served = Served(blocks=10, block=16, pins=20, tokens=64)
     served.add(tuple(range(100, 180)), 20, tenant="b")
     served.step()
@@ -175,7 +175,7 @@ def test_a_tenant_is_told_no_number_that_others_move() -> None:
     assert "unheld, of which" in served.scheduler.events.recent(1)[0].text, "the operator is told all"
 
 
-def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() -> None:
+def test_a_refused_pin_shows_its_tenants_pins_whatever_others_have_pinned() -> None:
     told = []
     for num_others in (0, 5):
         served = Served(blocks=100, pins=60, tokens=64)
@@ -190,7 +190,7 @@ def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() ->
     assert told[0] == told[1]
 
 
-def test_a_request_that_others_pins_keep_out_is_told_no_number_of_theirs() -> None:
+def test_a_request_that_others_pins_keep_out_gets_no_number_of_theirs() -> None:
     served = Served(blocks=20, pins=10, tokens=64)
     served.open_pin("rules", 32, "b")
     served.drain()
@@ -254,7 +254,7 @@ def test_a_higher_priority_leaves_a_lender_its_guarantee() -> None:
     )
 
 
-def test_what_only_a_tenants_own_bounds_lack_costs_nobody_else() -> None:
+def test_what_only_a_tenants_own_bounds_lack_costs_no_one_else() -> None:
     served = Served(blocks=100, block=16, tokens=200)
     served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6), TenantPolicy("b")])
     others = [served.add(tuple(range(i * 100, i * 100 + 40)), 60, tenant="b") for i in range(3)]
@@ -312,7 +312,7 @@ def test_what_the_operator_shares_needs_no_guarantee_and_leaves_others_theirs() 
     served.scheduler.client_pins.open(PinRequest("own", tuple(range(19 * 16)), 60.0, tenant="a"), 99, 0.0)
 
 
-def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
+def test_what_is_computed_to_be_shared_is_left_room_for_although_no_one_is_charged_for_it_yet() -> None:
     served = Served(blocks=60, tokens=20, pins=40)
     served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=9)])
     requests = [served.open_pin("long", 22, SHARED)]
@@ -394,7 +394,7 @@ def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None
     served.drain()
 
 
-def test_a_refused_reload_takes_nobody_off() -> None:
+def test_a_refused_reload_takes_no_one_off() -> None:
     served = Served(blocks=40)
     served.scheduler.tenants.set_policies([TenantPolicy("a")])
     with pytest.raises(TenantsRefused):
@@ -403,7 +403,7 @@ def test_a_refused_reload_takes_nobody_off() -> None:
     served.drain()
 
 
-def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
+def test_what_was_shared_once_keeps_no_one_from_what_it_is_guaranteed() -> None:
     served = Served(blocks=30, tokens=64, pins=28)
     for index in range(3):
         served.open_pin(f"p{index}", 28, SHARED)

@@ -130,7 +130,7 @@ def test_completion_logprobs_have_openais_shape(edge):
     assert logprobs["text_offset"] == [0, 1, 2]
 
 
-def test_echo_with_logprobs_tells_the_prompt_too(edge):
+def test_echo_with_logprobs_shows_the_prompt_too(edge):
     choice = edge.complete(prompt="ab", max_tokens=2, logprobs=0, echo=True).json()["choices"][0]
     assert choice["text"] == "abHe"
     assert choice["logprobs"]["tokens"] == ["a", "b", "H", "e"]
@@ -209,7 +209,7 @@ def test_a_failure_inside_a_stream_is_an_event_and_then_done(edge):
 
 
 # -- metrics -------------------------------------------------------------------------------------------------
-def test_metrics_tell_engine_latencies_and_answers(edge):
+def test_metrics_show_engine_latencies_and_answers(edge):
     edge.chat(n=2)
     edge.chat(stream=True)
     edge.chat(n=0)

@@ -185,7 +185,7 @@ def test_a_stop_sequence_within_a_call_is_no_use_of_a_tool(edge):
         ('{"a": ' + "[" * 5000, {}),
     ],
 )
-def test_arguments_that_are_no_object_are_told_as_an_empty_one(arguments, found):
+def test_arguments_that_are_no_object_are_reported_as_an_empty_one(arguments, found):
     assert input_of(arguments) == found
 
 

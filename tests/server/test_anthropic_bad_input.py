@@ -196,7 +196,7 @@ def test_other_statuses_have_anthropics_shape_too(edge):
         check_refusal(answer, "400,000 bytes", 413, "request_too_large")
 
 
-def test_a_stream_goes_on_unharmed_beside_every_wrong_request(edge):
+def test_a_stream_goes_on_unharmed_alongside_every_wrong_request(edge):
     async def scenario():
         edge.model.hold = asyncio.Event()
         transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)

@@ -69,7 +69,7 @@ def test_a_chat_is_answered_as_in_openais_words(house):
     assert events[-2]["usage"]["output_tokens"] == message["usage"]["output_tokens"]
 
 
-def test_a_call_and_its_result_are_told_and_counted_as_in_openais_words(house):
+def test_a_call_and_its_result_are_reported_and_counted_as_in_openais_words(house):
     weather = {"role": "user", "content": "What is the weather in Paris?"}
     one = {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
     called = ask(house, messages=[weather], tools=[TOOL], **one).json()
@@ -113,7 +113,7 @@ def test_a_beginning_is_gone_on_with_as_if_the_model_had_written_it(house):
     assert begun + ask(house, messages=messages).json()["content"][0]["text"] == whole
 
 
-def test_what_was_computed_before_is_told_as_read_from_the_cache(house):
+def test_what_was_computed_before_is_reported_as_read_from_the_cache(house):
     words = {"role": "user", "content": "Tell me of rivers. " * 20}
     first = ask(house, messages=[words]).json()
     assert first["usage"]["cache_creation_input_tokens"] == 0

@@ -135,7 +135,7 @@ def test_more_blocks_than_the_context_has_tokens_are_refused_before_they_are_rea
 
 
 # -- tools, thinking, output ---------------------------------------------------------------------------------
-def test_tools_are_told_to_the_template_as_functions():
+def test_tools_are_given_to_the_template_as_functions():
     [given] = body_of(
         tools=[TOOL | {"type": "custom", "cache_control": {"type": "ephemeral"}}]
     ).chat_options.tools
@@ -173,7 +173,7 @@ def test_tool_choice(choice, mode, names, is_parallel):
         ({"type": "adaptive", "display": "summarized"}, True, None, True),
     ],
 )
-def test_thinking_is_told_where_it_was_asked_for(thinking, enable, budget, is_told):
+def test_thinking_is_reported_where_it_was_asked_for(thinking, enable, budget, is_told):
     body = body_of(thinking=thinking)
     assert body.chat_options.template_kwargs == {"enable_thinking": enable}
     assert (body.thinking_options.max_tokens, body.thinking_options.is_shown) == (budget, is_told)

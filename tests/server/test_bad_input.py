@@ -192,7 +192,7 @@ def test_wrong_input_is_refused_in_openais_shape(edge, name):
 @pytest.mark.parametrize(
     "field", ["seed", "temperature", "n", "stop", "logit_bias", "messages", "nothing known"]
 )
-def test_a_number_of_too_many_digits_is_told_in_words_of_json(edge, field):
+def test_a_number_of_too_many_digits_is_reported_in_words_of_json(edge, field):
     for given in ("{}", "-{}", "[{}]", '{{"5": {}}}'):
         body = '{"messages": [], "' + field + '": ' + given.format("9" * 5_000) + "}"
         answer = edge.request("POST", CHAT, content=body)

@@ -107,7 +107,7 @@ def test_a_byte_now_and_then_gains_no_time():
     run(scenario())
 
 
-def test_the_time_counts_anew_for_each_request_of_a_connection():
+def test_the_time_counts_again_for_each_request_of_a_connection():
     async def scenario():
         async with serving(headers_timeout_s=0.2) as port:
             reader, writer = await connect(port)

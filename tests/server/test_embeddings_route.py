@@ -144,7 +144,7 @@ def test_priority_timeouts_and_salt_reach_every_input(edge, model):
         assert (one.timeouts.total, one.timeouts.queue, one.timeouts.first_token) == (5, 6, 7)
 
 
-def test_cached_tokens_are_told(edge):
+def test_cached_tokens_are_reported(edge):
     usage = embed(edge, ["abcd", "ab"]).json()["usage"]
     assert usage["prompt_tokens"] == usage["total_tokens"] == 6
     assert usage["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] == 3

@@ -85,7 +85,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(ending):
     check_log(server)
 
 
-def test_a_second_signal_does_not_wait_and_still_tells_the_client(ending):
+def test_a_second_signal_does_not_wait_and_still_informs_the_client(ending):
     server = ending(600)
     *_, error, done = end_of_stream(server, [signal.SIGINT, signal.SIGINT])
     assert '"code":"engine_stopped"' in error

@@ -208,7 +208,7 @@ def test_completions_take_or_refuse_each_pair_too(edge: Edge, structure: str) ->
         )
 
 
-def test_a_text_beside_tools_is_at_least_so_long(edge: Edge) -> None:
+def test_a_text_alongside_tools_is_at_least_so_long(edge: Edge) -> None:
     for seed in range(8):
         answer = ask(edge, "tools", "min_tokens", {"seed": seed, "temperature": 1.5})
         assert answer.status_code == 200, answer.text

@@ -199,7 +199,7 @@ def test_readers_fast_slow_and_late_know_what_the_glimpses_said(
 
 
 # -- frames --------------------------------------------------------------------------------------------------
-def test_the_first_frame_is_a_snapshot_and_the_next_tells_changes_alone() -> None:
+def test_the_first_frame_is_a_snapshot_and_the_next_shows_changes_alone() -> None:
     writer = FrameWriter(SERVER)
     writer.write(a_glimpse(), {})
     assert kind_of(writer.frame_after(0)) == SNAPSHOT
@@ -239,7 +239,7 @@ def test_nothing_changed_is_no_frame_and_the_time_alone_is_nothing() -> None:
     assert pair.take(again, stats={"steps": 2})
 
 
-def test_a_beat_tells_the_time_and_leaves_all_else() -> None:
+def test_a_beat_shows_the_time_and_leaves_all_else() -> None:
     pair, table = Pair(), a_table([1])
     pair.take(a_glimpse([name_of(1), None], tables=(table,)))
     cells = pair.reader.cells.tolist()
@@ -252,7 +252,7 @@ def test_a_beat_tells_the_time_and_leaves_all_else() -> None:
     assert [one.blocks for one in pair.reader.holdings.values()] == [[1]]
 
 
-def test_another_capacity_is_told_in_a_snapshot_to_every_reader() -> None:
+def test_another_capacity_is_reported_in_a_snapshot_to_every_reader() -> None:
     pair = Pair()
     pair.take(a_glimpse([name_of(1), name_of(2)]))
     for names in ([name_of(3)] * 3, [None], [None] * 5):
@@ -288,14 +288,14 @@ def test_every_frame_is_whole_words() -> None:
 
 
 # -- cells ---------------------------------------------------------------------------------------------------
-def test_a_cell_is_the_names_first_bits_and_whether_it_is_below() -> None:
+def test_a_cell_is_the_names_first_bits_and_whether_it_is_offloaded() -> None:
     pair = Pair()
     names = [None, b"\xff" * 16, bytes(16), b"\x00\x00\x00\x80" + b"\xff" * 12]
     pair.take(a_glimpse(names, offloaded=bytes([0, 1, 0, 1])))
     assert pair.reader.cells.tolist() == [0, 0xFFFFFFFF, NAMED, 0x80000000 | NAMED | OFFLOADED]
 
 
-def test_a_name_that_takes_anothers_place_does_not_inherit_that_it_is_below() -> None:
+def test_a_name_that_takes_anothers_place_does_not_inherit_that_it_is_offloaded() -> None:
     pair = Pair()
     pair.take(a_glimpse([name_of(1), name_of(2)], offloaded=b"\1\1"))
     pair.take(a_glimpse([name_of(3), name_of(2)], offloaded_from=1, offloaded=b"\1"))
@@ -304,7 +304,7 @@ def test_a_name_that_takes_anothers_place_does_not_inherit_that_it_is_below() ->
     assert (pair.reader.cells & 3).tolist() == [0, NAMED]
 
 
-def test_what_is_below_stays_told_until_the_window_comes_by_again() -> None:
+def test_what_is_offloaded_stays_reported_until_the_window_comes_by_again() -> None:
     pair, names = Pair(), [name_of(i) for i in (1, 2, 3)]
     pair.take(a_glimpse(names, offloaded=b"\1\1"))
     pair.take(a_glimpse([*names[:2], name_of(4)], offloaded_from=2, offloaded=b"\1"))
@@ -332,7 +332,7 @@ def test_one_table_in_place_of_an_equal_one_is_another() -> None:
     assert [one.blocks for one in pair.reader.holdings.values()] == [[1, 2]]
 
 
-def test_a_table_without_blocks_is_told() -> None:
+def test_a_table_without_blocks_is_reported() -> None:
     pair = Pair()
     pair.take(a_glimpse(tables=(a_table([]),)))
     assert [one.blocks for one in pair.reader.holdings.values()] == [[]]

@@ -163,7 +163,7 @@ def test_the_card_of_a_running_and_of_an_ended_request_splits_its_prompt_for_its
     run(scenario)
 
 
-def test_for_whom_a_block_was_evicted_is_told_to_operators_alone(run):
+def test_for_whom_a_block_was_evicted_is_reported_to_operators_alone(run):
     async def scenario(house):
         await house.cached(ALICE)
         for first in "ab":  # of bob's, more than the pool has room for
@@ -201,7 +201,7 @@ def test_pins_of_one_name_are_two_and_neither_touches_the_other(run):
     run(scenario)
 
 
-def test_a_tenant_that_was_preempted_is_not_told_for_whom(run):
+def test_a_tenant_that_was_preempted_does_not_learn_for_whom(run):
     async def scenario(house):
         calls = [house.generate(BOB, max_tokens=100, prompt="b" * 100)]
         while not (await house.told(BOB, "/v1/kv"))["held_by_sequences"]:

@@ -40,13 +40,13 @@ def test_a_key_that_is_none_is_refused_wherever_it_comes_from(key, tmp_path):
 
 
 @pytest.mark.parametrize("key", [key for key in BAD if len(key.strip()) > 3])
-def test_the_error_never_tells_the_key(key):
+def test_the_error_never_shows_the_key(key):
     with pytest.raises(ConfigError) as caught:
         keys_of([key])
     assert key not in str(caught.value)
 
 
-def test_a_key_that_is_no_text_in_a_config_file_is_not_told(tmp_path):
+def test_a_key_that_is_no_text_in_a_config_file_is_not_reported(tmp_path):
     path = tmp_path / "octavo.toml"
     path.write_text("[server]\napi_key = 123454321\n")
     with pytest.raises(ConfigError, match=r"api_key number 1 is something else; allowed: text") as caught:
@@ -54,7 +54,7 @@ def test_a_key_that_is_no_text_in_a_config_file_is_not_told(tmp_path):
     assert "123454321" not in str(caught.value)
 
 
-def test_keys_of_a_file_are_one_a_line_and_come_beside_those_of_flags_or_the_environment(tmp_path):
+def test_keys_of_a_file_are_one_a_line_and_come_alongside_those_of_flags_or_the_environment(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# ours\none\n\ntwo\r\none\n")
     environment = {"OCTAVO_API_KEY": "env"}
@@ -130,7 +130,7 @@ def test_an_allowed_origin_is_a_page_by_name(origin):
         ServerSettings(allowed_origins=(origin,))
 
 
-def test_every_page_is_allowed_beside_keys_alone():
+def test_every_page_is_allowed_alongside_keys_alone():
     assert ServerSettings(api_keys=("key",), allowed_origins=("*",)).allowed_origins == ("*",)
 
 
@@ -217,7 +217,7 @@ def test_without_allowed_pages_there_is_no_preflight(edge):
         (ServerSettings(host="10.0.0.5", insecure=True), "clients that reach 10.0.0.5"),
     ],
 )
-def test_the_banner_tells_who_can_reach_it(capsys, settings, words):
+def test_the_banner_shows_who_can_reach_it(capsys, settings, words):
     from octavo.cli.serve import show_ready
 
     show_ready("http://127.0.0.1:8000", "model", settings)

@@ -5,7 +5,7 @@ import pytest
 from octavo.errors import PinRefused
 
 
-def test_the_pool_its_map_and_its_requests_are_told(edge):
+def test_the_pool_its_map_and_its_requests_are_reported(edge):
     kv = edge.get("/v1/kv").json()
     assert kv["counts"] == {"total": 10, "held": 3, "cached": 2, "free": 5}
     drawn = edge.get("/v1/kv/map").json()
@@ -22,7 +22,7 @@ def test_the_pool_is_resized_in_blocks_or_bytes(edge):
         assert edge.request("PATCH", "/v1/kv", json=body).status_code == 400
 
 
-def test_a_live_request_is_told_with_its_table_and_listed_without(edge, model):
+def test_a_live_request_is_reported_with_its_table_and_listed_without(edge, model):
     assert edge.complete().headers["x-octavo-request"] == "0"
     model.submitted[0].ended = False
     listed = edge.get("/v1/requests").json()["data"]
@@ -118,7 +118,7 @@ def test_a_timeout_with_nothing_made_is_a_408_that_says_why(edge, model):
     assert "timeout passed after" in edge.chat(stream=True).text
 
 
-def test_usage_tells_what_the_answer_cost_in_memory(edge):
+def test_usage_shows_what_the_answer_cost_in_memory(edge):
     usage = edge.chat().json()["usage"]
     assert {"cached_tokens", "preemptions", "blocks_peak", "block_seconds"} <= usage.keys()
 

@@ -55,7 +55,7 @@ def test_each_latency_counts_once_in_its_own_bucket(clock):
     assert {bound: count for bound, count in between.items() if count} == {0.005: 1, 0.025: 4, None: 1}
 
 
-def test_they_are_the_differences_of_what_a_scrape_tells(clock):
+def test_they_are_the_differences_of_what_a_scrape_shows(clock):
     metrics = Metrics()
     for i in range(40):
         watch = metrics.watch({})

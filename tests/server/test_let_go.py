@@ -14,7 +14,7 @@ def in_format(schema: object) -> dict[str, object]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
-def test_a_format_that_only_annotates_is_told_in_a_header_of_every_answer(edge: Edge) -> None:
+def test_a_format_that_only_annotates_is_reported_in_a_header_of_every_answer(edge: Edge) -> None:
     fields = in_format({"type": "object", "properties": {"a": PASSWORD}})
     for answer in (edge.chat(**fields), edge.chat(**fields, stream=True), edge.complete(**fields)):
         assert answer.status_code == 200
@@ -24,7 +24,7 @@ def test_a_format_that_only_annotates_is_told_in_a_header_of_every_answer(edge: 
     assert answer.headers["x-octavo-not-enforced"] == "format (at #)"
 
 
-def test_nothing_is_told_where_nothing_is_lost(edge: Edge) -> None:
+def test_nothing_is_reported_where_nothing_is_lost(edge: Edge) -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1}
     for fields in ({}, in_format(record), {"response_format": {"type": "json_object"}}):
         assert "x-octavo-not-enforced" not in edge.chat(**fields).headers

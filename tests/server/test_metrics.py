@@ -103,7 +103,7 @@ def test_names_keep_the_rules(make_edge):
         assert ends <= allowed[family.type], family.name
 
 
-def test_all_that_the_engine_tells_has_the_models_name(make_edge):
+def test_all_that_the_engine_shows_has_the_models_name(make_edge):
     edge = make_edge()
     edge.chat()
     told = samples_of(edge.get("/metrics").text)
@@ -216,7 +216,7 @@ def test_metrics_want_a_key_once_there_are_keys(make_edge):
         (Phases(1.0, loading_begun=2.0), 8.0, 7.0),
     ],
 )
-def test_waiting_is_told_of_those_too_that_were_never_admitted(monkeypatch, phases, queue, load):
+def test_waiting_is_reported_of_those_too_that_were_never_admitted(monkeypatch, phases, queue, load):
     monkeypatch.setattr("octavo.server.metrics.time.perf_counter", lambda: 9.0)
     metrics = Metrics()
     metrics.watch({}).record(0, Delta(0, "", (), Usage(3, 0, 0, 0, phases=phases), FinishReason.TIMEOUT))
@@ -238,7 +238,7 @@ def test_choices_whose_client_left_count_as_cancelled_once():
     assert total(text, "octavo_choices_finished_total", finish_reason="stop") == 1
 
 
-def test_vllms_names_tell_the_same_numbers(tiny):
+def test_vllms_names_show_the_same_numbers(tiny):
     edge = tiny(metrics_compat="vllm")
     edge.complete(prompt="onceupon", max_tokens=5, temperature=0, ignore_eos=True)
     text = edge.get("/metrics").text

@@ -46,7 +46,7 @@ def urls():
         yield found
 
 
-def test_metrics_are_told_there_without_a_key(urls):
+def test_metrics_are_reported_there_without_a_key(urls):
     url, scrapes = urls
     assert httpx.get(f"{url}/metrics").status_code == 401
     answer = httpx.get(f"{scrapes}/metrics")
@@ -121,7 +121,7 @@ def test_what_routers_read_is_of_now_and_all_else_may_be_older(vllm_names, curre
     assert total(text, "octavo_sequences_running") == 2
 
 
-def test_adapters_are_told_to_be_none_under_vllms_name():
+def test_adapters_are_reported_as_none_under_vllms_name():
     told = samples_of(Metrics("m", vllm_names=True).render(EngineStats()).decode())
     [(labels, value)] = [
         (dict(key[1]), value) for key, value in told.items() if key[0].startswith("vllm:lora")
@@ -152,7 +152,7 @@ def test_what_is_no_address_is_refused(given):
         ServerSettings(metrics_address=given)
 
 
-def test_an_address_that_is_taken_is_told_by_its_setting():
+def test_an_address_that_is_taken_is_reported_by_its_setting():
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         settings = ServerSettings(metrics_address=str(taken.getsockname()[1]))

@@ -212,7 +212,7 @@ def test_an_answer_that_a_deadline_has_cut_says_so(edge):
 
 
 @pytest.mark.parametrize("refusal, status", [(QueueFull("full"), 429), (EngineStopped("draining"), 503)])
-def test_shortage_is_told_in_ollamas_shape(edge, refusal, status):
+def test_shortage_is_reported_in_ollamas_shape(edge, refusal, status):
     edge.model.refusal = refusal
     for ask in (chat, generate):
         answer = ask(edge)

@@ -32,7 +32,7 @@ def test_calls_come_whole_with_an_object_of_arguments(edge, before):
     assert "".join(piece["message"]["content"] for piece in pieces) == before.strip()
 
 
-def test_a_call_is_told_before_the_next_has_ended(edge):
+def test_a_call_is_reported_before_the_next_has_ended(edge):
     edge.model.answer = HERMES.written(CALLS)
     pieces = lines(chat(edge, tools=[TOOL, NOW]))
     told = [place for place, piece in enumerate(pieces) if "tool_calls" in piece["message"]]
@@ -68,7 +68,7 @@ def test_arguments_that_json_cannot_say_again_are_text(arguments):
     assert (said.content, said.calls) == ('and{"name": "f", "arguments": ' + arguments, ())
 
 
-def test_calls_and_their_results_are_told_to_the_model_with_ids_that_match(edge):
+def test_calls_and_their_results_are_given_to_the_model_with_ids_that_match(edge):
     told = []
 
     async def encode_chat(messages, options, *, tenant=""):
@@ -127,7 +127,7 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(edge):
 
 
 # -- thinking ------------------------------------------------------------------------------------------------
-def test_thinking_is_told_beside_the_answer_whole_and_streamed(edge):
+def test_thinking_is_reported_alongside_the_answer_whole_and_streamed(edge):
     edge.model.answers.thinks, edge.model.answer = True, "<think>\nhm, so\n</think>\n\nYes."
     said = whole(chat(edge, think=True, stream=False))["message"]
     assert said == {"role": "assistant", "content": "Yes.", "thinking": "hm, so"}

@@ -84,7 +84,7 @@ def test_a_listed_name_has_a_tag(name, listed):
 @pytest.mark.parametrize(
     "count, words", [(0, ""), (7, "7"), (1_500, "1.5K"), (134_515_008, "134.52M"), (8_030_261_248, "8.03B")]
 )
-def test_counts_of_parameters_are_told_in_words(count, words):
+def test_counts_of_parameters_are_reported_in_words(count, words):
     assert in_words(count) == words
 
 
@@ -138,7 +138,7 @@ def test_whatever_is_asked_is_asked_by_the_keys_tenant_on_its_terms(tmp_path, pa
     assert [encoding.tenant for encoding in model.encodings] == ["alice"]
 
 
-def test_the_description_tells_ollamas_streams_and_errors(edge):
+def test_the_description_shows_ollamas_streams_and_errors(edge):
     told = edge.get("/openapi.json").json()
     responses = told["paths"]["/api/chat"]["post"]["responses"]
     assert set(responses["200"]["content"]) == {"application/json", "application/x-ndjson"}
@@ -201,7 +201,7 @@ def test_the_older_route_gives_one_vector_as_the_model_made_it(edge):
     assert all(math.isclose(a / length, b, abs_tol=1e-6) for a, b in zip(vector, normal, strict=True))
 
 
-def test_a_failure_among_vectors_is_told_in_ollamas_shape(edge):
+def test_a_failure_among_vectors_is_reported_in_ollamas_shape(edge):
     edge.model.failure = "it broke"
     answer = edge.post("/api/embed", {"model": MODEL, "input": ["a", "b"]})
     assert (answer.status_code, answer.json()) == (500, {"error": "it broke"})

@@ -61,7 +61,7 @@ def test_the_best_of_many_are_the_likeliest_of_the_same_choices(tiny):
     assert silent["logprobs"] is None
 
 
-def test_token_ids_that_are_told_continue_a_prompt_exactly(tiny):
+def test_token_ids_that_are_reported_continue_a_prompt_exactly(tiny):
     asked = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
     [whole] = complete(tiny, **asked)
     [begun] = complete(tiny, **asked, max_tokens=3)
@@ -99,14 +99,14 @@ def test_a_loglikelihood_as_lm_eval_asks_for_it_is_that_of_the_tokens_asked_abou
         {"prompt": "a" * 100_000},
     ],
 )
-def test_an_overlong_prompt_is_told_in_the_words_that_clients_look_for(tiny, fields):
+def test_an_overlong_prompt_is_reported_in_the_words_that_clients_look_for(tiny, fields):
     error = tiny.complete(**fields).json()["error"]
     assert "this model's maximum context length is" in error["message"]
     assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_max_tokens_beyond_the_context_are_cut_to_it_and_that_is_told(tiny, n):
+def test_max_tokens_beyond_the_context_are_cut_to_it_and_that_is_reported(tiny, n):
     length = tiny.get("/v1/models").json()["data"][0]["max_model_len"]
     answer = tiny.complete(prompt=[1] * (length - 3), max_tokens=100_000, n=n, ignore_eos=True)
     body = answer.json()
@@ -119,7 +119,7 @@ def test_max_tokens_beyond_the_context_are_cut_to_it_and_that_is_told(tiny, n):
     assert "X-Octavo-Max-Tokens-Cut-To" not in fits.headers
 
 
-def test_a_prompt_that_leaves_no_room_is_told_so_too(tiny):
+def test_a_prompt_that_leaves_no_room_is_refused_too(tiny):
     length = tiny.get("/v1/models").json()["data"][0]["max_model_len"]
     error = tiny.complete(prompt=[1] * length).json()["error"]
     assert "this model's maximum context length is" in error["message"]

@@ -137,7 +137,7 @@ def test_what_only_the_real_model_can_refuse_is_refused(served, fields):
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_ollamas_api_answers_as_chat_completions_does_and_tells_the_models_own_figures(served):
+def test_ollamas_api_answers_as_chat_completions_does_and_shows_the_models_own_figures(served):
     llm, url = served
     chat = {"model": llm.name, "messages": [{"role": "user", "content": "What is a book?"}], "stream": False}
     asked = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 11, "max_tokens": 40}

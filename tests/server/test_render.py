@@ -110,13 +110,13 @@ def test_parameters_have_vllms_names(edge):
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
     ],
 )
-def test_what_the_output_follows_is_told(edge, fields, structured):
+def test_what_the_output_follows_is_reported(edge, fields, structured):
     assert edge.post(f"{CHAT}/render", {**HI, **fields}).json()["sampling_params"]["structured_outputs"] == (
         structured
     )
 
 
-def test_what_reads_the_answer_is_told_what_it_needs(edge, model):
+def test_what_reads_the_answer_gets_what_it_needs(edge, model):
     fields = {"tools": [TOOL], "chat_template_kwargs": {"a": 1}, "include_reasoning": False}
     told = edge.post(f"{CHAT}/render", {**HI, **fields}).json()
     assert told["parse_context"] == {
@@ -135,7 +135,7 @@ def test_what_reads_the_answer_is_told_what_it_needs(edge, model):
     assert told["reasoning_ended"] is True
 
 
-def test_terms_of_the_request_are_told(edge):
+def test_terms_of_the_request_are_reported(edge):
     fields = {
         "priority": 3,
         "cache_salt": "pepper",
@@ -224,5 +224,5 @@ def test_keys_and_tenants_are_those_of_the_route(model, tmp_path):
 
 
 # -- KV events -----------------------------------------------------------------------------------------------
-def test_no_source_of_events_is_told_while_none_are_sent(edge):
+def test_no_source_of_events_is_reported_while_none_are_sent(edge):
     assert edge.get("/kv_event_sources").json() == {}

@@ -136,7 +136,7 @@ def test_a_pin_takes_no_cache_salt(edge):
         ("/detokenize", {"tokens": [1] * 1001}),
     ],
 )
-def test_an_overlong_prompt_is_told_in_the_words_that_clients_look_for(edge, path, body):
+def test_an_overlong_prompt_is_reported_in_the_words_that_clients_look_for(edge, path, body):
     error = edge.post(path, body).json()["error"]
     assert "this model's maximum context length is 1,000 tokens" in error["message"]
     assert error["code"] == "context_length_exceeded"

@@ -70,7 +70,7 @@ def test_a_cache_salt_goes_with_every_prompt(edge):
         ({"allow_control_tokens": True}, ChatOptions(allow_control_tokens=True)),
     ],
 )
-def test_the_template_is_told_what_the_client_asked_for(edge, fields, options):
+def test_the_template_gets_what_the_client_asked_for(edge, fields, options):
     assert edge.chat(**fields).status_code == 200
     assert edge.chat(session="new", **fields).status_code == 200
     chat = {"messages": [{"role": "user", "content": "hi"}], **fields}
@@ -186,7 +186,7 @@ def test_the_likeliest_per_token_are_returned_and_all_are_counted(edge):
     assert [stream.params.logprobs for stream in edge.model.submitted] == [0, 0]
 
 
-def test_logprobs_that_were_asked_for_are_told_of_the_best(edge):
+def test_logprobs_that_were_asked_for_are_reported_of_the_best(edge):
     Told(edge.model, [-3.0, -1.0])
     [choice] = edge.complete(best_of=2, max_tokens=2, logprobs=2).json()["choices"]
     assert choice["logprobs"]["token_logprobs"] == [-1.0, -1.0]
@@ -205,7 +205,7 @@ def test_as_many_as_are_made_come_in_their_own_order(edge):
 
 
 # -- token ids -----------------------------------------------------------------------------------------------
-def test_token_ids_are_told_where_vllm_tells_them(edge):
+def test_token_ids_are_reported_where_vllm_shows_them(edge):
     completion = edge.complete(prompt=["a", "bc"], max_tokens=2, return_token_ids=True).json()
     assert [choice["prompt_token_ids"] for choice in completion["choices"]] == [[97], [98, 99]]
     assert [choice["token_ids"] for choice in completion["choices"]] == [[72, 101]] * 2
@@ -231,7 +231,7 @@ def test_streamed_token_ids_add_up_to_the_whole_ones(edge):
     )
 
 
-def test_a_session_tells_the_token_ids_of_its_prompt(edge):
+def test_a_session_shows_the_token_ids_of_its_prompt(edge):
     answer = edge.chat(session="new", return_token_ids=True).json()
     assert answer["prompt_token_ids"] == list(b"user:hi\n")
 
@@ -249,7 +249,7 @@ def test_usage_in_chunks_needs_the_usage_at_the_end_too(edge):
             assert not any(event.get("usage") for event in events_of(answer))
 
 
-def test_every_chunk_tells_the_usage_so_far(edge):
+def test_every_chunk_shows_the_usage_so_far(edge):
     options = {"continuous_usage_stats": True, "include_usage": True}
     for answer in (
         edge.complete(max_tokens=3, stream=True, stream_options=options),

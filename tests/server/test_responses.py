@@ -117,7 +117,7 @@ def test_what_was_thought_is_an_item_before_the_message(edge):
     assert without_ids(rebuilt(streamed(edge))) == without_ids(told["output"])
 
 
-def test_logprobs_are_told_where_include_asks_for_them(edge):
+def test_logprobs_are_reported_where_include_asks_for_them(edge):
     told = whole(edge, include=["message.output_text.logprobs"], top_logprobs=2)
     logprobs = told["output"][0]["content"][0]["logprobs"]
     assert b"".join(bytes(one["bytes"]) for one in logprobs).decode() == "Hello wörld!"
@@ -127,7 +127,7 @@ def test_logprobs_are_told_where_include_asks_for_them(edge):
     assert whole(edge)["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_formats_lead_the_answer_and_are_told_again(edge):
+def test_formats_lead_the_answer_and_are_reported_again(edge):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     told = whole(edge, text={"format": form, "verbosity": "medium"})

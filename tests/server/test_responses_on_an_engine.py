@@ -122,7 +122,7 @@ def test_without_store_the_blocks_of_the_previous_one_are_found_too(house):
     assert house.looked(lambda s, now: [one.session_id for one in s.session_table]) == [root["id"]]
 
 
-def test_a_rewritten_history_is_told_and_computed_again(house):
+def test_a_rewritten_history_is_reported_and_computed_again(house):
     root = house.say(LONG, instructions="be brief")
     told = house.say("more", previous_response_id=root["id"], instructions="tell all")
     assert "they differ after" in told["usage"]["fallback"]

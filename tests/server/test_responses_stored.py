@@ -41,7 +41,7 @@ def while_it_runs(edge, stream, act):
     return asyncio.run(scenario())
 
 
-def test_a_stored_response_is_shown_as_it_was_told(edge):
+def test_a_stored_response_is_shown_as_it_was_sent(edge):
     told = ask(edge, metadata={"a": "b"})
     assert checked(edge.get(f"/v1/responses/{told['id']}").json()) == told
     include = "include=message.output_text.logprobs&include[]=reasoning.encrypted_content"
@@ -205,7 +205,7 @@ def house(model, tmp_path):
     return Edge(model, ServerSettings(roster=TenantRegistry(path)))
 
 
-def test_a_response_is_its_tenants_and_nobody_elses(house):
+def test_a_response_is_its_tenants_and_no_one_elses(house):
     told = house.post("/v1/responses", {"input": "hi"}, **by(ALICE)).json()
     path, item = f"/v1/responses/{told['id']}", told["output"][0]["id"]
     for key in (BOB, BOSS):

@@ -66,7 +66,7 @@ def test_custom_calls_and_their_outputs_are_taken_as_input(edge):
     assert result.content == "ok [An image was here. It cannot be shown: only text is read.]"
 
 
-def test_functions_of_a_namespace_are_offered_with_both_names_and_told_apart_again(edge):
+def test_functions_of_a_namespace_are_offered_with_both_names_and_distinguished_again(edge):
     edge.model.answer = HERMES.written([ToolCall("mcp__files__read", "{}")])
     told = whole(edge, tools=[SPACE])
     [item] = told["output"]
@@ -81,7 +81,7 @@ def test_functions_of_a_namespace_are_offered_with_both_names_and_told_apart_aga
 
 
 @pytest.mark.parametrize("kind", ["web_search", "tool_search", "local_shell", "image_generation"])
-def test_what_agents_offer_beside_is_left_out_and_named(edge, kind):
+def test_what_agents_offer_alongside_is_left_out_and_named(edge, kind):
     told = whole(edge, tools=[{**READ}, {"type": kind}], metadata={"a": "b"})
     assert told["metadata"] == {"a": "b", "tools_left_out": kind}
     assert [tool["name"] for tool in told["tools"]] == ["read"]

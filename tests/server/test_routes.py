@@ -124,7 +124,7 @@ def test_a_line_of_log_is_one_line_whatever_a_client_sent():
     assert (told["message"], told["tenant"], told["level"]) == ("path /a\nb", "alice", "warning")
 
 
-def test_a_storm_of_preemptions_is_told_once_a_period(edge, caplog):
+def test_a_storm_of_preemptions_is_reported_once_a_period(edge, caplog):
     clock = [0.0]
     monitor = PreemptionMonitor(lambda: clock[0])
     for clock[0], preemptions in ((1.0, 50), (10.0, 50), (11.0, 90), (20.5, 90), (31.0, 95)):

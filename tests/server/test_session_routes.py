@@ -13,7 +13,7 @@ from octavo.server.errors import error_body, status_of
 HI = {"role": "user", "content": "hi"}
 
 
-def test_a_turn_names_its_session_by_field_or_header_and_the_answer_tells_it(edge):
+def test_a_turn_names_its_session_by_field_or_header_and_the_answer_shows_it(edge):
     first = edge.chat(session="new")
     assert first.headers["x-octavo-session"] == "s0"
     assert first.json()["session"] == {"id": "s0", "reused_tokens": 0}
@@ -27,7 +27,7 @@ def test_a_turn_names_its_session_by_field_or_header_and_the_answer_tells_it(edg
     assert "x-octavo-session" not in edge.chat().headers
 
 
-def test_a_streamed_turn_tells_its_session_in_the_header_and_the_first_chunk(edge):
+def test_a_streamed_turn_shows_its_session_in_the_header_and_the_first_chunk(edge):
     answer = edge.chat(session="new", stream=True)
     assert answer.headers["x-octavo-session"] == "s0"
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -177,7 +177,7 @@ def test_every_refusal_has_its_status_and_code(error, status, code):
     assert error_body(error)["error"]["code"] == code
 
 
-def test_metrics_tell_sessions(edge):
+def test_metrics_show_sessions(edge):
     text = edge.get("/metrics").text
     assert 'octavo_sessions{model_name="fake-model"} 0.0' in text
     assert 'octavo_blocks_kept_offloaded{model_name="fake-model"} 0.0' in text

@@ -50,7 +50,7 @@ def test_what_exists_is_the_table_and_what_is_an_operators_is_known(house):
 
 
 @pytest.mark.parametrize("key", [NOBODY, "", digest_of(ALICE).hex(), ALICE[:-1], "alice"])
-def test_a_key_of_nobody_opens_nothing_but_health_and_the_pages_shell(house, key):
+def test_a_key_of_no_one_opens_nothing_but_health_and_the_pages_shell(house, key):
     for path in ("/v1/models", "/metrics", "/v1/kv", "/v1/kv/watch", "/nothing", "/uix", "/health/"):
         answer = house.get(path, **by(key))
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -146,7 +146,7 @@ def test_what_a_client_says_of_itself_changes_nothing(house, model):
     assert model.submitted[0].tenant == "alice"
 
 
-def test_keys_without_a_tenant_beside_tenants_are_refused(path):
+def test_keys_without_a_tenant_alongside_tenants_are_refused(path):
     with pytest.raises(ConfigError, match=r"--api-key .* and --tenants are both given; allowed: one of them"):
         ServerSettings(api_keys=("one",), roster=TenantRegistry(path))
 
@@ -179,7 +179,7 @@ def test_a_request_is_its_tenants_with_the_defaults_of_its_entry(house, model):
     ("key", "priority", "status"),
     [(BOB, 10, 200), (BOB, 9, 400), (ALICE, 0, 200), (ALICE, -1, 400), (BOSS, -100, 200), (BOSS, -101, 400)],
 )
-def test_nobody_outranks_others_by_asking(house, key, priority, status):
+def test_no_one_outranks_others_by_asking(house, key, priority, status):
     answer = house.post("/v1/completions", {"prompt": "hi", "priority": priority}, **by(key))
     assert answer.status_code == status
     if status == 400:
@@ -243,7 +243,7 @@ def test_without_tenants_none_can_be_named(edge):
     assert "this server has no tenants" in answer.json()["error"]["message"]
 
 
-def test_the_pool_is_told_as_far_as_it_is_the_tenants(house):
+def test_the_pool_is_reported_as_far_as_it_is_the_tenants(house):
     house.post("/v1/kv/pins", {"name": "mine", "prompt": "x" * 32}, **by(ALICE))
     house.post("/v1/kv/pins", {"name": "theirs", "prompt": "x" * 32}, **by(BOB))
     kv = house.get("/v1/kv", **by(ALICE)).json()
@@ -255,7 +255,7 @@ def test_the_pool_is_told_as_far_as_it_is_the_tenants(house):
     assert house.get("/v1/kv", **by(BOSS)).json()["counts"]["total"] == 10
 
 
-def test_the_operator_is_told_of_every_tenant_also_of_one_that_is_gone(house, model, path):
+def test_the_operator_sees_every_tenant_also_of_one_that_is_gone(house, model, path):
     for key in (ALICE, BOB):
         house.post("/v1/completions", {"prompt": "hi"}, **by(key))
     live(model, 0, 1)

@@ -62,7 +62,7 @@ def test_one_file_without_the_other_is_refused(pairs):
         tls_context(ServerSettings(tls_key=key))
 
 
-def test_what_is_wrong_with_the_files_is_told_before_a_model_is_loaded(pairs, tmp_path):
+def test_what_is_wrong_with_the_files_is_reported_before_a_model_is_loaded(pairs, tmp_path):
     (cert, key), (_, other) = pairs["first"], pairs["second"]
     garbage, large = tmp_path / "garbage.pem", tmp_path / "large.pem"
     garbage.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
@@ -118,7 +118,7 @@ def test_an_answer_and_a_stream_come_over_tls(pairs):
     run(scenario())
 
 
-def test_plain_http_gets_no_answer_and_harms_nobody(pairs):
+def test_plain_http_gets_no_answer_and_harms_no_one(pairs):
     async def scenario():
         async with serving(tls_cert=pairs["first"][0], tls_key=pairs["first"][1]) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

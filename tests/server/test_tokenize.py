@@ -18,7 +18,7 @@ def test_a_text_is_tokenised_in_vllms_shape(edge):
     assert told["token_strs"] == ["h", "bytes:\\xc3", "bytes:\\xb6"]
 
 
-def test_a_long_text_is_told_whole(edge):
+def test_a_long_text_is_reported_whole(edge):
     text = 'abcdefghij"\\ü' * 800
     told = edge.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
     assert bytes(told["tokens"]) == text.encode()
@@ -26,7 +26,7 @@ def test_a_long_text_is_told_whole(edge):
     assert told["token_strs"][:12] == list('abcdefghij"\\')
 
 
-def test_others_go_on_while_a_long_text_is_told(edge):
+def test_others_go_on_while_a_long_text_is_reported(edge):
     num_turns = 0
 
     async def count():

@@ -47,7 +47,7 @@ def functions(message):
 
 
 @pytest.mark.parametrize("before", ["", "I will look.\n"])
-def test_calls_are_told_whole_and_as_deltas_that_join_to_the_same(edge, before):
+def test_calls_are_reported_whole_and_as_deltas_that_join_to_the_same(edge, before):
     edge.model.answer = before + HERMES.written(CALLS)
     whole = edge.chat(tools=[TOOL, NOW]).json()["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -125,7 +125,7 @@ def test_what_leads_the_answer(edge):
     assert "content: %json" not in calls.text
 
 
-def test_the_template_is_told_the_tools_and_how_to_think(edge):
+def test_the_template_gets_the_tools_and_how_to_think(edge):
     edge.chat(tools=[TOOL], reasoning_effort="low", chat_template_kwargs={"x": 1})
     assert edge.model.encodings[-1].options.tools == (TOOL,)
     assert edge.model.encodings[-1].options.template_kwargs == {"reasoning_effort": "low", "x": 1}
@@ -198,7 +198,7 @@ THOUGHT = "\nhm, so\n</think>\n\nYes."
         ({"tools": [TOOL]}, "hm, so", "Yes."),
     ],
 )
-def test_thinking_is_told_apart_whole_and_streamed(edge, fields, thought, content):
+def test_thinking_is_distinguished_whole_and_streamed(edge, fields, thought, content):
     edge.model.answers.thinks, edge.model.answer = True, THOUGHT
     edge.model.answers.thinking_state = lambda prompt: ThinkingState.INSIDE
     message = edge.chat(**fields).json()["choices"][0]["message"]

@@ -100,7 +100,7 @@ def test_what_changes_is_sent_as_changes(fake):
     run(scenario())
 
 
-def test_while_nothing_changes_a_beat_tells_the_time_alone(fake, monkeypatch):
+def test_while_nothing_changes_a_beat_shows_the_time_alone(fake, monkeypatch):
     monkeypatch.setattr(feeds_module, "_BEAT_S", 0.0)
 
     async def scenario():
@@ -271,7 +271,7 @@ def test_a_tenant_whose_key_is_gone_gets_no_more_frames(fake, roster):
 
 
 # -- its end -------------------------------------------------------------------------------------------------
-def test_the_stream_ends_with_the_engine_and_the_next_viewer_is_told_why(fake):
+def test_the_stream_ends_with_the_engine_and_the_next_viewer_gets_the_reason(fake):
     model, glimpses = fake
 
     async def scenario():
@@ -288,7 +288,7 @@ def test_the_stream_ends_with_the_engine_and_the_next_viewer_is_told_why(fake):
     run(scenario())
 
 
-def test_a_mistake_of_ours_in_a_feed_ends_its_streams_and_is_told(fake):
+def test_a_mistake_of_ours_in_a_feed_ends_its_streams_and_is_reported(fake):
     model, glimpses = fake
 
     async def scenario():
@@ -305,7 +305,7 @@ def test_a_mistake_of_ours_in_a_feed_ends_its_streams_and_is_told(fake):
     run(scenario())
 
 
-def test_a_feed_that_failed_is_nobodys_next_one_while_a_slow_viewer_still_holds_it(fake):
+def test_a_feed_that_failed_is_no_ones_next_one_while_a_slow_viewer_still_holds_it(fake):
     model, glimpses = fake
 
     async def scenario():

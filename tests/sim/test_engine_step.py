@@ -68,7 +68,7 @@ def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
     assert engine.stats.schedule_seconds == planned + 3.0 + committed
 
 
-def test_the_runner_tells_how_much_of_a_step_was_building_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runner_shows_how_much_of_a_step_was_building_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the runner's clock moves: 3 s while it builds a batch, 10 s while the model runs."""
     now = [0.0]
 

@@ -187,7 +187,7 @@ def test_pow2_holds_the_next_power_of_two_of_the_output():
     assert found.reserved == pytest.approx(9.5 / 64)
 
 
-def test_free_memory_counts_while_somebody_waits():
+def test_free_memory_counts_while_someone_waits():
     # 8 + 4 slots: the second request of 8 finds 4 free slots, which nobody can use.
     found = replayed(MAX, [Job(4, 3), Job(4, 3)], 12, 8)
     # Once nobody waits, the measure ends.
@@ -196,7 +196,7 @@ def test_free_memory_counts_while_somebody_waits():
     assert found.external == pytest.approx(4 / 12)
 
 
-def test_free_memory_that_nobody_waits_for_is_no_waste():
+def test_free_memory_that_no_one_waits_for_is_no_waste():
     found = replayed(MAX, [Job(4, 3)], 12, 8)
     assert (found.external, found.internal) == (0, 2 / 8)
 
@@ -216,7 +216,7 @@ def test_a_large_request_is_passed_by_a_bounded_number():
     assert taken.index(17) == 1 + 32
 
 
-def test_time_passes_without_steps_while_nobody_is_there():
+def test_time_passes_without_steps_while_no_one_is_there():
     for replay in (
         lambda jobs: replayed(ORACLE, jobs, 64, 64),
         lambda jobs: replay_paged(jobs, Pool(4, 16, STEP_S), seed=0),
@@ -238,7 +238,7 @@ def test_paged_memory_by_hand():
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_in_blocks_waste_is_below_one_block_for_each_sequence(seed, block_size):
+def test_in_blocks_waste_is_under_one_block_for_each_sequence(seed, block_size):
     pool = Pool(320 // block_size, block_size, STEP_S)
 
     def look(scheduler, to_come):
@@ -254,7 +254,7 @@ def test_in_blocks_waste_is_below_one_block_for_each_sequence(seed, block_size):
     assert found.stored + found.reserved + found.internal + found.external == pytest.approx(1)
 
 
-def test_requests_are_told_apart_by_their_prompts_and_repeat_for_a_seed():
+def test_requests_are_distinguished_by_their_prompts_and_repeat_for_a_seed():
     jobs = [Job(20, 2, arrival=1.0), Job(20, 2)]
     requests = requests_of(jobs, seed=1)
     assert [request.arrival for request in requests] == [0.0, 1.0]

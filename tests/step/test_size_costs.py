@@ -42,7 +42,7 @@ def test_the_curve_is_true_after_noisy_times(seed, noise, off_by):
     assert [seconds[size] for size in SIZES] == pytest.approx([true_cost(n) for n in SIZES], rel=off_by)
 
 
-def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
+def test_a_curve_that_never_learned_anything_grows_and_is_not_measured():
     costs = SizeCosts()
     assert costs.table() == []
     curve = [costs.of(size) for size in range(1, 200)]

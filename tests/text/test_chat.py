@@ -81,7 +81,7 @@ def test_rendering_equals_transformers(template, messages, generation):
         (HEADERS, [ChatMessage("wizard", "x")], "unknown role wizard"),
     ],
 )
-def test_what_a_template_refuses_is_told_in_its_own_words(template, messages, said):
+def test_what_a_template_refuses_is_reported_in_its_own_words(template, messages, said):
     with pytest.raises(InvalidRequest, match=said) as caught:
         ChatTemplate(template).render(messages)
     assert caught.value.param == "messages"

@@ -75,7 +75,7 @@ def test_a_template_that_knows_no_tools_gets_messages_of_text() -> None:
     assert text.endswith(f"[assistant]{call}[user]{results}[assistant]")
 
 
-def test_results_without_tools_are_told_too_and_a_chat_without_both_is_untouched() -> None:
+def test_results_without_tools_are_reported_too_and_a_chat_without_both_is_untouched() -> None:
     template = ChatTemplate(PLAIN)
     assert "You can call" not in template.render(CHAT).text
     assert "<tool_response>" in template.render(CHAT).text
@@ -111,7 +111,7 @@ def family(name: str) -> ChatTemplate:
     return ChatTemplate(next(one.template for one in FAMILIES if one.name == name))
 
 
-def test_text_beside_thinking_and_calls_is_kept_where_the_template_refuses_it() -> None:
+def test_text_alongside_thinking_and_calls_is_kept_where_the_template_refuses_it() -> None:
     turn = replace(CHAT[2], content="I will look.", reasoning="They ask.")
     text = family("gpt-oss").render([*CHAT[:2], turn, CHAT[3]], ChatOptions(tools=(TOOL,))).text
     assert "<|channel|>analysis<|message|>They ask.\n\nI will look.<|end|>" in text

@@ -120,7 +120,7 @@ def test_a_template_may_be_a_file_or_the_text_itself(tmp_path):
         (b"x" * (4 * TEMPLATE_CHARS_MAX + 1), "has 4,194,305 bytes; allowed: 4,194,304"),
     ],
 )
-def test_what_is_no_template_is_told_before_the_model_is_looked_for(tmp_path, content, message):
+def test_what_is_no_template_is_reported_before_the_model_is_looked_for(tmp_path, content, message):
     path = tmp_path / "t.jinja"
     if content is not None:
         path.write_bytes(content)

@@ -213,7 +213,7 @@ def test_an_older_file_is_cut_as_its_architecture_leaves_no_doubt(architecture, 
     assert all(ours.encode(text) == told.encode(text) for text in TEXTS[:200])
 
 
-def test_an_older_file_whose_cut_nothing_tells_is_in_doubt_and_says_so():
+def test_an_older_file_whose_cut_nothing_shows_is_in_doubt_and_says_so():
     metadata = older_file("llama")
     assert "tokenizer.ggml.pre" in check_vocabulary(Fields("old", metadata)).doubt
     assert Tokenizer.from_gguf(metadata, "old").encode("a 123", add_bos=False)

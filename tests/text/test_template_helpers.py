@@ -95,7 +95,7 @@ def test_the_next_chat_is_rendered_after_each_misdeed(made, monkeypatch):
     assert helpers.render({"do": "ok"}) == "fine"
 
 
-def test_a_process_that_is_killed_between_two_chats_is_replaced_and_nobody_is_told(made):
+def test_a_process_that_is_killed_between_two_chats_is_replaced_and_no_error_is_shown(made):
     helpers = made("{{ a }}")
     assert helpers.render({"a": 1}) == "1"
     [pid] = pids(helpers)
@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_between_two_chats_is_replaced_and_nobody_is_to
     assert not is_alive(pid)
 
 
-def test_a_process_that_is_killed_at_work_is_told(made):
+def test_a_process_that_is_killed_at_work_is_reported(made):
     helpers = made(LOOPS)
     caught = []
 
@@ -146,7 +146,7 @@ read()
 """
 
 
-def test_a_template_that_ends_its_process_is_told_and_not_tried_for_ever(made, monkeypatch, tmp_path):
+def test_a_template_that_ends_its_process_is_reported_and_not_tried_for_ever(made, monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text(READY + "os.abort()\n")
     monkeypatch.setattr(template_helpers, "_WORKER", worker)

@@ -103,26 +103,26 @@ def test_a_long_word_that_is_copied_for_each_piece_is_refused(name, sound, tmp_p
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "null", "[" * 100_000, '{"model": {"type": "BPE", "vocab": [], "merges": []}}']
 )
-def test_what_is_no_tokenizer_is_told_in_words(text, tmp_path):
+def test_what_is_no_tokenizer_is_reported_in_words(text, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(BadModelFile, match=r"tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
 
 
-def test_a_tokenizer_that_ends_its_process_is_told(sound, tmp_path, monkeypatch):
+def test_a_tokenizer_that_ends_its_process_is_reported(sound, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_json, "MEMORY_MAX", 1 << 20)
     monkeypatch.setattr(tokenizer_json, "MEMORY_PER_BYTE", 0)
     with pytest.raises(BadModelFile, match=r"tokenizer\.json is not a sound tokenizer: "):
         load(tmp_path, sound)
 
 
-def test_a_tokenizer_that_takes_too_long_is_told(sound, tmp_path, monkeypatch):
+def test_a_tokenizer_that_takes_too_long_is_reported(sound, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_json, "SECONDS_MAX", 0.0)
     with pytest.raises(BadModelFile, match=r"took more than 0 s|ended the process"):
         load(tmp_path, sound)
 
 
-def test_where_no_process_can_be_started_that_is_told(sound, tmp_path, monkeypatch):
+def test_where_no_process_can_be_started_that_is_reported(sound, tmp_path, monkeypatch):
     def refuse(*_arguments):
         raise OSError("no memory")
 

@@ -228,7 +228,7 @@ def test_a_schema_that_takes_too_long_to_try_is_refused() -> None:
         SchemaTrials(slow).followed(tool, arguments_schema(tool))
 
 
-def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> None:
+def test_the_content_alongside_tools_shows_what_it_lost_too(grammars: Grammars) -> None:
     properties = {"a": {"type": "string", "pattern": LOOK_AHEAD}}
     function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
     use = tool_use([{"type": "function", "function": function}], "auto", None)
@@ -239,7 +239,7 @@ def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> 
     assert grammar.not_enforced == ("format (at #)", "f: pattern (at #/properties/a)")
 
 
-def test_many_keys_are_told_in_few_words() -> None:
+def test_many_keys_are_reported_in_few_words() -> None:
     assert limit_keys(["a" * 300, *"b" * 80]) == ("a" * 197 + "...", *"b" * 63, "17 more")
 
 

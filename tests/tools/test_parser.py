@@ -204,7 +204,7 @@ def test_calls_that_are_cut_anywhere_leave_no_markup_behind(form: ToolFormat) ->
         (ThinkingState.NONE, " Yes <think>x</think>", "", " Yes <think>x</think>"),
     ],
 )
-def test_thinking_is_told_apart(state: ThinkingState, text: str, thought: str, content: str) -> None:
+def test_thinking_is_distinguished(state: ThinkingState, text: str, thought: str, content: str) -> None:
     assert every_way(text, None, state) == (thought, content, [])
     assert every_way(text, HERMES, state) == (thought, content, [])
 

@@ -88,7 +88,7 @@ def test_the_pages_pool_is_the_readers_whatever_happens(house: House, window: Wi
         assert {**got, "tables": sorted(got["tables"])} == {**want, "tables": sorted(want["tables"])}
 
 
-def test_last_use_is_told_of_what_the_page_saw_alone(house: House, window: Window) -> None:
+def test_last_use_is_reported_of_what_the_page_saw_alone(house: House, window: Window) -> None:
     writer = FrameWriter(SERVER)
     table = a_table([0, 1])
     writer.write(a_glimpse(now=50.0, tables=(table,)), {})
@@ -99,7 +99,7 @@ def test_last_use_is_told_of_what_the_page_saw_alone(house: House, window: Windo
     assert [one["touched"] for one in told] == [[0] * 4, [0, 60, 60, 0], [0, 60, 60, 0]]
 
 
-def test_frames_that_make_no_sense_are_told_and_their_connections_given_back(
+def test_frames_that_make_no_sense_are_reported_and_their_connections_given_back(
     house: House, window: Window
 ) -> None:
     page = window.page

@@ -153,7 +153,7 @@ def test_a_forced_preemption_is_seen_with_its_reason(tmp_path: Path, window: Win
             window.close()
 
 
-def test_a_request_is_chosen_by_keyboard_and_its_table_is_told(house: House, window: Window) -> None:
+def test_a_request_is_chosen_by_keyboard_and_its_table_is_reported(house: House, window: Window) -> None:
     page = window.open(f"{house.url}/ui")
     settle(page, max_tokens=400)
     say(page, "Tell me a long story about paper.")

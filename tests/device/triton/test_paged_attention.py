@@ -196,7 +196,7 @@ def test_a_row_that_sees_what_is_no_number_is_none_in_any_tile(number: float, rn
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("is_value", [False, True], ids=["k", "v"])
-def test_what_is_no_number_reaches_those_who_see_it_and_nobody_else(
+def test_what_is_no_number_reaches_those_who_see_it_and_no_one_else(
     number: float, is_value: bool, rng: torch.Generator
 ) -> None:
     context = make_context([300], 1, 16, 16, "f32", rng)
@@ -213,7 +213,7 @@ def test_what_is_no_number_reaches_those_who_see_it_and_nobody_else(
         assert bool(out[7:].isnan().reshape(9, 2, 16).any(-1).all())
 
 
-def test_a_scale_that_is_no_number_reaches_those_who_see_it_and_nobody_else(rng: torch.Generator) -> None:
+def test_a_scale_that_is_no_number_reaches_those_who_see_it_and_no_one_else(rng: torch.Generator) -> None:
     context = make_context([30], 1, 16, 16, "int8", rng)
     step = Step([(0, 12, 16)])
     q = torch.randn((16, 2 * 16), generator=rng)

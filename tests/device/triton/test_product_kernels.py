@@ -147,7 +147,7 @@ def test_every_tiling_makes_the_same_bits(inputs: int, rng: torch.Generator) -> 
 
 @pytest.mark.usefixtures("chained_dots")
 @pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
-def test_a_row_alone_has_the_bits_it_has_beside_others(tiling: Tiling, rng: torch.Generator) -> None:
+def test_a_row_alone_has_the_bits_it_has_alongside_others(tiling: Tiling, rng: torch.Generator) -> None:
     """Of one tiling. Between tilings only a device can tell."""
     x, weight = torch.randn((20, 96), generator=rng), torch.randn((70, 96), generator=rng)
     crowd, alone = torch.empty((20, 70)), torch.empty((1, 70))

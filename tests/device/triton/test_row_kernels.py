@@ -52,7 +52,7 @@ def test_norms_are_close(
     assert torch.equal(x, total)  # the sum is written back
 
 
-def test_a_row_alone_is_normalised_as_beside_others(rng: torch.Generator) -> None:
+def test_a_row_alone_is_normalised_as_alongside_others(rng: torch.Generator) -> None:
     x, weight = torch.randn((5, 200), generator=rng), torch.randn(200, generator=rng)
     crowd, alone = torch.empty_like(x), torch.empty((1, 200))
     rms_norm(crowd, x, weight, 1e-6)

@@ -174,7 +174,7 @@ def test_a_count_of_parts_out_of_bounds_is_refused(count, tmp_path):
         read_gguf(tmp_path / "m.gguf")
 
 
-def test_names_of_parts_are_told_from_others():
+def test_names_of_parts_are_distinguished_from_others():
     assert parse_part_name("m-00002-of-00003.gguf").of(3) == "m-00003-of-00003.gguf"
     for name in ("m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf"):
         assert parse_part_name(name) is None

@@ -244,7 +244,7 @@ def test_a_quantisation_of_what_is_one_file_is_refused(given, alias, tmp_path):
         resolve(given.format(path=path))
 
 
-def test_a_file_beside_a_model_is_part_of_its_name():
+def test_a_file_alongside_a_model_is_part_of_its_name():
     assert with_file("owner/name", "F.gguf") == "owner/name:F.gguf"
     assert with_file("owner/name", None) == "owner/name"
     for model, file in ((None, "F.gguf"), (paths.DEFAULT_ALIAS, "F.gguf"), ("owner/name", "F.bin")):

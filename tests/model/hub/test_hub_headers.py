@@ -58,7 +58,7 @@ def assert_alike(found, whole):
 
 
 @pytest.mark.parametrize("folder", ["", "Q8_0/"])
-def test_a_gguf_file_is_told_by_its_header_and_the_tensors_of_rope(folder, hub, tmp_path):
+def test_a_gguf_file_is_reported_by_its_header_and_the_tensors_of_rope(folder, hub, tmp_path):
     whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0", rope_factors=LLAMA3)
     data = whole.path.read_bytes()
     hub.files = {f"{folder}X-Q8_0.gguf": data}
@@ -74,7 +74,7 @@ def test_a_gguf_file_is_told_by_its_header_and_the_tensors_of_rope(folder, hub, 
     assert not blobs.exists()
 
 
-def test_all_parts_of_a_split_file_are_told(hub, tmp_path, monkeypatch):
+def test_all_parts_of_a_split_file_are_reported(hub, tmp_path, monkeypatch):
     import gguf
 
     split = gguf.GGUFWriter
@@ -88,7 +88,7 @@ def test_all_parts_of_a_split_file_are_told(hub, tmp_path, monkeypatch):
     assert_alike(found, ModelPath("m", tmp_path / "split" / names[0], "gguf"))
 
 
-def test_safetensors_are_told_by_the_headers_of_their_shards_and_their_texts(hub, tmp_path):
+def test_safetensors_are_reported_by_the_headers_of_their_shards_and_their_texts(hub, tmp_path):
     whole = save_checkpoint("llama", tmp_path / "model", shard_bytes=100_000)
     hub.files = {path.name: path.read_bytes() for path in whole.path.iterdir()}
     hub.small = {name for name in hub.files if name.endswith(".json")}
@@ -124,7 +124,7 @@ def test_a_store_that_refuses_is_an_error_that_says_what_to_do(hub, tmp_path):
         look(tmp_path, "owner/name")
 
 
-def test_a_file_that_is_no_gguf_is_told_by_its_reader(hub, tmp_path):
+def test_a_file_that_is_no_gguf_is_reported_by_its_reader(hub, tmp_path):
     hub.files = {"X-Q8_0.gguf": np.random.default_rng(1).bytes(20_000)}
     _, found = look(tmp_path, "owner/name")
     assert "does not begin with the letters GGUF" in check_model(found, "auto").problems[0].text

@@ -162,7 +162,7 @@ def test_a_store_without_ranges_is_read_from_the_beginning(ggufs):
     assert resolve("owner/name").path.read_bytes() == ggufs.files["X-Q4_K_M.gguf"]
 
 
-def test_a_part_that_is_longer_than_the_file_is_fetched_anew(ggufs, tmp_path):
+def test_a_part_that_is_longer_than_the_file_is_fetched_again(ggufs, tmp_path):
     folder = tmp_path / "cache" / "models--owner--name" / "blobs"
     folder.mkdir(parents=True)
     (folder / (sha256(ggufs.files["X-Q4_K_M.gguf"]) + ".incomplete")).write_bytes(noise(300_001))
@@ -362,7 +362,7 @@ def test_a_file_system_without_links_has_the_files_themselves(ggufs, tmp_path, m
     assert blobs(tmp_path) == []
 
 
-def test_a_file_whose_checksum_nobody_tells_is_named(ggufs):
+def test_a_file_whose_checksum_no_one_shows_is_named(ggufs):
     ggufs.untold = {"X-Q4_K_M.gguf"}
     said = []
     resolve("owner/name", said.append)
@@ -507,7 +507,7 @@ def test_two_fetches_of_one_file_at_once_fetch_it_once(ggufs):
     assert ggufs.gets() == ["bytes=0-", "bytes=100000-"]
 
 
-def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
+def test_progress_shows_bytes_speed_and_what_is_left(ggufs):
     file = downloading.RemoteFile("X.gguf", "", {}, 4000 << 10, None, None)
     download = downloading.Download(file, ggufs, ggufs)
     said = []
@@ -523,7 +523,7 @@ def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
     assert said[1] == "owner/name: checking X.gguf, 2.0 MiB of 3.9 MiB"
 
 
-def test_somebody_who_looks_once_a_second_is_told_while_nothing_comes(ggufs, monkeypatch):
+def test_someone_who_looks_once_a_second_is_reported_while_nothing_comes(ggufs, monkeypatch):
     monkeypatch.setattr(downloading, "TICK_S", 0.01)
     ggufs.stall, ggufs.cuts = threading.Event(), [100_000]
     said = []

@@ -103,7 +103,7 @@ def test_weights_equal_those_of_the_package_that_packed_them(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["gptq4", "awq4", "ct_int8_asym", "ct_fp8_block"])
-def test_the_kind_is_known_from_headers_and_the_loss_is_told(case, tmp_path):
+def test_the_kind_is_known_from_headers_and_the_loss_is_reported(case, tmp_path):
     source = source_of(tmp_path, *case_of(case))
     assert [outcome.kind for outcome in source.outcomes] == [CASES[case][0]]
     assert f"lost: {next(iter(source.outcomes)).loss}" in source.in_words()
