@@ -52,20 +52,20 @@ def main(film: Path, still: Path) -> None:
 
 def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
     """Screenshots with their times, until the end of the demo."""
-    begun, caption, has_still = time.monotonic(), "", False
+    started, caption, has_still = time.monotonic(), "", False
     while page.locator(".caption[data-phase=over]").count() == 0:
         at = time.monotonic()
         picture = page.screenshot(type="png")
         now = page.locator(".caption").inner_text() if page.locator(".caption").count() else ""
         if now != caption:
             caption = now
-            print(f"{at - begun:5.1f} s  {caption}")
+            print(f"{at - started:5.1f} s  {caption}")
         if caption.startswith("Selected") and not has_still:
             page.wait_for_timeout(1200)
             page.screenshot(path=still)
             has_still = True
         yield (
-            at - begun,
+            at - started,
             Image.open(io.BytesIO(picture)).convert("RGB").resize(SHOWN, Image.Resampling.LANCZOS),
         )
         time.sleep(max(0.0, PAUSE_S - (time.monotonic() - at)))

@@ -146,9 +146,9 @@ def _measure_chunks(folder: str, streams: int, per_second: float, seconds: float
             pauses = [i / per_second / streams for i in range(streams)]
             return await asyncio.gather(*[_read_stream(ports[1], body, pause) for pause in pauses])
 
-        before, begun = _cpu_s(relay.pid), time.perf_counter()
+        before, started = _cpu_s(relay.pid), time.perf_counter()
         chunks = sum(asyncio.run(all_streams()))
-        spent, took = _cpu_s(relay.pid) - before, time.perf_counter() - begun
+        spent, took = _cpu_s(relay.pid) - before, time.perf_counter() - started
         print(f"{streams} streams x {per_second:g}/s: {chunks:,} chunks in {took:.1f} s", end="; ")
         print(f"{spent / chunks * 1e6:.0f} us of CPU a chunk, requests included")
     finally:
@@ -160,10 +160,10 @@ def _first_s(client: httpx.Client, url: str, text: str, headers: dict[str, str],
     """Seconds until the end of an answer of one token."""
     prompt = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
-    begun = time.perf_counter()
+    started = time.perf_counter()
     answer = client.post(url + path, json=prompt | {"max_tokens": 1}, headers=headers)
     assert answer.status_code == 200, answer.text
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def _measure_first(folder: str, requests: int, num_tokens: int, *, is_chat: bool) -> None:

@@ -68,13 +68,13 @@ def load_of(r: random.Random) -> Load:
 
 def time_router(num_replicas: int, num_blocks: int) -> None:
     r, before = random.Random(0), memory_mb()
-    begun = time.process_time()
+    started = time.process_time()
     router, samples = filled(num_replicas, num_blocks)
-    seconds, kept = time.process_time() - begun, memory_mb() - before
+    seconds, kept = time.process_time() - started, memory_mb() - before
     print(f"{num_replicas:,} replicas, {router.index.num_blocks:,} blocks, {router.index.num_names:,} names")
     print(f"filled: {1e6 * seconds / num_blocks:.2f} us a block")
     print(f"memory: {kept:,.0f} MB, {1e6 * kept / num_blocks:.0f} bytes a block")
-    begun = time.process_time()
+    started = time.process_time()
     loads = [load_of(r) for _ in range(num_replicas)]
     made = time.process_time()
     for slot, load in enumerate(loads):
@@ -91,24 +91,24 @@ def time_router(num_replicas: int, num_blocks: int) -> None:
             slot = r.randrange(num_replicas)
             names = reports.unpack_names(samples[slot][: 8 * num_hits] + os.urandom(8 * num_new))
             prompt = RoutedPrompt(BLOCK * len(names) + 1, {"f": names})
-            begun = time.process_time()
+            started = time.process_time()
             choice = router.choose(prompt, 1.0)
             then = time.process_time()
             assert isinstance(choice, Choice)
             router.on_sent(choice.replica_id, choice, str(number), 1.0)
             router.on_ended(str(number))
-            chosen.append(then - begun)
+            chosen.append(then - started)
             sent.append(time.process_time() - then)
             was_found += choice.num_hits >= BLOCK * num_hits
         times = f"{1e6 * statistics.median(chosen):.0f} us, sent {1e6 * statistics.median(sent):.0f} us"
         print(f"{title}: {times}, found {was_found / 3:.0f} %")
-    begun = time.process_time()
+    started = time.process_time()
     for slot in range(num_replicas):  # each evicts 64 blocks and has 64 new ones
         router.on_changes(str(slot), Changes(Place.POOL, os.urandom(8 * 64), samples[slot][-8 * 64 :]))
-    print(f"changes: {1e6 * (time.process_time() - begun) / num_replicas / 128:.2f} us a name")
-    begun = time.process_time()
+    print(f"changes: {1e6 * (time.process_time() - started) / num_replicas / 128:.2f} us a name")
+    started = time.process_time()
     router.on_gone("0")
-    print(f"a replica gone: {1000 * (time.process_time() - begun):.1f} ms")
+    print(f"a replica gone: {1000 * (time.process_time() - started):.1f} ms")
 
 
 def h200_8b() -> Calibration:

@@ -118,9 +118,9 @@ def embed_as(given: argparse.Namespace) -> None:
         embed = make(pooling, dtype)
         for batch in map(int, given.batches.split(",")):
             embed(texts[: 2 * batch], batch)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             embed(texts, batch)
-            speed = len(texts) / (time.perf_counter() - begun)
+            speed = len(texts) / (time.perf_counter() - started)
             print(json.dumps({"pooling": pooling, "batch": batch, "texts_per_s": speed}), flush=True)
 
 

@@ -50,7 +50,7 @@ def run_rows(
     command: Sequence[str | Path], label: str, timeout_s: float = 3600, folder: Path | None = None
 ) -> list[Row]:
     """Run a program and return the JSON objects among its lines; [], and a message, if it fails."""
-    begun = time.monotonic()
+    started = time.monotonic()
     say(f"{label} ...")
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def run_rows(
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         say(f"{label}: left out: exit status {done.returncode}, {len(rows)} results: {' '.join(last)[:300]}")
         return []
-    say(f"{label}: {time.monotonic() - begun:.0f} s")
+    say(f"{label}: {time.monotonic() - started:.0f} s")
     return rows
 
 

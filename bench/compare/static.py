@@ -76,7 +76,7 @@ def generate(cache: str, at_once: int) -> None:
     torch.manual_seed(0)
     folder = peers.models()["folder"]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    begun, made = time.perf_counter(), 0
+    started, made = time.perf_counter(), 0
     for first in range(0, REQUESTS, at_once):
         prompts = torch.randint(100, model.config.vocab_size, (min(at_once, REQUESTS - first), IN))
         kept = StaticCache(config=model.config, max_cache_len=WINDOW) if cache == "static" else None
@@ -93,7 +93,7 @@ def generate(cache: str, at_once: int) -> None:
         print(f"{made} of {REQUESTS * OUT} tokens", file=sys.stderr, flush=True)
     print(
         json.dumps(
-            {"peer": "transformers", "cache": cache, "out_tok_s": made / (time.perf_counter() - begun)}
+            {"peer": "transformers", "cache": cache, "out_tok_s": made / (time.perf_counter() - started)}
         )
     )
 

@@ -46,7 +46,7 @@ class Run:
 def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 3600) -> Run | None:
     """Run a program to its end, with standard error among its lines; None, and a message, if it fails or
     does not exist."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -63,7 +63,7 @@ def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 36
     timer.start()
     try:
         assert process.stdout is not None
-        lines = tuple(Line(time.monotonic() - begun, text.rstrip("\n")) for text in process.stdout)
+        lines = tuple(Line(time.monotonic() - started, text.rstrip("\n")) for text in process.stdout)
         status = process.wait()
     finally:
         timer.cancel()
@@ -73,7 +73,7 @@ def watched_run(command: Sequence[str | Path], label: str, timeout_s: float = 36
         last = next((line.text for line in reversed(lines) if line.text.strip()), "it said nothing")
         peers.say(f"{label}: left out: exit status {status}: {last[:300]}")
         return None
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     peers.say(f"{label}: {seconds:.0f} s")
     return Run(lines, seconds, watch.peak_bytes, watch.peak_anonymous_bytes)
 

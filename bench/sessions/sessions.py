@@ -125,7 +125,7 @@ class ServerProcess:
         }
         if session is not None:
             body["session"] = session
-        begun, first, text, usage = time.perf_counter(), 0.0, "", _NO_USAGE
+        started, first, text, usage = time.perf_counter(), 0.0, "", _NO_USAGE
         path = f"{self.url}/v1/chat/completions"
         with httpx2.stream("POST", path, json=body, timeout=_ANSWER_S) as stream:
             if stream.status_code != 200:
@@ -138,7 +138,7 @@ class ServerProcess:
                 choices = chunk.get("choices")
                 part = choices[0]["delta"].get("content") if isinstance(choices, list) and choices else ""
                 if part and not text:
-                    first = time.perf_counter() - begun
+                    first = time.perf_counter() - started
                 text += part or ""
                 given = chunk.get("usage")
                 usage = given if isinstance(given, dict) else usage

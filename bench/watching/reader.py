@@ -42,7 +42,7 @@ class FrameCounter:
 
 def main(url: str) -> None:
     """Read until standard input ends, which is checked at each frame, at least every two seconds."""
-    ended, counter, begun = threading.Event(), FrameCounter(), time.perf_counter()
+    ended, counter, started = threading.Event(), FrameCounter(), time.perf_counter()
 
     def wait_for_end() -> None:
         sys.stdin.read()
@@ -55,7 +55,7 @@ def main(url: str) -> None:
             is_first = counter.frames == 0
             counter.feed(data)
             if is_first and counter.frames:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 sys.stdout.write("reading\n")
                 sys.stdout.flush()
             if ended.is_set():
@@ -63,7 +63,7 @@ def main(url: str) -> None:
     counted = {
         "frames": counter.frames,
         "bytes": counter.bytes,
-        "seconds": time.perf_counter() - begun,
+        "seconds": time.perf_counter() - started,
     }
     sys.stdout.write(json.dumps(counted) + "\n")
 

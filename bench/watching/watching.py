@@ -176,7 +176,7 @@ def draw(
     show(f"a ledger of {scene.blocks:,} blocks and {scene.requests} requests is made")
     busy = BusyScheduler(scene)
     glimpses, frames, sizes = list[float](), list[float](), list[int]()
-    offloaded_from, clock, begun, taken = 0, 0.0, 0.0, 0
+    offloaded_from, clock, started, taken = 0, 0.0, 0.0, 0
     for index in range(_FRAMES_BEFORE_MEASURING + scene.frames):
         while busy.steps * scene.step_s <= clock:
             busy.step()
@@ -190,13 +190,13 @@ def draw(
         spent_s = time.perf_counter() - between
         clock += min(pause_s(found - between), _PAUSE_MAX_S) + spent_s
         if index < _FRAMES_BEFORE_MEASURING:
-            begun, taken = clock, busy.steps
+            started, taken = clock, busy.steps
             continue
         glimpses.append((between - before) * 1000)
         frames.append(spent_s * 1000)
         sizes.append(len(frame))
         show(f"{len(sizes)} of {scene.frames} frames")
-    seconds = clock - begun
+    seconds = clock - started
     return FeedCost(
         scene.blocks,
         scene.requests,

@@ -80,10 +80,10 @@ async def _measure(
     for number in range(rounds + 1):
         for pooling in poolings:
             show(f"round {number} of {rounds}: {pooling} ...")
-            begun = time.perf_counter()
+            started = time.perf_counter()
             prompts = [await llm.encode(text) for text in texts]
             await embed_all(llm, prompts, EmbeddingOptions(pooling))
-            seconds[pooling].append(time.perf_counter() - begun)
+            seconds[pooling].append(time.perf_counter() - started)
     lengths = [len(prompt) for prompt in prompts]
     return [_result(pooling, lengths, seconds[pooling][1:]) for pooling in poolings]
 

@@ -134,9 +134,9 @@ def durations(call: Call, seconds: float) -> list[float]:
 
 def duration(call: Call) -> float:
     """Seconds of one call."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def linear_cases(shape: Shape) -> Iterator[Case]:

@@ -72,7 +72,7 @@ def _best(work: Callable[[], int], repeats: int) -> float:
     work()
     speeds = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         units = work()
-        speeds.append(units / (time.perf_counter() - begun))
+        speeds.append(units / (time.perf_counter() - started))
     return max(speeds)

@@ -66,12 +66,12 @@ async def apply_from_processes(
         for worker in workers:
             if await _line(worker) != _READY:
                 raise RequestFailed("a load process did not start")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for worker in workers:
             assert worker.stdin is not None
             worker.stdin.write(_GO)
         await asyncio.gather(*(_collect(worker, progress) for worker in workers))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     if len(progress.answers) != progress.total:
         raise RequestFailed("a load process ended before all answers had arrived")
     return report_of(load.kind, arrival.in_words(), progress, targets, seconds)

@@ -86,9 +86,9 @@ class Subject:
 
     def logits(self, tokens: Ints) -> Floats:
         """(S, V) of the chunk's scored positions; adds the time of its layers to `seconds`."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         hidden = self.step(_batch(tokens))
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - started
         self.tokens += tokens.size
         return project(self.ops, self.model, hidden)
 

@@ -84,13 +84,13 @@ class Conversation:
 
         Raises OctavoError, and then leaves the conversation unchanged.
         """
-        question, begun = ChatMessage("user", text), time.perf_counter()
+        question, started = ChatMessage("user", text), time.perf_counter()
         parts: list[str] = []
         try:
             async with aclosing(self.answerer.chat([*self.messages, question])) as pieces:
                 async for piece in pieces:
                     if not parts:
-                        self.first_token_s = time.perf_counter() - begun
+                        self.first_token_s = time.perf_counter() - started
                     parts.append(piece.text)
                     show(piece.text)
                     self.usage = piece.usage or self.usage
@@ -98,7 +98,7 @@ class Conversation:
             parts.clear()
             raise
         finally:
-            self.total_s = time.perf_counter() - begun
+            self.total_s = time.perf_counter() - started
             if parts:
                 self.messages += [question, ChatMessage("assistant", "".join(parts))]
 

@@ -41,9 +41,9 @@ class DeviceBlocks:
     def fence(self) -> None:
         """Order later transfers after all work on the caller's stream so far."""
         if self._stream is not None:
-            begun = torch.cuda.Event()
-            begun.record(torch.cuda.current_stream(self.pool.data.device))
-            self._begun = begun
+            started = torch.cuda.Event()
+            started.record(torch.cuda.current_stream(self.pool.data.device))
+            self._begun = started
 
     def read_block(self, block: int) -> memoryview:
         """The bytes of a block, valid until the next call."""

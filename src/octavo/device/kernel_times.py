@@ -161,9 +161,9 @@ def _time(case: _Case, device: torch.device) -> float:
 
 def _seconds(replay: Replay, device: torch.device) -> float:
     if device.type != "cuda":
-        begun = time.perf_counter()
+        started = time.perf_counter()
         replay()
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     replay()

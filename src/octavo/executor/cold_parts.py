@@ -58,12 +58,12 @@ class ColdParts:
         chunk = self._chunk
         assert chunk is not None
         assert self._tables is not None
-        begun, num_layers = time.perf_counter(), self._num_layers
+        started, num_layers = time.perf_counter(), self._num_layers
         first, last = (num_layers * part // chunk.num_parts for part in (chunk.part, chunk.part + 1))
         hidden = self._step.advance(self._tables, last - first)
         assert (hidden is not None) == chunk.is_last_part
         failed = () if hidden is None else tuple(self._step.failed_slots())
-        self.done = ColdPart(chunk.seq_id, time.perf_counter() - begun, failed)
+        self.done = ColdPart(chunk.seq_id, time.perf_counter() - started, failed)
         return hidden
 
     def close(self) -> None:

@@ -65,15 +65,15 @@ class DeviceDraws:
 def draws_of(plan: StepPlan, rows: Rows) -> list[Draw]:
     """A draw for every chunk that is sampled, and for every fork of one."""
     draws, end = [], 0
-    begun: dict[int, Draw] = {}  # by the chunk's row
+    started: dict[int, Draw] = {}  # by the chunk's row
     for chunk in plan.ended:
         end += chunk.stop - chunk.logits_from
         if chunk.num_samples and rows[chunk.row].params.pooling is None:
             position = chunk.stop - len(chunk.drafts)
-            begun[chunk.row] = _draw(rows, chunk.row, end - chunk.num_samples, position, chunk.drafts)
-            draws.append(begun[chunk.row])
+            started[chunk.row] = _draw(rows, chunk.row, end - chunk.num_samples, position, chunk.drafts)
+            draws.append(started[chunk.row])
     for fork in plan.forks:
-        parent = begun[fork.parent_row]
+        parent = started[fork.parent_row]
         draws.append(_draw(rows, fork.child_row, parent.first, parent.position))
     return draws
 

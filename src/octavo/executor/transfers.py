@@ -220,10 +220,10 @@ class TransferWorker:
 
     def _move_all(self, batch: Sequence[Transfer]) -> None:
         """Run a batch, and report the end of each transfer."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             ended = self._move_hosted(batch) if self._is_host_move(batch[0]) else [self._move(batch[0])]
-            seconds = (time.perf_counter() - begun) / len(batch)
+            seconds = (time.perf_counter() - started) / len(batch)
         except Exception:
             log.exception("a transfer failed")
             ended, seconds = [False] * len(batch), 0.0

@@ -64,7 +64,7 @@ def mix(
     """(T, E) -> (T, E), or the width of `apply`'s result: each row's sum. `apply` is called once for each
     chosen expert, with its rows."""
     out: Floats | None = None
-    begun = np.zeros(len(x), np.bool_)
+    has_sum = np.zeros(len(x), np.bool_)
     for number in np.unique(choices.experts):
         rows, places = np.nonzero(choices.experts == number)
         weights = choices.weights[rows, places][:, None]
@@ -72,8 +72,8 @@ def mix(
         made = apply(experts[number], given)
         made = made if weighs_input else made * weights
         out = np.zeros((len(x), made.shape[1]), np.float32) if out is None else out
-        out[rows] = np.where(begun[rows, None], out[rows] + made, made)
-        begun[rows] = True
+        out[rows] = np.where(has_sum[rows, None], out[rows] + made, made)
+        has_sum[rows] = True
     return np.zeros_like(x) if out is None else out
 
 

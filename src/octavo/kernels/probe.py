@@ -56,9 +56,9 @@ def measure_read(tries: int = 3) -> float:
     source = np.ones(_READ_BYTES, np.uint8)
     seconds = []
     for _ in range(tries + 1):  # the first warms up
-        begun = time.perf_counter()
+        started = time.perf_counter()
         _native.read_bytes(source)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return source.nbytes / min(seconds[1:])
 
 

@@ -135,9 +135,9 @@ class NameHistory:
     def note_hits(self, place: Place, since: Iterable[float | None]) -> None:
         """A request found blocks that came at these times; None: unknown, not counted."""
         now, ages = self.clock(), self._ages_at_hit[place]
-        for begun in since:
-            if begun is not None:
-                ages.add(now - begun)
+        for started in since:
+            if started is not None:
+                ages.add(now - started)
 
     def evict(self, name: bytes, since: float, cause: Cause, request_id: int | None) -> None:
         """The pool evicts a name that it has had since that time."""

@@ -260,10 +260,10 @@ def _walk(matcher: llguidance.LLMatcher, vocabulary: _Vocabulary, num_tokens: in
     of a mask, in seconds of the processor."""
     state, longest = 1, 0.0
     for _ in range(num_tokens):
-        begun = time.thread_time()
+        started = time.thread_time()
         matcher.compute_ff_tokens()
         mask = matcher.compute_bitmask()
-        longest = max(longest, time.thread_time() - begun)
+        longest = max(longest, time.thread_time() - started)
         if matcher.is_stopped():
             break
         for _ in range(_PICKS_MAX):

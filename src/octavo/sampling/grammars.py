@@ -97,10 +97,10 @@ class Matcher:
     def mask(self, scores: Floats) -> str:
         """Make impossible in `scores` (V,) what may not come next. Returns why the grammar cannot go on, or
         ""."""
-        begun = time.thread_time()
+        started = time.thread_time()
         words = np.zeros((1, self._num_words), np.int32)
         self._inner.fill(words)
-        self._compiled.charge(time.thread_time() - begun)
+        self._compiled.charge(time.thread_time() - started)
         if self._inner.is_error():
             return self._why_not()
         allowed = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[: scores.shape[0]]
@@ -408,12 +408,12 @@ class Grammars:
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
             with self._lock:
-                self.stats.seconds += time.perf_counter() - begun
+                self.stats.seconds += time.perf_counter() - started
 
     def _open(self) -> llguidance.LLTokenizer:
         words = self._loaded_words()

@@ -248,11 +248,11 @@ class Guide:
         assert self._grammar is not None
         if not self._grammar.at_start:
             return min((place for one in triggers if (place := text.find(one)) >= 0), default=None)
-        begun = text.lstrip()
-        blanks = len(text) - len(begun)
-        if begun.startswith(tuple(triggers)):
+        stripped = text.lstrip()
+        blanks = len(text) - len(stripped)
+        if stripped.startswith(tuple(triggers)):
             return blanks
-        self._is_watching = blanks <= _BLANKS_MAX and any(one.startswith(begun) for one in triggers)
+        self._is_watching = blanks <= _BLANKS_MAX and any(one.startswith(stripped) for one in triggers)
         return None
 
 

@@ -107,11 +107,11 @@ class Sampler:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time of the body as time of grammars' masks."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.mask_seconds += time.perf_counter() - begun
+            self.mask_seconds += time.perf_counter() - started
 
     def _draw(self, raw: Floats, row: SampleRow) -> int | SampleFailure:
         """Sample one row (V,) that is not a plain argmax. A constrained row is first sampled without its

@@ -87,20 +87,20 @@ class ColdChunks:
 
     def plan(self, sequence: Sequence, grant: int, in_flight: list[InFlightChunk], *, is_alone: bool) -> bool:
         """The next part of its chunk, which is reserved when it begins. False where blocks are short."""
-        begun = self._begun
-        if begun is None:
+        started = self._begun
+        if started is None:
             length = self._planner.reserve(sequence, grant)
             if length == 0:
                 return False
             assert sequence.table is not None
             self._last, self._num_cold = sequence.seq_id, len(sequence.table.cold)
-            begun = _StartedChunk(
+            started = _StartedChunk(
                 sequence, sequence.preemptions, length, 0, self._num_parts(length, is_alone)
             )
-        part, begun.next_part = begun.next_part, begun.next_part + 1
-        self._begun = begun if begun.next_part < begun.num_parts else None
+        part, started.next_part = started.next_part, started.next_part + 1
+        self._begun = started if started.next_part < started.num_parts else None
         self._long_contexts.in_parts = None if self._begun is None else sequence
-        self._planner.add_chunk(sequence, begun.length, in_flight, (part, begun.num_parts))
+        self._planner.add_chunk(sequence, started.length, in_flight, (part, started.num_parts))
         return True
 
     def _num_parts(self, length: int, is_alone: bool) -> int:

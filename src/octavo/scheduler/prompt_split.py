@@ -82,8 +82,8 @@ def _add_hits(
         assert tier is not None
         since.setdefault(tier.place_of(name), []).append(tier.since(name))
     for name in names[num_cold:] if loaded else ():
-        place, begun = loaded.get(name) or (Place.POOL, pool.named_at[pool.by_name[name]])
-        since.setdefault(place, []).append(begun)
+        place, started = loaded.get(name) or (Place.POOL, pool.named_at[pool.by_name[name]])
+        since.setdefault(place, []).append(started)
     if not loaded and len(names) > num_cold:  # the common case
         since[Place.POOL] = [pool.named_at[pool.by_name[name]] for name in names[num_cold:]]
     for place, times in since.items():

@@ -287,8 +287,8 @@ class Sequence:
         """Wait for blocks from the offload tier."""
         self.queue.wait, phases = LOADING, self.phases
         if phases.admitted is None and (phases.loading_begun is None or phases.loaded is not None):
-            begun = now if phases.loading_begun is None else phases.loading_begun
-            self.phases = replace(phases, loading_begun=begun, loaded=None)
+            started = now if phases.loading_begun is None else phases.loading_begun
+            self.phases = replace(phases, loading_begun=started, loaded=None)
 
     def end_loading(self, now: float) -> None:
         """End the wait for blocks, which have come or will not. Does nothing if none were awaited."""

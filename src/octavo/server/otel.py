@@ -177,8 +177,8 @@ class OtelTrace:
             what["gen_ai.response.finish_reasons"] = [choice.finish.value]
         self._add(own, "decode", choice.first_token, choice.last_token, what)
 
-    def _add(self, own: Context, name: str, begun: float, ended: float, what: Attributes) -> None:
-        span = self._tracer.start_span(name, own, attributes=what, start_time=self._at(begun))
+    def _add(self, own: Context, name: str, started: float, ended: float, what: Attributes) -> None:
+        span = self._tracer.start_span(name, own, attributes=what, start_time=self._at(started))
         span.end(self._at(ended))
 
     def _at(self, seconds: float) -> int:

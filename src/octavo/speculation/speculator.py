@@ -87,17 +87,17 @@ class Speculator:
     def read(self, drafting: DrafterState, tokens: Sequence[int], limit: int) -> int:
         """Read the next of a sequence's `tokens`, at most `limit`; returns how many. Once all are read, the
         drafter guesses the next ones."""
-        begun = drafting.drafter.num_tokens
-        count = min(limit, len(tokens) - begun)
+        start = drafting.drafter.num_tokens
+        count = min(limit, len(tokens) - start)
         if count <= 0:
             return 0
         if self.num_bytes > BYTES_MAX:
             drafting.draft = NO_DRAFT
             return 0
         bytes_before = drafting.drafter.num_bytes
-        drafting.drafter.extend(tokens[begun : begun + count])
+        drafting.drafter.extend(tokens[start : start + count])
         self.num_bytes += drafting.drafter.num_bytes - bytes_before
-        is_read = begun + count == len(tokens)
+        is_read = start + count == len(tokens)
         drafting.draft = drafting.drafter.draft(DRAFTS_MAX) if is_read else NO_DRAFT
         return count
 

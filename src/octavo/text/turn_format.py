@@ -321,8 +321,8 @@ def _shows(form: ThinkingFormat, prompt: str, text: str) -> bool:
 
 def _whole_marks(text: str) -> str:
     """The text without a truncated mark, <...> or [...], at its end."""
-    begun = max(text.rfind("<"), text.rfind("["))
-    return text[:begun] if begun >= 0 and not re.search(r"[>\]]", text[begun:]) else text
+    opening = max(text.rfind("<"), text.rfind("["))
+    return text[:opening] if opening >= 0 and not re.search(r"[>\]]", text[opening:]) else text
 
 
 def _after_half_mark(text: str) -> int:

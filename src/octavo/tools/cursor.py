@@ -160,11 +160,11 @@ class TextCursor:
     def _value(self) -> Generator[None, None, str]:
         """Any JSON value, as text. Raises NoCall for any other text."""
         yield from self._skip_blanks()
-        scanner, begun = ValueScanner(), self._at
+        scanner, start = ValueScanner(), self._at
         while True:
             self._at += scanner.take(self._text, self._at)
             if scanner.is_whole:
-                text = self._text[begun : self._at]
+                text = self._text[start : self._at]
                 try:
                     json.loads(text)
                 except (ValueError, RecursionError):

@@ -197,13 +197,13 @@ class CallParser(TextCursor):
 
     def _object_call(self) -> Reading:
         """An object with the call's name and arguments, in any order, nested in "function" or not."""
-        begun = self._num_calls
+        num_before = self._num_calls
         try:
             yield from self._members()
         except NoCall:
-            if self._num_calls == begun:
+            if self._num_calls == num_before:
                 raise
-        if self._num_calls == begun:
+        if self._num_calls == num_before:
             raise NoCall
 
     def _members(self) -> Reading:

@@ -98,12 +98,12 @@ class RankGroup:
 
     def _wait(self, work: _Work) -> None:
         """Wait for all ranks; on a GPU only the stream waits. Raises ExchangeFailed."""
-        begun, self.is_waiting = time.perf_counter(), True
+        started, self.is_waiting = time.perf_counter(), True
         try:
             work.wait()
         except RuntimeError as error:
             raise ExchangeFailed(str(error)) from error
-        self.waited_s, self.is_waiting = self.waited_s + time.perf_counter() - begun, False
+        self.waited_s, self.is_waiting = self.waited_s + time.perf_counter() - started, False
 
     def gather(self, x: Floats) -> Floats:
         """(...) -> (ranks, ...), of host arrays."""
