@@ -27,7 +27,7 @@ MAX_LINES = {
     "memory": 2_119,
     "model": 7_844,
     "retention": 2_621,
-    "routing": 982,
+    "routing": 989,
     "sampling": 2_155,
     "scheduler": 5_470,
     "server": 13_872,

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from octavo.errors import InvalidRequest
 from octavo.memory.changes import Place
 from octavo.routing import reports
-from octavo.routing.reports import Changes, Hello, Load, ReportSplitter, StepModel, encode_frame
+from octavo.routing.reports import Changes, Hello, Load, ReportSplitter, Shared, StepModel, encode_frame
 
 HELLO = Hello(1, 3, "replica-3", "tiny", "ab" * 16, (b"model", b"int8"), 16, 8192, 1024, 64, 512)
 LOAD = Load(
     3, 2, 900, (0.0, 0.5), 4_000, 17, 64, True, False, StepModel(1e-4, 1e-9, 1.7, 0.001, 0.5), ("ann",)
 )
 CHANGES = Changes(Place.HOST, b"a" * 16, b"b" * 8, cleared=True)
+SHARED = Shared(b"c" * 16)
 
 
-@given(st.lists(st.sampled_from([HELLO, LOAD, CHANGES]), max_size=6), st.lists(st.integers(0, 400)))
+@given(st.lists(st.sampled_from([HELLO, LOAD, CHANGES, SHARED]), max_size=6), st.lists(st.integers(0, 400)))
 def test_reports_survive_any_cut_of_the_stream(sent: list[reports.Report], cuts: list[int]) -> None:
     data, reader, received = b"".join(map(encode_frame, sent)), ReportSplitter(), []
     for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
@@ -40,6 +41,7 @@ def test_names_are_packed_as_their_last_eight_bytes() -> None:
     "report",
     [
         Changes(Place.POOL, added=bytes(8 * reports.NAMES_MAX + 8)),
+        Shared(bytes(8 * reports.NAMES_MAX + 8)),
         msgspec.structs.replace(HELLO, version=2),
         msgspec.structs.replace(HELLO, block_size=0),
         msgspec.structs.replace(LOAD, num_running=-1),
@@ -53,10 +55,15 @@ def test_values_beyond_their_bounds_are_refused(report: reports.Report) -> None:
         ReportSplitter().feed(encode_frame(report))
 
 
-def test_a_part_of_a_name_is_refused() -> None:
-    data = encode_frame(CHANGES).replace(b"b" * 8, b"b" * 7).replace(b"\xc4\x08", b"\xc4\x07")
+@pytest.mark.parametrize(("report", "letter", "field"), [(CHANGES, b"b", "removed"), (SHARED, b"c", "names")])
+def test_a_part_of_a_name_is_refused(report: reports.Report, letter: bytes, field: str) -> None:
+    data = encode_frame(report)
+    cut = data.rindex(letter)
+    data = data[:cut] + data[cut + 1 :]
+    size = data.index(letter) - 1  # a byte with the field's length
+    data = data[:size] + bytes([data[size] - 1]) + data[size + 1 :]
     data = (len(data) - 4).to_bytes(4, "little") + data[4:]
-    with pytest.raises(InvalidRequest, match="removed has 7 bytes; allowed: a multiple of 8"):
+    with pytest.raises(InvalidRequest, match=f"{field} has {data[size]} bytes; allowed: a multiple of 8"):
         ReportSplitter().feed(data)
 
 

@@ -66,9 +66,8 @@ class Changes(msgspec.Struct, frozen=True, tag="changes"):
     cleared: bool = False
 
     def __post_init__(self) -> None:
-        for what, data in (("added", self.added), ("removed", self.removed)):
-            if len(data) % NAME_BYTES:
-                raise ValueError(f"{what} has {len(data):,} bytes; allowed: a multiple of {NAME_BYTES}")
+        _check_names("added", self.added)
+        _check_names("removed", self.removed)
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
@@ -76,6 +75,9 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
     tenant's own names."""
 
     names: Names
+
+    def __post_init__(self) -> None:
+        _check_names("names", self.names)
 
 
 class StepModel(msgspec.Struct, frozen=True):
@@ -120,6 +122,11 @@ Report = Hello | Changes | Shared | Load
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Report)
+
+
+def _check_names(what: str, data: bytes) -> None:
+    if len(data) % NAME_BYTES:
+        raise ValueError(f"{what} has {len(data):,} bytes; allowed: a multiple of {NAME_BYTES}")
 
 
 def pack_names(names: Iterable[bytes]) -> bytes:
